@@ -1,0 +1,1 @@
+"""The processes of the engine and their pure cores."""

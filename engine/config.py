@@ -1,0 +1,96 @@
+"""EngineConfig: every setting of an engine, checked once, with messages that name the flag.
+
+It travels to each child process as JSON. It knows nothing of a checkpoint's contents.
+"""
+
+from typing import Literal, get_args
+
+import msgspec
+
+Device = Literal["auto", "cuda", "cpu"]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+LoadFormat = Literal["auto", "dummy", "null"]
+
+PAGE_SIZES = (16, 32, 64, 128)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine. Field `x_y` is flag `--x-y` of `scripts/serve.py`."""
+
+    model: str
+    """Folder, .gguf file, hub id, or `demo`."""
+    served_model_name: str | None = None
+    device: Device = "auto"
+    dtype: DType = "auto"
+    """auto: the checkpoint's own type on a GPU, float32 on the CPU."""
+    tensor_parallel_size: int = 1
+    load_format: LoadFormat = "auto"
+    """dummy: random weights of the checkpoint's shape; null: no model at all, to measure the engine around it."""
+    seed: int = 0
+    """Seeds the dummy weights and the seeds of requests that bring none."""
+
+    max_model_len: int | None = None
+    """Prompt plus answer, in tokens; None: what the checkpoint allows."""
+    max_num_seqs: int = 256
+    """Most requests in one step."""
+    max_num_batched_tokens: int = 8192
+    """Most tokens in one step."""
+    page_size: int = 64
+    """Tokens in a page of the KV cache."""
+    kv_cache_memory: int | None = None
+    """Bytes of KV cache per rank; None: on a GPU what is free under gpu_memory_utilization, on the CPU 1 GiB."""
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    run_ahead: int = 2
+    """Plans in flight: how far the scheduler runs ahead of the workers."""
+    max_lease: int = 4
+    """Most decode steps granted by one plan while nothing waits."""
+    deterministic: bool = False
+    """Batch invariance, to the bit."""
+    enforce_eager: bool = False
+    """No CUDA graphs."""
+
+    listen: tuple[str, ...] = ()
+    """Where clients connect: ipc://… or tcp://127.0.0.1:PORT; empty: a socket in the engine's private directory."""
+    startup_timeout: float = 600.0
+    """Seconds until the engine must be ready."""
+    drain_timeout: float = 30.0
+    """Seconds that running requests get after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        _check_choice("device", self.device, get_args(Device))
+        _check_choice("dtype", self.dtype, get_args(DType))
+        _check_choice("load-format", self.load_format, get_args(LoadFormat))
+        _check_choice("page-size", self.page_size, PAGE_SIZES)
+        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "run_ahead", "max_lease"):
+            _check_range(name, getattr(self, name), 1, 2**20)
+        if self.max_model_len is not None:
+            _check_range("max_model_len", self.max_model_len, 2, 2**24)
+        if self.kv_cache_memory is not None:
+            _check_range("kv_cache_memory", self.kv_cache_memory, 1, 2**50)
+        _check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
+        _check_range("startup_timeout", self.startup_timeout, 0.1, 86400.0)
+        _check_range("drain_timeout", self.drain_timeout, 0.0, 86400.0)
+        _check_range("seed", self.seed, 0, 2**63 - 1)
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise ValueError(
+                f"--max-num-batched-tokens is {self.max_num_batched_tokens}; want at least --max-num-seqs "
+                f"({self.max_num_seqs}), so that a step can hold every running request"
+            )
+        for address in self.listen:
+            if not address.startswith(("ipc://", "tcp://")):
+                raise ValueError(f"--listen got {address!r}; want ipc://PATH or tcp://HOST:PORT")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _check_choice(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{_flag(name)} got {value!r}; want one of {', '.join(map(str, allowed))}")
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:  # also refuses NaN
+        raise ValueError(f"{_flag(name)} got {value!r}; want {low} to {high}")

@@ -1,0 +1,353 @@
+"""Every message that crosses a process boundary, and the union each receiver decodes.
+
+Messages are MessagePack arrays whose first element names the kind: `["Cancel", "my-request"]`. What a person writes
+by hand (`SamplingParams`, `ChatMessage`) is a map, so fields can be left out. Number arrays travel as bytes: int32
+little endian for token ids, slots and pages, int64 little endian for the engine's request numbers.
+
+This module knows shapes, not rules: whether a temperature makes sense is decided where the request enters
+(`engine/request_check.py`).
+"""
+
+from typing import Literal
+
+import msgspec
+
+FinishReason = Literal["stop", "length", "cancelled"]
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One turn of a conversation, as the checkpoint's chat template gets it."""
+
+    role: str
+    content: str
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to continue one prompt. `None` means: the checkpoint's generation_config, else the neutral value."""
+
+    max_tokens: int | None = None
+    """Most tokens to generate; None: up to the context limit."""
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens are not sampled before this many."""
+    temperature: float | None = None
+    """0 takes the likeliest token."""
+    top_p: float | None = None
+    top_k: int | None = None
+    """0 or -1: all tokens."""
+    min_p: float | None = None
+    seed: int | None = None
+    """None draws a seed; the same seed gives the same text, whatever else the engine does."""
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] | None = None
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+
+
+# ---------------------------------------------------------------------------------- client <-> tokenizer
+
+
+class Generate(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask for a continuation of a text."""
+
+    request_id: str
+    prompt: str
+    params: SamplingParams = SamplingParams()
+    cache_salt: str = ""
+    """Requests share cached prompt pages only under the same salt."""
+
+
+class GenerateIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask for a continuation of token ids (int32), taken as they are."""
+
+    request_id: str
+    prompt_ids: bytes
+    params: SamplingParams = SamplingParams()
+    cache_salt: str = ""
+
+
+class Chat(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask for the next turn of a conversation; the checkpoint's chat template makes the prompt."""
+
+    request_id: str
+    messages: tuple[ChatMessage, ...]
+    params: SamplingParams = SamplingParams()
+    cache_salt: str = ""
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Stop a request of this connection. Its terminal message is `Finished` with reason `cancelled`."""
+
+    request_id: str
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask who is there; answered with `EngineInfo`. Doubles as a ping."""
+
+
+class Usage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What one finished request consumed, and where its time went."""
+
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_cached_tokens: int
+    num_preemptions: int
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """New text of a running request. All deltas in order, concatenated, are the final text."""
+
+    request_id: str
+    text: str
+    token_ids: bytes
+
+
+class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The one good end of a request. `text` and `token_ids` are what no earlier `Delta` carried."""
+
+    request_id: str
+    text: str
+    token_ids: bytes
+    reason: FinishReason
+    stop: str | int | None
+    """The stop string or token id that ended it, if one did."""
+    usage: Usage
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The one bad end of a request: refused, or failed on the way."""
+
+    request_id: str
+    code: str
+    message: str
+
+
+class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """A message that never became a request: not decodable, of an unknown kind, or a request id that is in use.
+
+    A live request of the same id goes on undisturbed.
+    """
+
+    request_id: str | None
+    code: str
+    message: str
+
+
+class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What a client may want to know before it asks."""
+
+    model: str
+    version: str
+    max_model_len: int
+    vocab_size: int
+    num_running: int
+    num_waiting: int
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Everything one step has for one client, in order."""
+
+    items: tuple[Delta | Finished | Failed, ...]
+
+
+Request = Generate | GenerateIds | Chat
+FromClient = Request | Cancel | Hello
+ToClient = Batch | Failed | Rejected | EngineInfo
+
+
+# -------------------------------------------------------------------------------- tokenizer <-> scheduler
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """SamplingParams with every default resolved: what the scheduler and the workers need, and no text."""
+
+    temperature: float
+    top_k: int
+    """0: all tokens."""
+    top_p: float
+    min_p: float
+    seed: int
+    """0 <= seed < 2**63."""
+    max_tokens: int
+    """At least 1; prompt and answer together fit the context."""
+    min_tokens: int
+    stop_ids: bytes
+    """int32: any of these ends the request, once min_tokens are there."""
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """A validated request. `number` is the tokenizer's own name for it, unique for the engine's life."""
+
+    number: int
+    prompt_ids: bytes
+    sampling: Sampling
+    cache_salt: str
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """These requests (int64) are no longer wanted. No answer comes for them, not even to a request unknown by now."""
+
+    numbers: bytes
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A request's end, as the scheduler sees it. `stop_id` is the token that ended it (it is also in token_ids)."""
+
+    number: int
+    reason: FinishReason
+    stop_id: int | None
+    usage: Usage
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What one step sampled: one token (int32) for each request number (int64), and who ended with it."""
+
+    numbers: bytes
+    token_ids: bytes
+    ended: tuple[Ended, ...]
+
+
+class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """A submitted request that the scheduler will never run, with the reason."""
+
+    number: int
+    code: str
+    message: str
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The scheduler's gauges, sent at most a few times a second and when it becomes idle."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    """Prompt tokens looked up in the prefix cache, since start."""
+    num_prefix_hits: int
+
+
+ToTokenizer = Tokens | Unservable | Load
+
+
+# ---------------------------------------------------------------------------------- scheduler <-> workers
+
+
+class Enter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A request takes a slot. After a preemption `token_ids` also holds what was generated before it."""
+
+    slot: int
+    token_ids: bytes
+    num_prompt: int
+    sampling: Sampling
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What every rank does next: a lease of `count` steps over the same rows (count > 1 only without chunks).
+
+    Applied in the order of the fields: slots are left, then entered, pages appended, then rows computed. Rows, in
+    the order of their results: `decodes`, then `chunks`. A row samples a token when it is a decode, or a chunk that
+    reaches the end of what `Enter` brought.
+    """
+
+    step_id: int
+    count: int
+    leave: bytes
+    """int32 slots whose requests are gone."""
+    enter: tuple[Enter, ...]
+    pages: bytes
+    """int32 triples: slot, index in its page table, page. Page 0 is never given out: padding writes there."""
+    chunks: bytes
+    """int32 triples: slot, first position, length."""
+    decodes: bytes
+    """int32 slots."""
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Step `index` (0..count-1) of a lease is complete; int32 token per row, -1 where a row sampled none."""
+
+    step_id: int
+    index: int
+    token_ids: bytes
+
+
+ToWorker = Step
+ToScheduler = Submit | Abort | Sampled
+
+
+# ----------------------------------------------------------------------- supervisor <-> children (pipes)
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the workers found out about model and memory; the tokenizer and the scheduler begin with it."""
+
+    num_pages: int
+    """Pages in each rank's cache, page 0 (padding) included."""
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """All workers are loaded: serve."""
+
+    limits: Limits
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Take no new requests; exit once the running ones have ended."""
+
+
+class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The engine cannot go on: fail every live request with this message and exit."""
+
+    message: str
+
+
+class Phase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Start-up progress of one child: `done` of `total` units of `what`."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A worker could run a step; the tokenizer and the scheduler wait for `Begin`."""
+
+    limits: Limits | None = None
+
+
+class Serving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """This child got `Begin` and does its work."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The child's own loop is alive. A worker beats from its step loop, so that a hang is seen."""
+
+    count: int
+
+
+class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Why this child is about to exit."""
+
+    message: str
+
+
+ToChild = Begin | Drain | Abandon
+FromChild = Phase | Loaded | Serving | Beat | LastWords

@@ -1,0 +1,1 @@
+"""What one GPU computes: weights, layers, the slot table, graphs, one step."""
