@@ -351,3 +351,27 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
 
 ToChild = Begin | Drain | Abandon
 FromChild = Phase | Loaded | Serving | Beat | LastWords
+
+
+# --------------------------------------------------------------------- supervisor -> its owner (a pipe)
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A child's `Phase`, and whose it is."""
+
+    process: str
+    what: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A request would be served now."""
+
+    listen: tuple[str, ...]
+    model: str
+    seconds: float
+    limits: Limits
+
+
+FromSupervisor = Progress | Ready | LastWords

@@ -1,0 +1,123 @@
+"""A child's link to its supervisor: two pipes, one JSON line a message.
+
+Standard input brings the `ChildSpec` and then commands; its end means that the supervisor is gone, whatever killed it,
+and the child exits at once, even if its main thread hangs. Standard output carries the child's reports; what
+libraries print is sent to standard error instead. Pipes and not sockets, because a pipe's end is the death notice.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from tercet.engine.config import EngineConfig
+from tercet.engine.errors import TercetError
+from tercet.ipc.addresses import Addresses
+from tercet.ipc.messages import Begin, FromChild, LastWords, Limits, ToChild
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a child is and where it finds the others."""
+
+    process: str
+    """tokenizer, scheduler or worker."""
+    rank: int
+    config: EngineConfig
+    model_path: str
+    """Folder or .gguf file on this machine; config.model is what the user called it."""
+    addresses: Addresses
+
+
+class SupervisorLink:
+    """What a child tells its supervisor and hears from it."""
+
+    def __init__(self, spec: ChildSpec, commands: IO[bytes], reports: IO[bytes]) -> None:
+        self.spec = spec
+        self._reports = reports
+        self._lock = threading.Lock()
+        self._begun = threading.Event()
+        self._limits: Limits | None = None
+        self._pending: list[ToChild] = []
+        self._callback: Callable[[ToChild], None] | None = None
+        threading.Thread(target=self._listen, args=(commands,), name="supervisor-link", daemon=True).start()
+
+    def tell(self, message: FromChild) -> None:
+        """Report to the supervisor; any thread may. A supervisor that is gone hears nothing, and ends us soon."""
+        line = msgspec.json.encode(message) + b"\n"
+        with self._lock:
+            try:
+                self._reports.write(line)
+                self._reports.flush()
+            except BrokenPipeError:
+                pass
+
+    def wait_begin(self) -> Limits:
+        """Block until the supervisor says `Begin`. The supervisor keeps the deadline."""
+        self._begun.wait()
+        assert self._limits is not None
+        return self._limits
+
+    def subscribe(self, callback: Callable[[ToChild], None]) -> None:
+        """Call `callback`, in the link's own thread, for each command but `Begin`, those of the past included."""
+        with self._lock:
+            self._callback = callback
+            pending, self._pending = self._pending, []
+        for command in pending:
+            callback(command)
+
+    def _listen(self, commands: IO[bytes]) -> None:
+        decoder = msgspec.json.Decoder(ToChild)
+        for line in commands:
+            command = decoder.decode(line)
+            if isinstance(command, Begin):
+                self._limits = command.limits
+                self._begun.set()
+                continue
+            with self._lock:
+                callback = self._callback
+                if callback is None:
+                    self._pending.append(command)
+            if callback is not None:
+                callback(command)
+        remove_sockets(self.spec.addresses)
+        os._exit(1)
+
+
+def remove_sockets(addresses: Addresses) -> None:
+    """Remove the socket files of an engine that has ended; what is gone already is fine."""
+    shutil.rmtree(addresses.directory, ignore_errors=True)
+    for address in addresses.listen:
+        if address.startswith("ipc://"):
+            Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def run(main: Callable[[SupervisorLink], None]) -> None:
+    """Be a child process: read the spec, run `main`, and turn whatever it raises into last words and exit code 1."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group; only the supervisor acts on them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    reports = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    commands = sys.stdin.buffer
+    spec = msgspec.json.decode(commands.readline(), type=ChildSpec)
+    if spec.process == "worker":
+        # A worker may hang inside a driver call that holds the interpreter; then only the kernel can end it.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    link = SupervisorLink(spec, commands, reports)
+    try:
+        main(link)
+    except TercetError as error:  # said on purpose: the message is all there is to know
+        link.tell(LastWords(message=str(error)))
+        sys.exit(1)
+    except BaseException as error:
+        link.tell(LastWords(message=f"{type(error).__name__}: {error}"))
+        raise

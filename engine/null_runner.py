@@ -1,0 +1,49 @@
+"""A runner that computes nothing (`--load-format null`): it turns the engine into a measurement of itself.
+
+It keeps just enough of each slot to answer as a model would: which rows sample, and when a request is done. Its ids
+are made up from the position, printable in most vocabularies, and never an end of sequence.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.ipc.messages import Limits, Step
+
+_FIRST_ID = 1000
+_NUM_IDS = 500
+
+
+class NullLanding:
+    """A step's tokens, there at once."""
+
+    def __init__(self, token_ids: NDArray[np.int32]) -> None:
+        self._token_ids = token_ids
+
+    def wait(self) -> NDArray[np.int32]:
+        return self._token_ids
+
+
+class NullRunner:
+    """Speaks a runner's interface and has no model."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int | None, num_pages: int) -> None:
+        self.limits = Limits(num_pages, max_model_len or 8192, 2**17, "none", "none")
+        self._length = np.zeros(max_num_seqs + 1, np.int32)
+        self._max_length = np.zeros(max_num_seqs + 1, np.int32)
+        self._slots = np.zeros(0, np.int32)
+        self._samples = np.zeros(0, bool)
+
+    def begin(self, step: Step) -> None:
+        for enter in step.enter:
+            self._length[enter.slot] = len(enter.token_ids) // 4
+            self._max_length[enter.slot] = enter.num_prompt + enter.sampling.max_tokens
+        decodes = np.frombuffer(step.decodes, np.int32)
+        slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
+        self._slots = np.concatenate([decodes, slots])
+        self._samples = np.concatenate([np.ones(len(decodes), bool), starts + lengths == self._length[slots]])
+
+    def launch(self, index: int) -> NullLanding:
+        length = self._length[self._slots]
+        alive = self._samples & (length < self._max_length[self._slots])
+        self._length[self._slots] += alive
+        return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32))

@@ -1,0 +1,172 @@
+"""Rotary position embedding: the scaling schemes, and the table of cosines and sines they come down to.
+
+Knows the schemes' formulas; knows neither layers nor how a table is applied (`triton_kernels/rotary.py`).
+
+Shape suffixes: P positions, R rotary dimension, F frequencies (R / 2).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How positions become angles. `kind` "factors" (GGUF) divides each frequency by its own number."""
+
+    theta: float
+    kind: str = "default"
+    factor: float = 1.0
+    original_length: int = 0
+    """Length the model was trained for before scaling (yarn, llama3); dynamic: where scaling would begin."""
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    truncate: bool = True
+    factors: tuple[float, ...] = ()
+
+    def max_length(self, max_position_embeddings: int) -> int:
+        """The longest sequence this scaling was made for."""
+        match self.kind:
+            case "linear":
+                return int(max_position_embeddings * self.factor)
+            case "yarn":
+                return max(max_position_embeddings, int(self.original_length * self.factor))
+        return max_position_embeddings
+
+
+def parse_rope(config: Mapping[str, Any]) -> Rope:
+    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before); refuse what is unknown."""
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"rope_parameters is {given!r}; want an object")
+    nested = [key for key, value in given.items() if isinstance(value, Mapping)]
+    if nested:
+        raise ValueError(
+            f"rope_parameters differ by layer type ({', '.join(nested)}); supported: one set for all layers"
+        )
+    params = {key: value for key, value in given.items() if value is not None}
+    kind = params.pop("rope_type", params.pop("type", "default"))
+    params.pop("type", None)
+    if kind not in KINDS:
+        raise ValueError(f"rope_type is {kind!r}; supported: {', '.join(KINDS)}")
+    partial = params.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor is {partial!r}; supported: 1.0")
+    theta = _number(params, "rope_theta", config.get("rope_theta") or 10_000.0)
+    max_positions = int(config["max_position_embeddings"])
+    # Some checkpoints keep the original length beside the rope settings, where it wins.
+    outer = config.get("original_max_position_embeddings")
+    original = int(outer or _number(params, "original_max_position_embeddings", max_positions))
+    rope = Rope(theta=theta)
+    match kind:
+        case "linear":
+            rope = Rope(theta, kind, factor=_number(params, "factor"))
+        case "dynamic":
+            rope = Rope(theta, kind, factor=_number(params, "factor"), original_length=max_positions)
+        case "llama3":
+            rope = Rope(
+                theta,
+                kind,
+                factor=_number(params, "factor"),
+                original_length=original,
+                low_freq_factor=_number(params, "low_freq_factor"),
+                high_freq_factor=_number(params, "high_freq_factor"),
+            )
+        case "yarn":
+            factor = _number(params, "factor", max_positions / original)
+            rope = Rope(
+                theta,
+                kind,
+                factor=factor,
+                original_length=original,
+                beta_fast=_number(params, "beta_fast", 32.0) or 32.0,
+                beta_slow=_number(params, "beta_slow", 1.0) or 1.0,
+                attention_factor=_yarn_attention_factor(params, factor),
+                truncate=bool(params.pop("truncate", True)),
+            )
+    if params and kind != "default":
+        raise ValueError(f"rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know")
+    return rope
+
+
+def rotary_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
+    """fp32 [num_positions, head_dim]: cosines of all frequencies, then sines, the scheme's attention factor inside."""
+    inv_freq_F = _inverse_frequencies(rope, head_dim).to(device)
+    angles_PF = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * inv_freq_F
+    return torch.cat((angles_PF.cos(), angles_PF.sin()), dim=1) * rope.attention_factor
+
+
+def _inverse_frequencies(rope: Rope, dim: int) -> Tensor:
+    # On the CPU and in fp32 whatever the device, so that every rank and every device turns by the same angles.
+    exponent_F = torch.arange(0, dim, 2, dtype=torch.float32) / dim
+    inv_freq_F = 1.0 / (rope.theta**exponent_F)
+    match rope.kind:
+        case "linear":
+            return inv_freq_F / rope.factor
+        case "llama3":
+            return _llama3(rope, inv_freq_F)
+        case "yarn":
+            return _yarn(rope, dim, exponent_F)
+        case "factors":
+            if len(rope.factors) != dim // 2:
+                raise ValueError(f"rope_freqs has {len(rope.factors)} factors; want {dim // 2}")
+            return inv_freq_F / torch.tensor(rope.factors, dtype=torch.float32)
+    return inv_freq_F  # also "dynamic": within the original length it changes nothing, and longer is refused
+
+
+def _llama3(rope: Rope, inv_freq_F: Tensor) -> Tensor:
+    """Long wavelengths are stretched, short ones kept, those between blended."""
+    wavelength_F = 2 * math.pi / inv_freq_F
+    blend_F = (rope.original_length / wavelength_F - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended_F = (1 - blend_F) * inv_freq_F / rope.factor + blend_F * inv_freq_F
+    is_long_F = wavelength_F > rope.original_length / rope.low_freq_factor
+    is_short_F = wavelength_F < rope.original_length / rope.high_freq_factor
+    return torch.where(is_long_F, inv_freq_F / rope.factor, torch.where(is_short_F, inv_freq_F, blended_F))
+
+
+def _yarn(rope: Rope, dim: int, exponent_F: Tensor) -> Tensor:
+    """Dimensions that turn often within the original length are kept, those that turn seldom are stretched."""
+
+    def dimension_of(rotations: float) -> float:
+        return (dim * math.log(rope.original_length / (rotations * 2 * math.pi))) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    keep_F = 1 - ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    frequency_F = rope.theta**exponent_F
+    return (1.0 / (rope.factor * frequency_F)) * (1 - keep_F) + (1.0 / frequency_F) * keep_F
+
+
+def _yarn_attention_factor(params: dict[str, Any], factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    explicit = _number(params, "attention_factor", -1.0)
+    mscale, mscale_all_dim = _number(params, "mscale", 0.0), _number(params, "mscale_all_dim", 0.0)
+    if explicit >= 0:
+        return explicit
+    if mscale and mscale_all_dim:
+        return scale(mscale) / scale(mscale_all_dim)
+    return scale(1.0)
+
+
+def _number(params: dict[str, Any], name: str, default: float | None = None) -> float:
+    value = params.pop(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"rope parameter {name} is {value!r}; want a number")
+    return float(value)

@@ -1,0 +1,76 @@
+"""The command-line flags that describe an engine, shared by serve.py, chat.py and bench.py.
+
+One flag per field of `EngineConfig`, with vLLM's spelling where vLLM has the flag. The values are checked by
+`EngineConfig` itself, so that a wrong one reads the same from every door.
+"""
+
+import argparse
+import re
+from typing import get_args
+
+import msgspec
+
+from tercet.engine.config import PAGE_SIZES, Device, DType, EngineConfig, LoadFormat
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def byte_count(text: str) -> int:
+    """`4GiB`, `512MiB`, `2e9` or a plain number, as bytes."""
+    match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmg]i?)?b?", text.strip().lower())
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; want a number with KiB, MiB, GiB, KB, MB, GB or nothing"
+        )
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Add every engine flag. What is not given stays out of the namespace, so EngineConfig's defaults hold."""
+
+    def flag(name: str, help: str, **options: object) -> None:
+        default = next(f.default for f in _fields() if f.name == name.replace("-", "_"))
+        shown = f" (default: {default})" if default not in (None, False, ()) else ""
+        parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help + shown, **options)  # type: ignore[arg-type]
+
+    flag("served-model-name", "the name clients see; default: the model as given")
+    flag("device", "where to run", choices=get_args(Device))
+    flag(
+        "dtype",
+        "number type of weights and KV cache; auto: the checkpoint's on a GPU, float32 on the CPU",
+        choices=get_args(DType),
+    )
+    flag("tensor-parallel-size", "ranks that share the model, one process each", type=int)
+    flag(
+        "load-format",
+        "dummy: random weights; null: no model, to measure the engine itself",
+        choices=get_args(LoadFormat),
+    )
+    flag("seed", "seeds dummy weights and requests that bring no seed", type=int)
+    flag("max-model-len", "most tokens of prompt plus answer; default: what the checkpoint allows", type=int)
+    flag("max-num-seqs", "most requests in one step", type=int)
+    flag("max-num-batched-tokens", "most tokens in one step", type=int)
+    flag("page-size", "tokens in a page of the KV cache", type=int, choices=PAGE_SIZES)
+    flag(
+        "kv-cache-memory",
+        "KV cache per rank, such as 4GiB; default: what is free on a GPU, 1 GiB on the CPU",
+        type=byte_count,
+    )
+    flag("gpu-memory-utilization", "share of the GPU's memory to use", type=float)
+    flag("enable-prefix-caching", "share the pages of equal prompt beginnings", action=argparse.BooleanOptionalAction)
+    flag("run-ahead", "plans in flight", type=int)
+    flag("max-lease", "most decode steps granted by one plan", type=int)
+    flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
+    flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
+    flag("startup-timeout", "seconds until the engine must be ready", type=float)
+    flag("drain-timeout", "seconds that running requests get after SIGTERM", type=float)
+
+
+def engine_config(model: str, arguments: argparse.Namespace, **more: object) -> EngineConfig:
+    """The config from what was given; raises ValueError naming the flag that is wrong."""
+    given = {f.name: getattr(arguments, f.name) for f in _fields() if f.name != "model" and hasattr(arguments, f.name)}
+    return EngineConfig(model=model, **{**given, **more})
+
+
+def _fields() -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(EngineConfig)

@@ -1,0 +1,60 @@
+"""Serve a model as a daemon: `python scripts/serve.py MODEL [--listen ipc://… | tcp://127.0.0.1:PORT] …`.
+
+Prints start-up phases with their seconds, the resolved settings once, and one `ready` line on standard output when a
+request would be served. SIGTERM and Ctrl-C let running requests finish, a second one ends at once.
+"""
+
+import argparse
+import signal
+import sys
+
+import msgspec
+
+from tercet.engine.errors import TercetError
+from tercet.engine.supervisor import Supervisor
+from tercet.ipc.messages import FromSupervisor, Ready
+
+from engine_flags import add_engine_flags, engine_config
+from start_up_display import StartUpDisplay
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="folder, .gguf file, hub id, or `demo`")
+    parser.add_argument("--model", dest="model_flag", help="the same as the positional MODEL", metavar="MODEL")
+    parser.add_argument(
+        "--listen", action="append", default=[], help="ipc://PATH or tcp://127.0.0.1:PORT; may be repeated"
+    )
+    add_engine_flags(parser)
+    arguments = parser.parse_args()
+    if (arguments.model is None) == (arguments.model_flag is None):
+        parser.error("name the model once: MODEL or --model MODEL")
+    try:
+        config = engine_config(arguments.model or arguments.model_flag, arguments, listen=tuple(arguments.listen))
+    except ValueError as error:
+        parser.error(str(error))
+
+    display = StartUpDisplay()
+
+    def report(message: FromSupervisor) -> None:
+        display.show(message)
+        if isinstance(message, Ready):
+            display.close()
+            listen = " ".join(f"listen={address}" for address in message.listen)
+            print(f"ready {listen} model={message.model} in {message.seconds:.1f}s", flush=True)
+
+    print("settings " + msgspec.json.encode(config).decode(), file=sys.stderr, flush=True)
+    supervisor = Supervisor(config, report)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.stop())
+    try:
+        supervisor.run()
+    except TercetError as error:
+        display.close()
+        print(f"tercet: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

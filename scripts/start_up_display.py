@@ -1,0 +1,46 @@
+"""What a person sees while an engine starts: one line a phase with its seconds, a bar for phases that can count."""
+
+import sys
+import time
+
+from tqdm import tqdm
+
+from tercet.ipc.messages import FromSupervisor, Progress
+
+
+class StartUpDisplay:
+    """Shows rank 0's phases on standard error; the other ranks do the same at the same time."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._bars: dict[tuple[str, str], tqdm[None]] = {}
+
+    def show(self, message: FromSupervisor) -> None:
+        if not isinstance(message, Progress) or message.process not in ("worker 0", "tokenizer", "scheduler"):
+            return
+        key = (message.process, message.what)
+        if message.total <= 1:
+            if message.done:
+                print(
+                    f"[{time.monotonic() - self._started:6.2f}s] {message.process}: {message.what}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return
+        if key not in self._bars:
+            is_bytes = "bytes" in message.what or message.total > 2**20
+            self._bars[key] = tqdm(
+                total=message.total,
+                desc=message.what,
+                unit="B" if is_bytes else "",
+                unit_scale=is_bytes,
+                file=sys.stderr,
+            )
+        bar = self._bars[key]
+        bar.update(message.done - bar.n)
+        if message.done >= message.total:
+            bar.close()
+
+    def close(self) -> None:
+        for bar in self._bars.values():
+            bar.close()
