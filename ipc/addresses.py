@@ -1,0 +1,93 @@
+"""Where the sockets of one engine live.
+
+The processes of an engine find each other in a private directory that only its owner may enter; clients come through
+the `listen` addresses. This module makes names and refuses unusable ones; it opens no socket.
+"""
+
+import ipaddress
+import tempfile
+from pathlib import Path
+
+import msgspec
+
+_LONGEST_IPC_PATH = 107
+"""What `sockaddr_un` of Linux holds."""
+
+
+class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every meeting point of one engine."""
+
+    directory: str
+    """Mode 0700; the engine removes it when it ends."""
+    tokenizer: str
+    """Inbox of the tokenizer."""
+    scheduler: str
+    workers: tuple[str, ...]
+    """Inbox of each rank."""
+    listen: tuple[str, ...]
+    """Front doors: the tokenizer serves clients on each."""
+    rendezvous: str
+    """File through which the ranks find each other."""
+
+
+def make_addresses(num_workers: int, listen: tuple[str, ...] = ()) -> Addresses:
+    """Make the private directory and name everything in it. Without `listen` the front door is in there as well."""
+    for address in listen:
+        check_listen_address(address)
+    directory = Path(tempfile.mkdtemp(prefix="tercet-"))  # 0700 by mkdtemp's contract
+    inside = {name: f"ipc://{directory}/{name}" for name in ("tokenizer", "scheduler", "clients")}
+    addresses = Addresses(
+        directory=str(directory),
+        tokenizer=inside["tokenizer"],
+        scheduler=inside["scheduler"],
+        workers=tuple(f"ipc://{directory}/worker-{rank}" for rank in range(num_workers)),
+        listen=listen or (inside["clients"],),
+        rendezvous=str(directory / "rendezvous"),
+    )
+    try:
+        for address in (addresses.scheduler, *addresses.workers[-1:]):
+            check_ipc_path(address)
+    except ValueError:
+        directory.rmdir()
+        raise
+    return addresses
+
+
+def check_listen_address(address: str) -> None:
+    """Refuse, with a `ValueError`, what clients could not or should not be served on."""
+    if address.startswith("ipc://"):
+        check_ipc_path(address)
+    elif address.startswith("tcp://"):
+        _check_tcp(address)
+    else:
+        raise ValueError(f"--listen got {address!r}; want ipc://PATH or tcp://HOST:PORT")
+
+
+def check_ipc_path(address: str) -> Path:
+    """The file of an ipc:// address that a socket can have."""
+    path = address.removeprefix("ipc://")
+    if not path or path.startswith("@") or path == "*" or "\0" in path:
+        raise ValueError(f"got address {address!r}; want ipc:// and the path of a file")
+    if len(path.encode()) > _LONGEST_IPC_PATH:
+        raise ValueError(
+            f"the socket path {path!r} has {len(path.encode())} bytes; want at most {_LONGEST_IPC_PATH} "
+            "(a shorter TMPDIR helps where the path is made up)"
+        )
+    return Path(path)
+
+
+def _check_tcp(address: str) -> None:
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"--listen got {address!r}; want a port from 1 to 65535, as in tcp://127.0.0.1:5555")
+    if host == "localhost":
+        return
+    try:
+        loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ValueError(
+            f"--listen got {address!r}; want a loopback address, as in tcp://127.0.0.1:{port}: this protocol has no "
+            "keys yet, and whoever reaches the port may use the engine"
+        )

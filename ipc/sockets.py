@@ -1,0 +1,180 @@
+"""Typed ZeroMQ sockets: every process has one inbox, and one outbox per receiver.
+
+What arrives is decoded with the receiver's union, so a message of an unknown shape is an error and nothing else. This
+module knows sockets and encodings; it knows no message. Async sockets wait on ZeroMQ's own file descriptor: cheaper
+than one future per message, and everything that has arrived is handed over at once.
+"""
+
+import asyncio
+import socket as os_socket
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+import zmq
+
+from tercet.ipc.addresses import check_ipc_path
+
+Message = TypeVar("Message")
+
+_INTERNAL_HWM = 10_000
+"""Messages queued between two processes of an engine before the sender has to wait."""
+_OUTBOX_LINGER_MS = 1000
+
+
+class AddressInUse(OSError):
+    """Somebody else already listens there; the message names the address."""
+
+
+class Inbox(Generic[Message]):
+    """Where a synchronous process receives. Not thread-safe."""
+
+    def __init__(self, address: str, union: object, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        self._socket = _bind_pull(address, context)
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; waits up to `timeout` seconds (None: for ever), None if there was none."""
+        try:
+            return self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
+        except zmq.Again:
+            if timeout == 0 or not self._socket.poll(None if timeout is None else int(timeout * 1000)):
+                return None
+        return self._decoder.decode(self._socket.recv())
+
+    def receive_all(self) -> Iterator[Message]:
+        """Everything that is already there; never waits."""
+        while (message := self.receive(0)) is not None:
+            yield message
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+
+
+class Outbox:
+    """The way to one receiver, which may come later than we do. Not thread-safe."""
+
+    def __init__(self, address: str, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        self._socket = (context or zmq.Context.instance()).socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, _INTERNAL_HWM)
+        self._socket.setsockopt(zmq.LINGER, _OUTBOX_LINGER_MS)
+        self._socket.connect(address)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send; waits only while the receiver is very far behind."""
+        self._socket.send(self._encoder.encode(message))
+
+    def send_encoded(self, message: bytes) -> None:
+        """Send what is encoded already: the same bytes for several receivers."""
+        self._socket.send(message)
+
+    def try_send(self, message: msgspec.Struct) -> bool:
+        """Send without ever waiting; False if the receiver is too far behind."""
+        try:
+            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        """What was sent still has a second to leave."""
+        self._socket.close()
+
+
+class Readiness:
+    """Tells a task of the running event loop that a ZeroMQ socket can be read.
+
+    ZeroMQ's descriptor signals changes, not states, and any call on the socket may swallow a signal. So each signal
+    and each send is followed by a look at the socket's true state, which also clears the signal.
+    """
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._readable = asyncio.Event()
+        self._fd: int = socket.FD
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._fd, self.refresh)
+
+    def refresh(self) -> None:
+        """Look at the socket's state; call it after each send on a socket that also receives."""
+        if self._socket.EVENTS & zmq.POLLIN:
+            self._readable.set()
+
+    async def receive(self) -> list[list[bytes]]:
+        """All messages that are there, as lists of frames; waits for the first. For one task at a time."""
+        while True:
+            messages: list[list[bytes]] = []
+            try:
+                while len(messages) < 1000:  # so that a flood cannot keep the loop from everything else
+                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                self._readable.clear()
+            if messages:
+                self.refresh()
+                return messages
+            await self._readable.wait()
+
+    def stop(self) -> None:
+        """Before the socket is closed."""
+        self._loop.remove_reader(self._fd)
+
+
+class AsyncInbox(Generic[Message]):
+    """Where an asynchronous process receives."""
+
+    def __init__(self, address: str, union: object, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+        self._socket = _bind_pull(address, context)
+        self._readiness = Readiness(self._socket)
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+
+    async def receive(self) -> list[Message]:
+        """Everything that is there, in order; waits for the first message."""
+        decode = self._decoder.decode
+        return [decode(frame) for (frame,) in await self._readiness.receive()]
+
+    def close(self) -> None:
+        self._readiness.stop()
+        self._socket.close(linger=0)
+
+
+def bind(socket: zmq.Socket[bytes], address: str) -> None:
+    """Bind, but never take an address from a living process: ZeroMQ itself silently replaces ipc files."""
+    if address.startswith("ipc://"):
+        _clear_stale_file(address)
+    try:
+        socket.bind(address)
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EADDRINUSE:
+            raise AddressInUse(f"cannot listen on {address}: another process does") from None
+        raise OSError(error.errno, f"cannot listen on {address}: {error.strerror}") from None
+
+
+def _bind_pull(address: str, context: zmq.Context[zmq.Socket[bytes]] | None) -> zmq.Socket[bytes]:
+    socket = (context or zmq.Context.instance()).socket(zmq.PULL)
+    socket.setsockopt(zmq.RCVHWM, _INTERNAL_HWM)
+    try:
+        bind(socket, address)
+    except OSError:
+        socket.close(linger=0)
+        raise
+    return socket
+
+
+def _clear_stale_file(address: str) -> None:
+    path = check_ipc_path(address)
+    if not path.parent.is_dir():
+        raise OSError(f"cannot listen on {address}: there is no folder {path.parent}")
+    if not path.exists() and not path.is_symlink():
+        return
+    if not path.is_socket():
+        raise AddressInUse(f"cannot listen on {address}: {path} exists and is not a socket")
+    with os_socket.socket(os_socket.AF_UNIX, os_socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:  # nobody behind it: left by a process that was killed
+            path.unlink()
+            return
+        except OSError as error:
+            raise AddressInUse(f"cannot listen on {address}: {error.strerror}") from None
+    raise AddressInUse(f"cannot listen on {address}: another process does")
