@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 
 class Group:
@@ -40,7 +41,7 @@ class Group:
             torch.cuda.set_device(device)
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
-            store=dist.FileStore(rendezvous, size),
+            store=FileStore(rendezvous, size),
             rank=rank,
             world_size=size,
             timeout=timedelta(seconds=timeout_s),

@@ -50,9 +50,7 @@ def parse_rope(config: Mapping[str, Any]) -> Rope:
         raise ValueError(f"rope_parameters is {given!r}; want an object")
     nested = [key for key, value in given.items() if isinstance(value, Mapping)]
     if nested:
-        raise ValueError(
-            f"rope_parameters differ by layer type ({', '.join(nested)}); supported: one set for all layers"
-        )
+        raise ValueError(f"rope_parameters differ by layer type ({', '.join(nested)}); supported: one set for all")
     params = {key: value for key, value in given.items() if value is not None}
     kind = params.pop("rope_type", params.pop("type", "default"))
     params.pop("type", None)

@@ -1,0 +1,24 @@
+"""From a model's path to its ModelConfig and its tensors, whatever the format."""
+
+from pathlib import Path
+
+from tercet.model.config import ModelConfig
+from tercet.model.config_json import parse_config, read_config_json
+from tercet.model.gguf_file import GgufCheckpoint
+from tercet.model.safetensors_files import SafetensorsCheckpoint
+from tercet.model.weights import Checkpoint
+
+
+def read_config(path: Path) -> ModelConfig:
+    """The ModelConfig of a model folder or a .gguf file; ValueError names what is wrong or not supported."""
+    if path.suffix == ".gguf":
+        return GgufCheckpoint(path).config
+    return parse_config(read_config_json(path))
+
+
+def open_model(path: Path) -> tuple[ModelConfig, Checkpoint]:
+    """ModelConfig and tensors of a model folder or a .gguf file."""
+    if path.suffix == ".gguf":
+        file = GgufCheckpoint(path)
+        return file.config, file
+    return read_config(path), SafetensorsCheckpoint(path)

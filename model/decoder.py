@@ -1,0 +1,60 @@
+"""The dense decoder on one rank: embedding, layers, final norm, logits.
+
+One class serves every family: what sets them apart is in the ModelConfig and in which weights are there.
+
+Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from tercet.model.config import ModelConfig
+from tercet.model.layers import Layer
+from tercet.model.parallel import Group
+from tercet.model.rope import rotary_table
+from tercet.model.weights import Weights
+from tercet.triton_kernels.add_rms_norm import rms_norm
+from tercet.triton_kernels.embedding import embedding
+from tercet.triton_kernels.matmul import matmul
+from tercet.triton_kernels.prepare import StepInputs
+
+
+class Decoder:
+    """The model of one rank. It holds weights and the rotary table, and no state of any request."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, group: Group, max_model_len: int) -> None:
+        self.config = config
+        self.group = group
+        self._weights = weights
+        device = weights.embedding_VD.device
+        cos_sin_PR = rotary_table(config.rope, config.head_dim, max_model_len, device)
+        self._layers = [
+            # A window that no sequence outgrows is none.
+            Layer(config, layer, group, cos_sin_PR, window if window < max_model_len else 0, weights.interleaved)
+            for layer, window in zip(weights.layers, config.layer_windows, strict=True)
+        ]
+
+    @torch.inference_mode()
+    def forward(self, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
+        """Hidden states of all tokens, before the final norm: [T, D]. Writes their K and V into `kv_cache`.
+
+        `kv_cache`: [layer, k/v, page, kv head, token, dim]. Graph-safe: fixed shapes give fixed launches.
+        """
+        shard_VD = self._weights.embedding_VD
+        residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
+        self.group.all_reduce(residual_TD)
+        update_TD = None
+        for index, layer in enumerate(self._layers):
+            update_TD = layer.forward(residual_TD, update_TD, inputs, kv_cache[index])
+        return residual_TD if update_TD is None else residual_TD.add_(update_TD)
+
+    @torch.inference_mode()
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, the same on every rank: [R, D] -> [R, V]."""
+        return self.group.all_gather(self.logits_shard(hidden_RD))[:, : self.config.vocab_size]
+
+    @torch.inference_mode()
+    def logits_shard(self, hidden_RD: Tensor) -> Tensor:
+        """This rank's columns of the logits, the zeros of vocabulary padding included."""
+        normed_RD = rms_norm(hidden_RD, self._weights.final_norm_D, self.config.rms_norm_eps)
+        return matmul(normed_RD, self._weights.lm_head_VD)

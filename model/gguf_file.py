@@ -1,0 +1,194 @@
+"""A GGUF file as a `Checkpoint`, dequantized while it is read, and the ModelConfig in its metadata.
+
+Knows llama.cpp's names for tensors and settings, and that its `llama` files hold q and k rows in another order.
+A setting it does not know is refused by name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tercet.model.config import ModelConfig
+from tercet.model.rope import Rope
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufCheckpoint:
+    """One .gguf file. ValueError if it is truncated, not GGUF, or holds a type that cannot be dequantized."""
+
+    def __init__(self, path: Path) -> None:
+        self.source = str(path)
+        reader = _open(path)
+        self._fields: Mapping[str, Any] = reader.fields
+        self._tensors = {_hugging_face_name(tensor.name): tensor for tensor in reader.tensors}
+        self._factors = self._tensors.pop(_ROPE_FACTORS, None)
+        self.config = self._parse()
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        # GGUF counts dimensions from the innermost.
+        return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
+
+    def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+        tensor = self._tensors[name]
+        # Quantization blocks lie along the rows: rows can be cut before, columns only after dequantizing.
+        data = tensor.data[start:stop] if dim == 0 else tensor.data
+        values = torch.from_numpy(_dequantize(data, tensor.tensor_type, self.source, name))
+        if dim == 1:
+            return values[:, start:stop]
+        if self.config.family == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+            return self._unpermute(values)
+        return values
+
+    def _unpermute(self, values: Tensor) -> Tensor:
+        """Back from rotation pairs side by side to the two halves of each head; slices hold whole heads."""
+        half = self.config.head_dim // 2
+        return values.view(-1, half, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+
+    def _parse(self) -> ModelConfig:
+        family = self._field("general.architecture", str)
+        if family not in FAMILIES:
+            raise ValueError(f"{self.source}: architecture is {family!r}; supported: {', '.join(FAMILIES)}")
+        settings = {
+            name.removeprefix(f"{family}."): field.contents()
+            for name, field in self._fields.items()
+            if name.startswith(f"{family}.")
+        }
+        shapes = self.shapes()
+        if "model.embed_tokens.weight" not in shapes:
+            raise ValueError(f"{self.source}: tensor token_embd.weight is missing")
+        take = _Settings(self.source, family, settings)
+        hidden_size, num_heads = take.whole("embedding_length"), take.whole("attention.head_count")
+        head_dim = take.whole("attention.key_length", hidden_size // num_heads)
+        for name in ("attention.value_length", "rope.dimension_count"):
+            if (value := take.whole(name, head_dim)) != head_dim:
+                raise ValueError(f"{self.source}: {family}.{name} is {value}; supported: {head_dim}, the head's size")
+        take.whole("vocab_size", 1)  # the embedding's own shape says it
+        config = ModelConfig(
+            family=family,
+            vocab_size=shapes["model.embed_tokens.weight"][0],
+            hidden_size=hidden_size,
+            intermediate_size=take.whole("feed_forward_length"),
+            num_layers=take.whole("block_count"),
+            num_heads=num_heads,
+            num_kv_heads=take.whole("attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            rms_norm_eps=take.number("attention.layer_norm_rms_epsilon"),
+            rope=self._rope(take),
+            max_position_embeddings=take.whole("context_length"),
+            tie_word_embeddings="lm_head.weight" not in shapes,
+            qkv_bias="model.layers.0.self_attn.q_proj.bias" in shapes,
+            o_bias="model.layers.0.self_attn.o_proj.bias" in shapes,
+            mlp_bias="model.layers.0.mlp.gate_proj.bias" in shapes,
+            qk_norm=family == "qwen3",
+            dtype="bfloat16",
+        )
+        take.check_all_taken()
+        return config
+
+    def _rope(self, take: "_Settings") -> Rope:
+        theta = take.number("rope.freq_base", 10_000.0)
+        kind = take.text("rope.scaling.type", "none")
+        factor = take.number("rope.scaling.factor", 1.0)
+        original = int(take.number("rope.scaling.original_context_length", 0))
+        take.drop("rope.scaling.finetuned")
+        if self._factors is not None:
+            values = _dequantize(self._factors.data, self._factors.tensor_type, self.source, _ROPE_FACTORS)
+            return Rope(theta, "factors", factors=tuple(values.tolist()))
+        match kind:
+            case "none":
+                return Rope(theta)
+            case "linear":
+                return Rope(theta, "linear", factor=factor)
+            case "yarn":
+                attention_factor = 1.0 if factor <= 1 else 0.1 * float(np.log(factor)) + 1.0
+                return Rope(theta, "yarn", factor, original, attention_factor=attention_factor)
+        raise ValueError(f"{self.source}: rope.scaling.type is {kind!r}; supported: none, linear, yarn")
+
+    def _field(self, name: str, kind: type) -> Any:
+        value = self._fields[name].contents() if name in self._fields else None
+        if not isinstance(value, kind):
+            raise ValueError(f"{self.source}: {name} is {value!r}; want a {kind.__name__}")
+        return value
+
+
+class _Settings:
+    """Takes settings one by one; what nobody took is a setting we would get wrong."""
+
+    def __init__(self, source: str, family: str, settings: dict[str, Any]) -> None:
+        self._source, self._family, self._settings = source, family, settings
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        value = self._settings.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise ValueError(f"{self._source}: {self._family}.{name} is {value!r}; want a positive whole number")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self._settings.pop(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ValueError(f"{self._source}: {self._family}.{name} is {value!r}; want a number")
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        return str(self._settings.pop(name, default))
+
+    def drop(self, name: str) -> None:
+        self._settings.pop(name, None)
+
+    def check_all_taken(self) -> None:
+        left = {name: value for name, value in self._settings.items() if value not in (0, False, 0.0, "")}
+        if left:
+            names = ", ".join(f"{self._family}.{name}" for name in sorted(left))
+            raise ValueError(f"{self._source}: settings that are not supported and may change the result: {names}")
+
+
+def _open(path: Path) -> Any:
+    try:
+        from gguf import GGUFReader
+    except ImportError:
+        raise ValueError(f"{path}: reading GGUF needs the package gguf: pip install 'tercet[demo]'") from None
+    try:
+        return GGUFReader(path)
+    except (ValueError, IndexError, KeyError, OSError) as error:
+        raise ValueError(f"{path} is truncated or not a readable GGUF file: {error}") from None
+
+
+def _dequantize(data: Any, kind: Any, source: str, name: str) -> Any:
+    from gguf.quants import dequantize
+
+    try:
+        return np.array(dequantize(data, kind), dtype=np.float32)
+    except NotImplementedError:
+        raise ValueError(f"{source}: tensor {name} is of type {kind.name}, which cannot be dequantized") from None
+
+
+def _hugging_face_name(name: str) -> str:
+    """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`; unknown names stay and count as surplus."""
+    parts = name.split(".")
+    if parts[0] == "blk" and len(parts) == 4 and parts[2] in _NAMES:
+        return f"model.layers.{parts[1]}.{_NAMES[parts[2]]}.{parts[3]}"
+    if len(parts) == 2 and parts[0] in _NAMES:
+        return f"{_NAMES[parts[0]]}.{parts[1]}"
+    return name
