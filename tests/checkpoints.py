@@ -1,0 +1,163 @@
+"""Tiny random checkpoints of every family, with a tokenizer, and what transformers says to prompts on them.
+
+The weights are scaled so that greedy output follows the prompt and changes from token to token: a model that repeats
+one token agrees with anything. Made once per process, in a folder that goes away at exit.
+"""
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+VOCAB_SIZE = 419
+"""Prime: no number of ranks divides it."""
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
+
+
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "llama": (LlamaConfig, {}),
+    "llama-bias-tied": (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-mha-head-dim": (LlamaConfig, {"num_key_value_heads": 4, "head_dim": 24}),
+    "llama3": (
+        LlamaConfig,
+        _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
+    ),
+    "llama-linear": (LlamaConfig, _rope("linear", factor=4.0)),
+    "llama-dynamic": (LlamaConfig, _rope("dynamic", factor=4.0)),
+    "llama-yarn": (LlamaConfig, _rope("yarn", factor=4.0, original_max_position_embeddings=128)),
+    "qwen2": (Qwen2Config, {"tie_word_embeddings": True}),
+    "qwen2-window": (Qwen2Config, {"use_sliding_window": True, "sliding_window": 12, "max_window_layers": 1}),
+    "qwen3": (Qwen3Config, {"head_dim": 32, "tie_word_embeddings": True}),
+    "mistral": (MistralConfig, {"sliding_window": 16}),
+    "smollm2": (
+        LlamaConfig,
+        {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
+    ),
+}
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_CORPUS = [
+    "A tercet is a group of three lines of verse. The first line asks, the second answers, and the third goes on.",
+    "Every request ends in exactly one terminal message, whatever happens on the way from the client and back.",
+    "the cat sat on the mat and the dog ran after the ball until the rain came down and everyone went home again",
+    "pages, tokens, layers and heads; queues, steps, slots and leases: one two three four five six seven eight nine",
+    "naïve café über straße 東京 Привет мир 🙂 🙃",
+]
+
+
+@functools.cache
+def _scratch() -> Path:
+    folder = tempfile.mkdtemp(prefix="tercet-checkpoints-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@functools.cache
+def checkpoint(family: str) -> Path:
+    """A folder as from the hub, of one of FAMILIES: config.json, model.safetensors, tokenizer files."""
+    return make_checkpoint(family, _scratch() / family)
+
+
+def make_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Write a checkpoint into `folder`; `overrides` go into its config.json."""
+    kind, settings = FAMILIES[family]
+    config = kind(**{**_SHAPE, **settings, **overrides})
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    _randomize(model, torch.Generator().manual_seed(seed))
+    model.save_pretrained(folder)
+    tokenizer(config.vocab_size).save_pretrained(folder)
+    return folder
+
+
+def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                # Layers as loud as the embedding and louder: else the residual stream just repeats the last token.
+                gain = 1.0 if "embed_tokens" in name else 4.0
+                deviation = gain / parameter.shape[1] ** 0.5
+                parameter.normal_(0.0, deviation, generator=generator)
+            elif name.endswith("norm.weight"):
+                parameter.uniform_(0.5, 1.5, generator=generator)
+            else:
+                parameter.normal_(0.0, 0.5, generator=generator)
+
+
+@functools.cache
+def tokenizer(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with a chat template, trained on a few lines."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=_CHAT_TEMPLATE,
+    )
+
+
+def random_prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
+    """Prompts of random ordinary tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator).tolist()
+    return [torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths]
+
+
+@functools.cache
+def reference_model(path: Path) -> Any:
+    """The checkpoint in transformers, fp32."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+
+
+def reference_greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """What transformers' greedy `generate` appends to each prompt; end-of-sequence ids do not stop it."""
+    model = reference_model(path)
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.inference_mode():
+        out = model.generate(ids, attention_mask=mask, **settings)
+    return [row[longest:].tolist() for row in out]
