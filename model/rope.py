@@ -62,8 +62,8 @@ def parse_rope(config: Mapping[str, Any]) -> Rope:
     theta = _number(params, "rope_theta", config.get("rope_theta") or 10_000.0)
     max_positions = int(config["max_position_embeddings"])
     # Some checkpoints keep the original length beside the rope settings, where it wins.
-    outer = config.get("original_max_position_embeddings")
-    original = int(outer or _number(params, "original_max_position_embeddings", max_positions))
+    inner = _number(params, "original_max_position_embeddings", max_positions)
+    original = int(config.get("original_max_position_embeddings") or inner)
     rope = Rope(theta=theta)
     match kind:
         case "linear":
@@ -91,7 +91,7 @@ def parse_rope(config: Mapping[str, Any]) -> Rope:
                 attention_factor=_yarn_attention_factor(params, factor),
                 truncate=bool(params.pop("truncate", True)),
             )
-    if params and kind != "default":
+    if params:
         raise ValueError(f"rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know")
     return rope
 
