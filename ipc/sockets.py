@@ -98,7 +98,7 @@ class Readiness:
 
     def refresh(self) -> None:
         """Look at the socket's state; call it after each send on a socket that also receives."""
-        if self._socket.EVENTS & zmq.POLLIN:
+        if int(self._socket.EVENTS) & zmq.POLLIN:
             self._readable.set()
 
     async def receive(self) -> list[list[bytes]]:

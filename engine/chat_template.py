@@ -1,0 +1,80 @@
+"""Conversations to prompts, by the template that comes with the checkpoint.
+
+The template is a program in a foreign file: it runs in Jinja's immutable sandbox and sees the messages, the special
+tokens and nothing else. Templates never come from requests.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from tercet.engine.errors import UnsupportedModel
+from tercet.ipc.messages import ChatMessage
+
+
+class TemplateRefused(ValueError):
+    """The template cannot make a prompt of this conversation; the message is what it said."""
+
+
+class ChatTemplate:
+    """One checkpoint's template."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
+        """`special_tokens`: such as `bos_token`, for the template to name."""
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = _strftime_now
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise UnsupportedModel(f"the checkpoint's chat template cannot be used: {error}") from None
+        self._special_tokens = special_tokens
+
+    def render(self, messages: Sequence[ChatMessage]) -> str:
+        """The prompt for the assistant's next turn."""
+        try:
+            return self._template.render(
+                messages=[{"role": message.role, "content": message.content} for message in messages],
+                add_generation_prompt=True,
+                tools=None,
+                documents=None,
+                **self._special_tokens,
+            )
+        except jinja2.TemplateError as error:
+            raise TemplateRefused(f"the chat template refused the messages: {error}") from None
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            # A template is a program: what it stumbles over is about these messages, not about the engine.
+            raise TemplateRefused(f"the chat template failed on the messages: {error}") from None
+
+
+class _GenerationBlocks(jinja2.ext.Extension):
+    """`{% generation %}` marks what a trainer learns from; for a prompt its inside is plain text."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    # Jinja's own filter escapes for HTML, which would change the prompt.
+    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,222 @@
+"""Every rule a request must satisfy, in one place: what a client asks becomes a `Submit`, or is refused with reasons.
+
+Pure. A parameter is honoured or refused, never accepted and ignored. A refusal names the field, what came, and what is
+wanted; past this door every id, size and number is in range.
+"""
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TypeVar
+
+from tercet.engine.text_codec import GenerationDefaults
+from tercet.ipc.messages import Limits, Request, Sampling, SamplingParams
+
+MAX_STOP_IDS = 8
+MAX_STOP_STRINGS = 16
+MAX_STOP_LENGTH = 1024
+MAX_NAME_LENGTH = 256
+_TEMPERATURES = (1e-6, 1000.0)
+
+
+_T = TypeVar("_T")
+
+
+class Refusal(Exception):
+    """The request will not be run. `code` is for programs, the message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What requests are measured against."""
+
+    limits: Limits
+    defaults: GenerationDefaults
+    eos_ids: tuple[int, ...]
+    seed: int
+    """Of the engine: it gives seeds to requests that bring none."""
+    longest_token: int | None
+    """No token covers more bytes of text; None: not known."""
+    takes_text: bool
+    """The checkpoint has a tokenizer."""
+
+
+def stop_strings(params: SamplingParams) -> tuple[str, ...]:
+    """`stop` may be one string or several."""
+    return (params.stop,) if isinstance(params.stop, str) else params.stop
+
+
+def check_params(params: SamplingParams, rules: Rules) -> None:
+    """Refuse what is wrong or not supported whatever the prompt is."""
+    _refuse_unsupported(params)
+    if params.temperature is not None and params.temperature != 0:
+        _range("temperature", params.temperature, *_TEMPERATURES, "0 or ")
+    if params.top_p is not None and not 0 < params.top_p <= 1:
+        raise _invalid("top_p", params.top_p, "more than 0 and at most 1")
+    if params.top_k is not None and params.top_k < -1:
+        raise _invalid("top_k", params.top_k, "1 or more, or 0 or -1 for all tokens")
+    if params.min_p is not None:
+        _range("min_p", params.min_p, 0, 1)
+    if params.seed is not None:
+        _range("seed", params.seed, 0, 2**63 - 1)
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise _invalid("max_tokens", params.max_tokens, "at least 1")
+    if params.min_tokens < 0:
+        raise _invalid("min_tokens", params.min_tokens, "at least 0")
+    _check_stops(params, rules)
+
+
+def check_text_length(text: str, rules: Rules) -> None:
+    """Refuse, before any work is done on it, a text that cannot fit the context whatever its tokens are."""
+    if rules.longest_token is None:
+        return
+    at_least = len(text.encode()) // rules.longest_token
+    if at_least >= rules.limits.max_model_len:
+        raise _too_long(f"at least {at_least}", rules)
+
+
+def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules) -> None:
+    """Refuse a prompt that is empty, too long, or names tokens that the model does not have."""
+    if not prompt_ids:
+        raise _invalid("prompt", "no tokens", "at least 1 token")
+    if len(prompt_ids) >= rules.limits.max_model_len:
+        raise _too_long(str(len(prompt_ids)), rules)
+    low, high = min(prompt_ids), max(prompt_ids)
+    if low < 0 or high >= rules.limits.vocab_size:
+        raise _invalid("prompt", f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+
+
+def check_names(request: Request) -> None:
+    """Refuse a salt of unreasonable length."""
+    if len(request.cache_salt) > MAX_NAME_LENGTH:
+        raise _invalid("cache_salt", f"{len(request.cache_salt)} characters", f"at most {MAX_NAME_LENGTH}")
+
+
+def unpack_ids(packed: bytes) -> array[int]:
+    """Token ids as they come over the wire."""
+    if len(packed) % 4:
+        raise _invalid("prompt_ids", f"{len(packed)} bytes", "4 bytes (int32, little endian) for each token")
+    return array("i", packed)
+
+
+def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) -> Sampling:
+    """Every default filled in, for checked parameters and a prompt of `num_prompt` tokens."""
+    defaults = rules.defaults
+    room = rules.limits.max_model_len - num_prompt
+    max_tokens = params.max_tokens
+    if max_tokens is None:
+        max_tokens = room if defaults.max_new_tokens is None else min(room, defaults.max_new_tokens)
+    if max_tokens > room:
+        raise _invalid(
+            "max_tokens",
+            max_tokens,
+            f"at most {room}: the context is {rules.limits.max_model_len}, the prompt {num_prompt}",
+        )
+    if params.min_tokens > max_tokens:
+        raise _invalid("min_tokens", params.min_tokens, f"at most max_tokens ({max_tokens})")
+    top_k = _first(params.top_k, defaults.top_k, 0)
+    return Sampling(
+        temperature=_first(params.temperature, defaults.temperature, 1.0),
+        top_k=top_k if 0 < top_k < rules.limits.vocab_size else 0,
+        top_p=_first(params.top_p, defaults.top_p, 1.0),
+        min_p=_first(params.min_p, defaults.min_p, 0.0),
+        seed=_drawn_seed(rules.seed, number) if params.seed is None else params.seed,
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens,
+        stop_ids=array("i", _stop_ids(params, rules)).tobytes(),
+    )
+
+
+def check_defaults(rules: Rules) -> None:
+    """The checkpoint's own defaults obey the same rules: better found at start than in each request."""
+    d = rules.defaults
+    check_params(SamplingParams(temperature=d.temperature, top_p=d.top_p, top_k=d.top_k, min_p=d.min_p), rules)
+    if d.max_new_tokens is not None and d.max_new_tokens < 1:
+        raise _invalid("max_new_tokens", d.max_new_tokens, "at least 1")
+
+
+def _stop_ids(params: SamplingParams, rules: Rules) -> list[int]:
+    eos_ids = () if params.ignore_eos else rules.eos_ids
+    return list(dict.fromkeys((*eos_ids, *params.stop_token_ids)))
+
+
+def _check_stops(params: SamplingParams, rules: Rules) -> None:
+    strings = stop_strings(params)
+    if len(strings) > MAX_STOP_STRINGS:
+        raise _invalid("stop", f"{len(strings)} strings", f"at most {MAX_STOP_STRINGS}")
+    for text in strings:
+        if not 1 <= len(text) <= MAX_STOP_LENGTH:
+            raise _invalid("stop", f"a string of {len(text)} characters", f"1 to {MAX_STOP_LENGTH}")
+    if strings and not rules.takes_text:
+        raise _invalid("stop", "a string", "stop_token_ids: this checkpoint has no tokenizer")
+    for token_id in params.stop_token_ids:
+        if not 0 <= token_id < rules.limits.vocab_size:
+            raise _invalid("stop_token_ids", token_id, f"ids from 0 to {rules.limits.vocab_size - 1}")
+    num_stops = len(_stop_ids(params, rules))
+    if num_stops > MAX_STOP_IDS:
+        raise _invalid(
+            "stop_token_ids",
+            f"{num_stops} ids together with the checkpoint's {len(rules.eos_ids)} end-of-sequence ids",
+            f"at most {MAX_STOP_IDS}",
+        )
+
+
+def _refuse_unsupported(params: SamplingParams) -> None:
+    neutral: dict[str, tuple[object, ...]] = {
+        "repetition_penalty": (None, 1.0),
+        "presence_penalty": (0.0,),
+        "frequency_penalty": (0.0,),
+        "logit_bias": (None, {}),
+        "n": (1,),
+        "logprobs": (None,),
+        "prompt_logprobs": (None,),
+        "spaces_between_special_tokens": (True,),
+        "detokenize": (True,),
+    }
+    for field, allowed in neutral.items():
+        value = getattr(params, field)
+        if value not in allowed:
+            raise Refusal(
+                "not_supported",
+                f"{field} is {_short(value)}, which is not supported yet; want {allowed[-1]!r} or nothing",
+            )
+
+
+def _drawn_seed(engine_seed: int, number: int) -> int:
+    """The seed of a request that brings none: a new one for each, and the same again in the next run."""
+    digest = blake2b(b"%d:%d" % (engine_seed, number), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def _first(value: _T | None, default: _T | None, neutral: _T) -> _T:
+    if value is not None:
+        return value
+    return neutral if default is None else default
+
+
+def _range(field: str, value: float, low: float, high: float, also: str = "") -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise _invalid(field, value, f"{also}{low} to {high}")
+
+
+def _too_long(num_tokens: str, rules: Rules) -> Refusal:
+    limit = rules.limits.max_model_len
+    return Refusal(
+        "prompt_too_long",
+        f"the prompt has {num_tokens} tokens and the context holds {limit}, answer included; want at most {limit - 1}",
+    )
+
+
+def _invalid(field: str, got: object, wanted: str) -> Refusal:
+    return Refusal("invalid_request", f"{field} is {_short(got)}; want {wanted}")
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -1,0 +1,185 @@
+"""All that a checkpoint says about text: its tokenizer, its chat template, what ends a text, default sampling.
+
+It reads a folder or a GGUF file once, at start. A folder with no tokenizer at all serves token ids only.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Tokenizer
+
+from tercet.engine.chat_template import ChatTemplate
+from tercet.engine.errors import UnsupportedModel
+from tercet.engine.gguf_metadata import read_metadata
+from tercet.engine.gguf_tokenizer import add_ends, build_tokenizer
+from tercet.engine.pieces import Pieces
+from tercet.ipc.messages import ChatMessage
+
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request gets that does not say otherwise. None: the neutral value."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    max_new_tokens: int | None = None
+    repetition_penalty: float | None = None
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """Text to ids and back, for one checkpoint."""
+
+    tokenizer: Tokenizer | None
+    template: ChatTemplate | None
+    pieces: Pieces | None
+    eos_ids: tuple[int, ...]
+    defaults: GenerationDefaults
+    longest_token: int | None
+    """No token covers more bytes of a prompt; None: not known."""
+
+    def encode(self, text: str) -> list[int]:
+        """A plain prompt, begun as the checkpoint wants it."""
+        assert self.tokenizer is not None
+        return self.tokenizer.encode(text).ids
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """A conversation; the template writes its own first token."""
+        assert self.tokenizer is not None
+        assert self.template is not None
+        return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False).ids
+
+
+def load_codec(model_path: Path) -> TextCodec:
+    """Read what `model_path`, a folder or a GGUF file, says about text."""
+    return _from_gguf(model_path) if model_path.is_file() else _from_folder(model_path)
+
+
+def _from_gguf(path: Path) -> TextCodec:
+    metadata = read_metadata(path)
+    tokenizer = build_tokenizer(metadata)
+    names = {}
+    for name, kind in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
+        token_id = metadata.get(f"tokenizer.ggml.{kind}_token_id")
+        token = tokenizer.id_to_token(token_id) if isinstance(token_id, int) else None
+        if token is not None:
+            names[f"{name}_token"] = token
+    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    source = metadata.get("tokenizer.chat_template")
+    return _codec(
+        tokenizer,
+        str(source) if source else None,
+        names,
+        tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
+        GenerationDefaults(),
+    )
+
+
+def _from_folder(folder: Path) -> TextCodec:
+    generation = _read_json(folder / "generation_config.json")
+    ends = _ids(generation.get("eos_token_id") or _read_json(folder / "config.json").get("eos_token_id"))
+    try:
+        defaults = msgspec.convert(generation, GenerationDefaults)
+    except msgspec.ValidationError as error:
+        raise UnsupportedModel(f"{folder / 'generation_config.json'}: {error}") from None
+    settings = _read_json(folder / "tokenizer_config.json")
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        if settings or any((folder / name).exists() for name in ("tokenizer.model", "vocab.json")):
+            raise UnsupportedModel(f"{folder} has a tokenizer but no tokenizer.json, the only form that can be read")
+        print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
+        return TextCodec(None, None, None, tuple(ends), defaults, None)
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  the library raises plain Exception
+        raise UnsupportedModel(f"{file} cannot be read: {error}") from None
+    names = _special_tokens(settings | _read_json(folder / "special_tokens_map.json"))
+    _mark_special(tokenizer, list(names.values()))
+    if "add_bos_token" in settings or "add_eos_token" in settings:  # these replace what tokenizer.json says
+        begin = names.get("bos_token") if settings.get("add_bos_token") else None
+        end = names.get("eos_token") if settings.get("add_eos_token") else None
+        add_ends(tokenizer, begin, end)
+    own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
+    if own_end is not None and own_end not in ends:
+        ends.append(own_end)
+    return _codec(tokenizer, _template_source(folder, settings), names, tuple(ends), defaults)
+
+
+def _codec(
+    tokenizer: Tokenizer,
+    template_source: str | None,
+    names: dict[str, str],
+    eos_ids: tuple[int, ...],
+    defaults: GenerationDefaults,
+) -> TextCodec:
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    pieces = Pieces(tokenizer)
+    # Elsewhere a token may stand for a word of any length that the vocabulary lacks.
+    bounded = pieces.byte_level and "BPE" in type(tokenizer.model).__name__
+    return TextCodec(
+        tokenizer,
+        ChatTemplate(template_source, names) if template_source is not None else None,
+        pieces,
+        eos_ids,
+        defaults,
+        # Each byte is at most one character of a token's spelling; normalisation shortens a text to a third at most.
+        3 * max(len(token) for token in tokenizer.get_vocab()) if bounded else None,
+    )
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        content = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise UnsupportedModel(f"{file} cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UnsupportedModel(f"{file} holds a {type(content).__name__}; want an object")
+    return content
+
+
+def _ids(value: Any) -> list[int]:
+    """`eos_token_id` is one id, a list of them, or missing."""
+    listed = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(one, int) for one in listed):
+        raise UnsupportedModel(f"the checkpoint has eos_token_id {value!r}; want an id or a list of ids")
+    return list(dict.fromkeys(listed))
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    names = {}
+    for name in _SPECIAL_TOKENS:
+        value = settings.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            names[name] = content
+    return names
+
+
+def _mark_special(tokenizer: Tokenizer, names: list[str]) -> None:
+    """What the checkpoint calls special is special, even where tokenizer.json lists it as an ordinary token."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    unmarked = [
+        name for name in dict.fromkeys(names) if name not in special and tokenizer.token_to_id(name) is not None
+    ]
+    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in unmarked])
+
+
+def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        return file.read_text()
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several named ones
+        source = {one["name"]: one["template"] for one in source}.get("default")
+    return source if isinstance(source, str) else None
