@@ -1,0 +1,228 @@
+"""A rank's weights: the right slices in the right places, and a clear word on files that do not fit the model."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tercet.model.checkpoint import open_model, read_config
+from tercet.model.dummy import DummyCheckpoint
+from tercet.model.weights import Weights, load_weights
+
+from checkpoints import checkpoint
+
+CPU = torch.device("cpu")
+
+
+def load(
+    path: Path, rank: int = 0, size: int = 1, *, dtype: torch.dtype = torch.float32, fused: bool = False
+) -> Weights:
+    config, tensors = open_model(path)
+    return load_weights(tensors, config, rank=rank, size=size, dtype=dtype, device=CPU, interleaved=fused)
+
+
+def copy_of(family: str, folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    path = Path(shutil.copytree(checkpoint(family), folder / "model"))
+    return path, load_file(path / "model.safetensors")
+
+
+@pytest.mark.parametrize("family", ["llama-bias-tied", "qwen2", "qwen3", "llama-mha-head-dim"])
+def test_whole_model(family: str) -> None:
+    path = checkpoint(family)
+    raw, weights = load_file(path / "model.safetensors"), load(path)
+    assert torch.equal(weights.embedding_VD, raw["model.embed_tokens.weight"])
+    assert torch.equal(weights.final_norm_D, raw["model.norm.weight"])
+    if "lm_head.weight" in raw:
+        assert torch.equal(weights.lm_head_VD, raw["lm_head.weight"])
+    else:
+        assert weights.lm_head_VD is weights.embedding_VD
+    for index, layer in enumerate(weights.layers):
+        part = {name.removeprefix(f"model.layers.{index}."): tensor for name, tensor in raw.items()}
+        qkv = [f"self_attn.{name}_proj" for name in "qkv"]
+        gate_up = ["mlp.gate_proj", "mlp.up_proj"]
+        assert torch.equal(layer.qkv_ND, torch.cat([part[f"{name}.weight"] for name in qkv]))
+        assert torch.equal(layer.gate_up_2FD, torch.cat([part[f"{name}.weight"] for name in gate_up]))
+        assert torch.equal(layer.o_DQ, part["self_attn.o_proj.weight"])
+        assert torch.equal(layer.down_DF, part["mlp.down_proj.weight"])
+        assert torch.equal(layer.input_norm_D, part["input_layernorm.weight"])
+        assert torch.equal(layer.post_norm_D, part["post_attention_layernorm.weight"])
+        if family in ("llama-bias-tied", "qwen2"):
+            assert layer.qkv_bias_N is not None
+            assert torch.equal(layer.qkv_bias_N, torch.cat([part[f"{name}.bias"] for name in qkv]))
+        if family == "llama-bias-tied":
+            assert layer.gate_up_bias_2F is not None
+            assert layer.o_bias_D is not None
+            assert layer.down_bias_D is not None
+            assert torch.equal(layer.gate_up_bias_2F, torch.cat([part[f"{name}.bias"] for name in gate_up]))
+            assert torch.equal(layer.o_bias_D, part["self_attn.o_proj.bias"])
+            assert torch.equal(layer.down_bias_D, part["mlp.down_proj.bias"])
+        if family == "qwen3":
+            assert layer.q_norm_H is not None
+            assert layer.k_norm_H is not None
+            assert torch.equal(layer.q_norm_H, part["self_attn.q_norm.weight"])
+            assert torch.equal(layer.k_norm_H, part["self_attn.k_norm.weight"])
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_together_are_the_whole(size: int) -> None:
+    path = checkpoint("qwen2")  # 4 heads, 2 KV heads, 419 words
+    config = read_config(path)
+    whole, ranks = load(path), [load(path, rank, size) for rank in range(size)]
+    vocabulary = torch.cat([rank.embedding_VD for rank in ranks])
+    assert torch.equal(vocabulary[:419], whole.embedding_VD)
+    assert vocabulary[419:].count_nonzero() == 0
+    queries, kv = 4 * config.head_dim, 2 * config.head_dim
+    for index, layer in enumerate(whole.layers):
+        parts = [rank.layers[index] for rank in ranks]
+        assert torch.equal(torch.cat([part.o_DQ for part in parts], 1), layer.o_DQ)
+        assert torch.equal(torch.cat([part.down_DF for part in parts], 1), layer.down_DF)
+        gate, up = zip(*[part.gate_up_2FD.chunk(2) for part in parts], strict=True)
+        assert torch.equal(torch.cat([*gate, *up]), layer.gate_up_2FD)
+        mine, keys = queries // size, max(config.head_dim, kv // size)
+        q, k, v = zip(*[part.qkv_ND.split([mine, keys, keys]) for part in parts], strict=True)
+        copies = size // len(range(0, kv, keys))
+        assert torch.equal(torch.cat([*q, *k[::copies], *v[::copies]]), layer.qkv_ND)
+        for rank in range(size):  # replicas agree
+            assert torch.equal(k[rank], k[rank // copies * copies])
+        bias = torch.cat([part.qkv_bias_N[:mine] for part in parts if part.qkv_bias_N is not None])
+        assert layer.qkv_bias_N is not None
+        assert torch.equal(bias, layer.qkv_bias_N[:queries])
+
+
+def test_gate_and_up_rows_in_turns() -> None:
+    path = checkpoint("llama-bias-tied")
+    plain, fused = load(path).layers[1], load(path, fused=True).layers[1]
+    gate, up = plain.gate_up_2FD.chunk(2)
+    assert torch.equal(fused.gate_up_2FD, torch.stack((gate, up), 1).flatten(0, 1))
+    assert plain.gate_up_bias_2F is not None
+    assert fused.gate_up_bias_2F is not None
+    assert torch.equal(fused.gate_up_bias_2F, torch.stack(plain.gate_up_bias_2F.chunk(2), 1).flatten())
+
+
+def test_sharded_files_hold_the_same(tmp_path: Path) -> None:
+    path = checkpoint("qwen3")
+    AutoModelForCausalLM.from_pretrained(path).save_pretrained(tmp_path, max_shard_size="50KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    single, sharded = load(path), load(tmp_path)
+    assert torch.equal(single.embedding_VD, sharded.embedding_VD)
+    for ours, theirs in zip(single.layers, sharded.layers, strict=True):
+        assert torch.equal(ours.qkv_ND, theirs.qkv_ND)
+        assert torch.equal(ours.down_DF, theirs.down_DF)
+    victim = sorted(tmp_path.glob("*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(ValueError, match=f"files that are not there: {victim.name}"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../secret"}}')
+    with pytest.raises(ValueError, match="weight_map must map"):
+        load(tmp_path)
+
+
+def test_type_is_converted() -> None:
+    path = checkpoint("llama")
+    assert torch.equal(load(path, dtype=torch.bfloat16).layers[0].qkv_ND, load(path).layers[0].qkv_ND.bfloat16())
+
+
+def test_progress_counts_bytes_of_this_rank() -> None:
+    config, tensors = open_model(checkpoint("llama"))
+    seen: list[tuple[int, int]] = []
+    arguments = {"rank": 1, "size": 2, "dtype": torch.float32, "device": CPU}
+    load_weights(tensors, config, **arguments, progress=lambda done, total: seen.append((done, total)))
+    done, total = zip(*seen, strict=True)
+    assert list(done) == sorted(done)
+    assert set(total) == {done[-1]}
+    # The padding row of the vocabulary is not read; norms (7 x 64 numbers) are not in weight_bytes.
+    assert done[-1] == config.weight_bytes(torch.float32, 2) - 2 * 64 * 4 + 7 * 64 * 4
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.2.self_attn.k_proj.weight", "lm_head.weight"])
+def test_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    del raw[name]
+    save_file(raw, path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"missing: {name}"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["model.layers.3.mlp.up_proj.weight", "model.layers.0.self_attn.q_norm.weight"])
+def test_surplus_tensor_is_named(name: str, tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    save_file({**raw, name: torch.ones(16)}, path / "model.safetensors")
+    with pytest.raises(ValueError, match=f"not part of this model: {name}"):
+        load(path)
+
+
+def test_misshapen_tensor_is_named(tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    save_file({**raw, "model.layers.0.mlp.up_proj.weight": torch.ones(96, 63)}, path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"up_proj.weight \[96, 63\] \(want \[96, 64\]\)"):
+        load(path)
+
+
+def test_rotary_frequencies_of_old_files_are_not_surplus(tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    save_file({**raw, "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}, path / "model.safetensors")
+    assert torch.equal(load(path).embedding_VD, raw["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_tied_by_config_yet_both_in_the_file(equal: bool, tmp_path: Path) -> None:
+    path, raw = copy_of("qwen3", tmp_path)
+    head = raw["model.embed_tokens.weight"].clone() + (0 if equal else 1)
+    save_file({**raw, "lm_head.weight": head}, path / "model.safetensors", metadata={"format": "pt"})
+    weights = load(path)
+    assert (weights.lm_head_VD is weights.embedding_VD) == equal
+    assert torch.equal(weights.lm_head_VD, head)
+    # What transformers does with such a file is the measure.
+    theirs = AutoModelForCausalLM.from_pretrained(path).lm_head.weight
+    assert torch.equal(weights.lm_head_VD, theirs)
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, 20_000])
+def test_truncated_file(keep: int, tmp_path: Path) -> None:
+    path, _ = copy_of("llama", tmp_path)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"model.safetensors is truncated or not a readable safetensors file"):
+        load(path)
+
+
+def test_random_bytes_are_no_file(tmp_path: Path) -> None:
+    path, _ = copy_of("llama", tmp_path)
+    (path / "model.safetensors").write_bytes(bytes(range(256)) * 50)
+    with pytest.raises(ValueError, match="not a readable safetensors file"):
+        load(path)
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    path, _ = copy_of("llama", tmp_path)
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"no .safetensors file; weights are read from safetensors or GGUF only"):
+        load(path)
+
+
+def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    name = "model.layers.0.mlp.up_proj.weight"
+    save_file({**raw, name: raw[name].to(torch.float8_e4m3fn)}, path / "model.safetensors")
+    with pytest.raises(ValueError, match=rf"{name} is of type F8_E4M3"):
+        load(path)
+
+
+def test_dummy_weights_do_not_depend_on_ranks() -> None:
+    config = read_config(checkpoint("qwen3"))
+
+    def make(seed: int, rank: int, size: int) -> Weights:
+        dummy = DummyCheckpoint(config, seed, torch.float32, CPU)
+        return load_weights(dummy, config, rank=rank, size=size, dtype=torch.float32, device=CPU)
+
+    whole, ranks = make(1, 0, 1), [make(1, rank, 2) for rank in range(2)]
+    assert torch.equal(torch.cat([rank.layers[0].o_DQ for rank in ranks], 1), whole.layers[0].o_DQ)
+    assert torch.equal(torch.cat([rank.embedding_VD for rank in ranks])[:419], whole.embedding_VD)
+    assert not torch.equal(whole.layers[0].o_DQ, whole.layers[1].o_DQ)
+    assert not torch.equal(whole.layers[0].o_DQ, make(2, 0, 1).layers[0].o_DQ)
+    assert torch.equal(whole.final_norm_D, torch.ones(64))
+    assert 0.015 < whole.embedding_VD.std() < 0.025
