@@ -1,0 +1,72 @@
+"""Public model shapes as config.json contents, so that speed can be measured with random weights and no download.
+
+`write_shape(name, folder)` makes a folder that `--load-format dummy` can serve by token ids.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "bos_token_id": 151643,
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "max_position_embeddings": 40960,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 151936,
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32),
+    "qwen3-32b": _qwen3(5120, 25600, 64, 64),
+    "llama-3.1-8b": {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "bos_token_id": 128000,
+        "eos_token_id": [128001, 128008, 128009],
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 128256,
+    },
+}
+
+
+def write_shape(name: str, folder: Path) -> Path:
+    """Write config.json of shape `name` into `folder`; ValueError for an unknown name."""
+    if name not in SHAPES:
+        raise ValueError(f"shape {name!r} is unknown; want one of {', '.join(SHAPES)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2), encoding="utf-8")
+    return folder
