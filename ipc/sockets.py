@@ -17,6 +17,8 @@ from tercet.ipc.addresses import check_ipc_path
 
 Message = TypeVar("Message")
 
+MAX_MESSAGE_BYTES = 16 * 2**20
+"""Longest message that a client may send; ZeroMQ closes the connection of one that sends more."""
 _INTERNAL_HWM = 10_000
 """Messages queued between two processes of an engine before the sender has to wait."""
 _OUTBOX_LINGER_MS = 1000

@@ -1,0 +1,132 @@
+"""What a client gets back: a `Generation`, piece by piece or whole, or one of a few errors.
+
+A `Call` collects the answer to one request. It knows no socket.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import anyio
+import msgspec
+
+from tercet.ipc.messages import Delta, Finished, FinishReason, Usage
+
+
+class ClientError(Exception):
+    """What a client may have to deal with. `code` is the engine's word for it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class RequestRefused(ClientError):
+    """The request cannot be served as it is; the message says what to change."""
+
+
+class Overloaded(ClientError):
+    """The engine takes no more now; ask again later, or elsewhere."""
+
+
+class EngineDied(ClientError):
+    """The engine is gone, or was never there; what it had not sent is lost."""
+
+
+class RequestTimedOut(ClientError, TimeoutError):
+    """The request took longer than the caller allowed, and was cancelled."""
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A finished request."""
+
+    text: str
+    token_ids: list[int]
+    reason: FinishReason
+    stop: str | int | None
+    """The stop string or token id that ended it, if one did."""
+    usage: Usage
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What is new in a stream. The last piece also brings the whole."""
+
+    text: str
+    token_ids: list[int]
+    generation: Generation | None = None
+
+
+class Call:
+    """One request in the making. Not streamed: its parts are only kept, nobody is woken for them."""
+
+    def __init__(self, request_id: str, streamed: bool) -> None:
+        self.request_id = request_id
+        self._streamed = streamed
+        self._texts: list[str] = []
+        self._token_ids = bytearray()
+        self._fresh: list[Delta | Finished] = []
+        self._wake = asyncio.Event()
+        self._generation: Generation | None = None
+        self._error: ClientError | None = None
+
+    def add(self, delta: Delta) -> None:
+        self._texts.append(delta.text)
+        self._token_ids += delta.token_ids
+        if self._streamed:
+            self._fresh.append(delta)
+            self._wake.set()
+
+    def end(self, finished: Finished) -> None:
+        text = "".join(self._texts) + finished.text
+        token_ids = _unpack(bytes(self._token_ids) + finished.token_ids)
+        self._generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage)
+        self._fresh.append(finished)
+        self._wake.set()
+
+    def fail(self, error: ClientError) -> None:
+        self._error = error
+        self._wake.set()
+
+    async def whole(self, timeout: float | None) -> Generation:
+        await self._wait(timeout, None if timeout is None else anyio.current_time() + timeout)
+        if self._error is not None:
+            raise self._error
+        assert self._generation is not None
+        return self._generation
+
+    async def pieces(self, timeout: float | None) -> AsyncIterator[Piece]:
+        deadline = None if timeout is None else anyio.current_time() + timeout
+        while True:
+            await self._wait(timeout, deadline)
+            self._wake.clear()
+            fresh, self._fresh = self._fresh, []
+            for item in fresh:
+                last = isinstance(item, Finished)
+                yield Piece(item.text, _unpack(item.token_ids), self._generation if last else None)
+                if last:
+                    return
+            if self._error is not None:
+                raise self._error
+
+    async def _wait(self, timeout: float | None, deadline: float | None) -> None:
+        if deadline is None:
+            await self._wake.wait()
+            return
+        try:
+            with anyio.fail_after(max(0.0, deadline - anyio.current_time())):
+                await self._wake.wait()
+        except TimeoutError:
+            raise RequestTimedOut("timed_out", f"the request had {timeout:g} s and was cancelled") from None
+
+
+def _unpack(token_ids: bytes) -> list[int]:
+    return memoryview(token_ids).cast("i").tolist()
+
+
+def error_of(code: str, message: str) -> ClientError:
+    match code:
+        case "overloaded" | "draining" | "slow_client":
+            return Overloaded(code, message)
+        case "engine_died":
+            return EngineDied(code, message)
+        case _:
+            return RequestRefused(code, message)
