@@ -2,7 +2,7 @@
 
 One class serves every family: what sets them apart is in the ModelConfig and in which weights are there.
 
-Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary.
+Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary, S slots, M pages of a slot.
 """
 
 import torch
@@ -35,17 +35,18 @@ class Decoder:
         ]
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs, kv_cache: Tensor) -> Tensor:
+    def forward(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> Tensor:
         """Hidden states of all tokens, before the final norm: [T, D]. Writes their K and V into `kv_cache`.
 
-        `kv_cache`: [layer, k/v, page, kv head, token, dim]. Graph-safe: fixed shapes give fixed launches.
+        `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages.
+        Graph-safe: fixed shapes give fixed launches.
         """
         shard_VD = self._weights.embedding_VD
         residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
         self.group.all_reduce(residual_TD)
         update_TD = None
         for index, layer in enumerate(self._layers):
-            update_TD = layer.forward(residual_TD, update_TD, inputs, kv_cache[index])
+            update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index])
         return residual_TD if update_TD is None else residual_TD.add_(update_TD)
 
     @torch.inference_mode()

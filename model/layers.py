@@ -2,8 +2,9 @@
 
 Knows the kernels and the shapes of a step's tokens; knows no request, and no checkpoint.
 
-Shape suffixes: T tokens of the step (B decode rows, then prefill tokens), D hidden size, H q heads of this rank times
-head size, N q, k and v rows of this rank, F intermediate size of this rank, P positions, R rotary dimension.
+Shape suffixes: T tokens of the step (decode rows, then prefill tokens), D hidden size, H q heads of this rank times
+head size, N q, k and v rows of this rank, F intermediate size of this rank, S slots, M pages of a slot, P positions,
+R rotary dimension.
 """
 
 from dataclasses import dataclass
@@ -33,7 +34,9 @@ class Layer:
     window: int
     interleaved: bool
 
-    def forward(self, residual_TD: Tensor, update_TD: Tensor | None, inputs: StepInputs, kv: Tensor) -> Tensor | None:
+    def forward(
+        self, residual_TD: Tensor, update_TD: Tensor | None, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor
+    ) -> Tensor | None:
         """Run the layer on `residual_TD` in place. `kv`: this layer's cache, [k/v, page, kv head, token, dim].
 
         With several ranks the sum of a block over ranks is not yet in the residual when the next norm reads it: it is
@@ -41,7 +44,7 @@ class Layer:
         """
         weights = self.weights
         x_TD = self._norm(residual_TD, update_TD, weights.input_norm_D)
-        attended_TH = self._attention(x_TD, inputs, kv)
+        attended_TH = self._attention(x_TD, inputs, page_table_SM, kv)
         update_TD = self._add(attended_TH, weights.o_DQ, weights.o_bias_D, residual_TD)
         x_TD = self._norm(residual_TD, update_TD, weights.post_norm_D)
         return self._add(self._gate(x_TD), weights.down_DF, weights.down_bias_D, residual_TD)
@@ -51,7 +54,7 @@ class Layer:
             return rms_norm(residual_TD, weight_D, self.config.rms_norm_eps)
         return add_rms_norm(update_TD, residual_TD, weight_D, self.config.rms_norm_eps)
 
-    def _attention(self, x_TD: Tensor, inputs: StepInputs, kv: Tensor) -> Tensor:
+    def _attention(self, x_TD: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor) -> Tensor:
         config, weights = self.config, self.weights
         num_heads = config.num_heads // self.group.size
         k_cache, v_cache = kv[0], kv[1]
@@ -76,7 +79,7 @@ class Layer:
                 q_THD[:num_decodes],
                 k_cache,
                 v_cache,
-                inputs.page_table_SM,
+                page_table_SM,
                 inputs.decode_slots_B,
                 inputs.decode_lengths_B,
                 scale,
@@ -88,7 +91,7 @@ class Layer:
                 q_THD[num_decodes:],
                 k_cache,
                 v_cache,
-                inputs.page_table_SM,
+                page_table_SM,
                 inputs.chunk_slots_C,
                 inputs.chunk_starts_C,
                 inputs.query_starts_C1,

@@ -1,0 +1,99 @@
+"""Drives a decoder by hand: a small paged cache, page tables in random order, and the inputs of each step.
+
+It does what slot table, planner and runner do, in the plainest way, so that the decoder can be tested without them.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tercet.model.checkpoint import open_model
+from tercet.model.decoder import Decoder
+from tercet.model.parallel import Group
+from tercet.model.weights import load_weights
+from tercet.triton_kernels.prepare import StepInputs
+
+PAGE = 16
+CPU = torch.device("cpu")
+
+
+def make_decoder(path: Path, group: Group | None = None, *, fused: bool = False) -> Decoder:
+    group = group or Group.single(CPU)
+    config, tensors = open_model(path)
+    weights = load_weights(
+        tensors, config, rank=group.rank, size=group.size, dtype=torch.float32, device=CPU, interleaved=fused
+    )
+    return Decoder(config, weights, group, max_model_len=512)
+
+
+@dataclass
+class Sequences:
+    """A paged cache full of NaN and page tables in random order, fed by hand."""
+
+    decoder: Decoder
+    count: int
+    computed: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        config, size = self.decoder.config, self.decoder.group.size
+        pages_each = 8
+        num_pages = 1 + self.count * pages_each
+        shape = (config.num_layers, 2, num_pages, config.kv_heads_per_rank(size), PAGE, config.head_dim)
+        self.cache = torch.full(shape, float("nan"))
+        self.cache[:, :, 0] = 0  # padding writes to page 0
+        shuffled = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(1)) + 1
+        self.page_table_SM = shuffled.view(self.count, pages_each).to(torch.int32)
+        self.computed = [0] * self.count
+
+    def step(self, decodes: dict[int, int], chunks: dict[int, list[int]], *, pad_b: int = 0, pad_t: int = 0) -> Tensor:
+        """Run one step: `decodes` slot -> token, `chunks` slot -> tokens; logits of each row's last token."""
+        ids, positions, slots, lengths = [], [], [], []
+
+        def add(slot: int, token: int) -> None:
+            position = self.computed[slot]
+            page = int(self.page_table_SM[slot, position // PAGE])
+            ids.append(token)
+            positions.append(position)
+            slots.append(page * PAGE + position % PAGE)
+            self.computed[slot] += 1
+
+        def pad(count: int) -> None:
+            ids.extend([0] * count)
+            positions.extend([0] * count)
+            slots.extend([0] * count)
+
+        for slot, token in decodes.items():
+            add(slot, token)
+            lengths.append(self.computed[slot])
+        pad(pad_b)
+        starts = [self.computed[slot] for slot in chunks]
+        ends = [0]
+        for slot, tokens in chunks.items():
+            for token in tokens:
+                add(slot, token)
+            ends.append(ends[-1] + len(tokens))
+        pad(pad_t)
+        num_decodes = len(decodes) + pad_b
+        rows = [*range(len(decodes)), *(num_decodes + end - 1 for end in ends[1:])]
+        inputs = step_inputs(
+            input_ids_T=ids,
+            positions_T=positions,
+            kv_slots_T=slots,
+            decode_slots_B=[*decodes, *[0] * pad_b],
+            decode_lengths_B=[*lengths, *[0] * pad_b],
+            chunk_slots_C=list(chunks),
+            chunk_starts_C=starts,
+            query_starts_C1=ends,
+            sample_rows_R=rows,
+        )
+        hidden_TD = self.decoder.forward(inputs, self.cache, self.page_table_SM)
+        return self.decoder.logits(hidden_TD[rows])
+
+
+def step_inputs(**values: list[int]) -> StepInputs:
+    wide = {"kv_slots_T": torch.int64}
+    return StepInputs(
+        **{name: torch.tensor(value, dtype=wide.get(name, torch.int32)) for name, value in values.items()}
+    )
