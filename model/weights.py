@@ -94,8 +94,10 @@ def load_weights(
 ) -> Weights:
     """Allocate this rank's weights and fill them. ValueError names tensors that are missing, surplus or misshapen.
 
-    `interleaved`: gate and up rows in turns, as the fused SiLU product wants them.
+    `interleaved`: gate and up rows in turns, as the fused SiLU product wants them; not where they have a bias, which
+    that product does not take.
     """
+    interleaved = interleaved and not config.mlp_bias
     config.check_tensor_parallel(size)
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
@@ -178,7 +180,7 @@ class _Builder:
             o_bias_D=self._whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             post_norm_D=self._whole(f"{prefix}post_attention_layernorm.weight", hidden),
             gate_up_2FD=self._gate_up(mlp, "weight", interleaved, hidden),
-            gate_up_bias_2F=self._gate_up(mlp, "bias", interleaved) if config.mlp_bias else None,
+            gate_up_bias_2F=self._gate_up(mlp, "bias", False) if config.mlp_bias else None,
             down_DF=self._columns(f"{mlp}down_proj.weight", hidden, config.intermediate_size),
             down_bias_D=self._whole(f"{mlp}down_proj.bias", hidden) if config.mlp_bias else None,
         )

@@ -94,13 +94,19 @@ def test_ranks_together_are_the_whole(size: int) -> None:
 
 
 def test_gate_and_up_rows_in_turns() -> None:
+    path = checkpoint("qwen2")
+    for rank in range(2):
+        plain, fused = load(path, rank, 2), load(path, rank, 2, fused=True)
+        assert fused.interleaved
+        gate, up = plain.layers[1].gate_up_2FD.chunk(2)
+        assert torch.equal(fused.layers[1].gate_up_2FD, torch.stack((gate, up), 1).flatten(0, 1))
+
+
+def test_biased_gate_and_up_stay_apart() -> None:
     path = checkpoint("llama-bias-tied")
-    plain, fused = load(path).layers[1], load(path, fused=True).layers[1]
-    gate, up = plain.gate_up_2FD.chunk(2)
-    assert torch.equal(fused.gate_up_2FD, torch.stack((gate, up), 1).flatten(0, 1))
-    assert plain.gate_up_bias_2F is not None
-    assert fused.gate_up_bias_2F is not None
-    assert torch.equal(fused.gate_up_bias_2F, torch.stack(plain.gate_up_bias_2F.chunk(2), 1).flatten())
+    plain, fused = load(path), load(path, fused=True)
+    assert not fused.interleaved
+    assert torch.equal(plain.layers[1].gate_up_2FD, fused.layers[1].gate_up_2FD)
 
 
 def test_sharded_files_hold_the_same(tmp_path: Path) -> None:
