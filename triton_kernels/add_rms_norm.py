@@ -1,0 +1,100 @@
+"""RMS norm, alone and fused with the residual add before it. The last dimension is normed: hidden rows or heads.
+
+Shape suffixes: T tokens (or tokens x heads), D the normed size.
+"""
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_same, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+
+# Registers of one program hold its whole row.
+_MAX_D = 16384
+
+
+@triton.jit
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Grid (T,): one program norms one row, which it holds in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_D)
+    mask = columns < D
+    x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * weight
+    tl.store(out_ptr + row * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Grid (T,): one program adds one row into the residual and norms the rounded sum."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_D)
+    mask = columns < D
+    x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    # Rounded before the norm: the same numbers as when another kernel had written the residual.
+    total = (residual + x).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + row * D + columns, total, mask=mask)
+    total = total.to(tl.float32)
+    y = total * tl.rsqrt(tl.sum(total * total) / D + eps) * weight
+    tl.store(out_ptr + row * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Norm the last dimension of `x_TD` ([..., D]) and scale it. Mutates nothing; sums in fp32; graph-safe."""
+    _check(x_TD, weight_D)
+    if not use_kernels(x_TD):
+        return rms_norm_reference(x_TD, weight_D, eps)
+    out_TD = torch.empty_like(x_TD)
+    D = x_TD.shape[-1]
+    if T := x_TD.numel() // D:
+        block, num_warps = _block(D)
+        _rms_norm_kernel[(T,)](x_TD, weight_D, out_TD, eps, D=D, BLOCK_D=block, num_warps=num_warps)
+    return out_TD
+
+
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Add `x_TD` into `residual_TD` in place; return the sum, normed and scaled. Sums in fp32; graph-safe."""
+    _check(x_TD, weight_D)
+    check_shape("residual", residual_TD, *x_TD.shape)
+    check_same("residual", residual_TD, x_TD)
+    if not use_kernels(x_TD):
+        return add_rms_norm_reference(x_TD, residual_TD, weight_D, eps)
+    out_TD = torch.empty_like(x_TD)
+    D = x_TD.shape[-1]
+    if T := x_TD.numel() // D:
+        block, num_warps = _block(D)
+        _add_rms_norm_kernel[(T,)](x_TD, residual_TD, weight_D, out_TD, eps, D=D, BLOCK_D=block, num_warps=num_warps)
+    return out_TD
+
+
+def rms_norm_reference(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """The same in PyTorch."""
+    if x_TD.dtype == torch.float32:
+        return F.rms_norm(x_TD, (x_TD.shape[-1],), weight_D, eps)
+    return F.rms_norm(x_TD.float(), (x_TD.shape[-1],), weight_D.float(), eps).to(x_TD.dtype)
+
+
+def add_rms_norm_reference(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """The same in PyTorch, `residual_TD` in place as well."""
+    return rms_norm_reference(residual_TD.add_(x_TD), weight_D, eps)
+
+
+def _check(x_TD: Tensor, weight_D: Tensor) -> None:
+    check_dtype("x", x_TD, *FLOATS)
+    check_contiguous("x", x_TD)
+    if x_TD.ndim < 1 or not 0 < x_TD.shape[-1] <= _MAX_D:
+        raise ValueError(f"x: got shape {list(x_TD.shape)}, wanted a last dimension of 1 to {_MAX_D}")
+    check_shape("weight", weight_D, x_TD.shape[-1])
+    check_same("weight", weight_D, x_TD)
+
+
+def _block(D: int) -> tuple[int, int]:
+    """Columns of one program, and its warps."""
+    block = triton.next_power_of_2(D)
+    return block, min(max(block // 512, 1), 16)

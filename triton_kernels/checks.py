@@ -1,0 +1,40 @@
+"""What every wrapper asks of its tensors before a launch, with messages that name what came and what is wanted.
+
+Knows shapes, types and strides; knows no kernel.
+"""
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_shape(name: str, tensor: Tensor, *shape: int | None) -> None:
+    """The shape, number by number; None stands for any size."""
+    if tensor.ndim != len(shape) or any(want not in (None, got) for want, got in zip(shape, tensor.shape, strict=True)):
+        wanted = ", ".join("*" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name}: got shape {list(tensor.shape)}, wanted [{wanted}]")
+
+
+def check_dtype(name: str, tensor: Tensor, *dtypes: torch.dtype) -> None:
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{name}: got {tensor.dtype}, wanted {' or '.join(map(str, dtypes))}")
+
+
+def check_device(name: str, tensor: Tensor, like: Tensor) -> None:
+    if tensor.device != like.device:
+        raise ValueError(f"{name}: got a tensor on {tensor.device}, wanted {like.device}")
+
+
+def check_contiguous(name: str, tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(
+            f"{name}: got strides {list(tensor.stride())} for shape {list(tensor.shape)}, wanted contiguous"
+        )
+
+
+def check_same(name: str, tensor: Tensor, like: Tensor) -> None:
+    """Contiguous, and of the type and device of `like`."""
+    check_dtype(name, tensor, like.dtype)
+    check_device(name, tensor, like)
+    check_contiguous(name, tensor)
