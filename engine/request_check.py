@@ -98,7 +98,7 @@ def check_names(request: Request) -> None:
         raise _invalid("cache_salt", f"{len(request.cache_salt)} characters", f"at most {MAX_NAME_LENGTH}")
 
 
-def unpack_ids(packed: bytes) -> array[int]:
+def unpack_ids(packed: bytes) -> "array[int]":
     """Token ids as they come over the wire."""
     if len(packed) % 4:
         raise _invalid("prompt_ids", f"{len(packed)} bytes", "4 bytes (int32, little endian) for each token")

@@ -34,6 +34,10 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float | None = None
 
 
+class TextRefused(ValueError):
+    """The tokenizer cannot encode this text; the message is what it said."""
+
+
 @dataclass(frozen=True)
 class TextCodec:
     """Text to ids and back, for one checkpoint."""
@@ -48,14 +52,19 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """A plain prompt, begun as the checkpoint wants it."""
-        assert self.tokenizer is not None
-        return self.tokenizer.encode(text).ids
+        return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """A conversation; the template writes its own first token."""
-        assert self.tokenizer is not None
         assert self.template is not None
-        return self.tokenizer.encode(self.template.render(messages), add_special_tokens=False).ids
+        return self._encode(self.template.render(messages), add_special_tokens=False)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        assert self.tokenizer is not None
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except Exception as error:  # noqa: BLE001  the library raises plain Exception
+            raise TextRefused(f"the tokenizer refused the prompt: {error}") from None
 
 
 def load_codec(model_path: Path) -> TextCodec:

@@ -1,0 +1,226 @@
+"""Who asked for what, and how far each answer is: the tokenizer process without its sockets.
+
+Pure: no socket, no clock but the argument `now`. The desk owns every live request from the moment its name is taken
+until its one terminal message. What it returns is to be sent: items per client, and request numbers to abort.
+"""
+
+from array import array
+from collections.abc import Iterable
+from typing import assert_never
+
+from tercet.engine.detokenizer import Detokenizer
+from tercet.engine.pieces import Pieces
+from tercet.engine.request_check import stop_strings
+from tercet.ipc.messages import (
+    Delta,
+    Ended,
+    Failed,
+    Finished,
+    FinishReason,
+    Load,
+    SamplingParams,
+    Tokens,
+    ToTokenizer,
+    Unservable,
+    Usage,
+)
+
+Client = bytes
+Item = Delta | Finished | Failed
+_NOBODY: dict[int, Ended] = {}
+
+
+class Live:
+    """One request that has not ended."""
+
+    __slots__ = (
+        "client",
+        "detokenizer",
+        "first_token_at",
+        "fresh_ids",
+        "fresh_text",
+        "keeps_stop",
+        "num_generated",
+        "num_prompt",
+        "number",
+        "request_id",
+        "submitted_at",
+    )
+
+    def __init__(self, client: Client, request_id: str, number: int) -> None:
+        self.client = client
+        self.request_id = request_id
+        self.number = number
+        self.num_prompt = 0
+        self.num_generated = 0
+        self.submitted_at = 0.0
+        self.first_token_at = 0.0
+        self.detokenizer: Detokenizer | None = None
+        """None until the request is submitted."""
+        self.keeps_stop = False
+        self.fresh_ids: list[int] = []
+        self.fresh_text: list[str] = []
+
+
+class FrontDesk:
+    """All live requests of all clients."""
+
+    def __init__(self, pieces: Pieces | None) -> None:
+        self._pieces = pieces
+        self._by_number: dict[int, Live] = {}
+        self._by_client: dict[Client, dict[str, Live]] = {}
+        self._last_number = 0
+        self.load = Load(0, 0, 0, 0, 0, 0, 0, 0)
+        """The scheduler's latest gauges."""
+
+    @property
+    def num_live(self) -> int:
+        return len(self._by_number)
+
+    def clients(self) -> list[Client]:
+        """Everybody who waits for something."""
+        return list(self._by_client)
+
+    def open(self, client: Client, request_id: str) -> Live | None:
+        """Take the name for a new request; None if this client has a live request of that name."""
+        mine = self._by_client.setdefault(client, {})
+        if request_id in mine:
+            return None
+        self._last_number += 1
+        live = mine[request_id] = self._by_number[self._last_number] = Live(client, request_id, self._last_number)
+        return live
+
+    def submit(self, live: Live, num_prompt: int, params: SamplingParams, now: float) -> None:
+        """The request goes to the scheduler; its tokens may come from now on."""
+        live.num_prompt = num_prompt
+        live.submitted_at = now
+        live.keeps_stop = params.include_stop_str_in_output
+        live.detokenizer = Detokenizer(
+            self._pieces,
+            stop_strings(params),
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            min_tokens=params.min_tokens,
+        )
+
+    def is_live(self, live: Live) -> bool:
+        """Whether it has not ended, while work on it was going on elsewhere."""
+        return self._by_number.get(live.number) is live
+
+    def fail(self, live: Live, code: str, message: str) -> Failed:
+        """End a request badly."""
+        self._forget(live)
+        return Failed(live.request_id, code, message)
+
+    def cancel(self, client: Client, request_id: str, now: float) -> tuple[Live, Finished] | None:
+        """End a request because its client wants so; None if there is none: it may just have ended."""
+        live = self._by_client.get(client, {}).get(request_id)
+        if live is None:
+            return None
+        return live, self._finish(live, "cancelled", None, self._usage(live, now))
+
+    def drop_client(self, client: Client) -> list[Live]:
+        """Forget all requests of a client that cannot be reached; they are to be aborted."""
+        dropped = list(self._by_client.get(client, {}).values())
+        for live in dropped:
+            self._forget(live)
+        return dropped
+
+    def fail_all(self, code: str, message: str) -> dict[Client, list[Item]]:
+        """End everything badly."""
+        items: dict[Client, list[Item]] = {}
+        for live in list(self._by_number.values()):
+            items.setdefault(live.client, []).append(self.fail(live, code, message))
+        return items
+
+    def accept(self, messages: Iterable[ToTokenizer], now: float) -> tuple[dict[Client, list[Item]], list[int]]:
+        """What the scheduler says: new items for each client, and requests to abort since a stop string ended them.
+
+        Several steps at once make one `Delta` a request.
+        """
+        items: dict[Client, list[Item]] = {}
+        touched: dict[int, Live] = {}
+        aborts: list[int] = []
+        for message in messages:
+            match message:
+                case Tokens():
+                    self._accept_tokens(message, now, touched, items, aborts)
+                case Unservable(number=number, code=code, message=text):
+                    live = self._by_number.get(number)
+                    if live is not None:
+                        items.setdefault(live.client, []).append(self.fail(live, code, text))
+                case Load():
+                    self.load = message
+                case _:
+                    assert_never(message)
+        for live in touched.values():
+            delta = Delta(live.request_id, "".join(live.fresh_text), array("i", live.fresh_ids).tobytes())
+            live.fresh_text.clear()
+            live.fresh_ids.clear()
+            items.setdefault(live.client, []).append(delta)
+        return items, aborts
+
+    def _accept_tokens(
+        self,
+        tokens: Tokens,
+        now: float,
+        touched: dict[int, Live],
+        items: dict[Client, list[Item]],
+        aborts: list[int],
+    ) -> None:
+        ended = {one.number: one for one in tokens.ended} if tokens.ended else _NOBODY
+        by_number = self._by_number
+        numbers, token_ids = memoryview(tokens.numbers).cast("q"), memoryview(tokens.token_ids).cast("i")
+        for number, token_id in zip(numbers, token_ids, strict=True):
+            live = by_number.get(number)
+            if live is None:  # ended here, while the scheduler did not know yet
+                continue
+            detokenizer = live.detokenizer
+            assert detokenizer is not None
+            live.num_generated += 1
+            if live.num_generated == 1:
+                live.first_token_at = now
+            live.fresh_ids.append(token_id)
+            touched[number] = live
+            end = ended.get(number)
+            # The token that ended a request is among its ids, but its text is not part of the answer.
+            if end is None or end.stop_id is None or live.keeps_stop:
+                live.fresh_text.append(detokenizer.push(token_id))
+                if detokenizer.stop_hit is not None:
+                    finished = self._finish(live, "stop", detokenizer.stop_hit, self._usage(live, now))
+                    items.setdefault(live.client, []).append(finished)
+                    aborts.append(number)
+                    del touched[number]
+        for end in tokens.ended:
+            live = by_number.get(end.number)
+            if live is not None:
+                finished = self._finish(live, end.reason, end.stop_id, end.usage)
+                items.setdefault(live.client, []).append(finished)
+                touched.pop(end.number, None)
+
+    def _finish(self, live: Live, reason: FinishReason, stop: str | int | None, usage: Usage) -> Finished:
+        self._forget(live)
+        if live.detokenizer is not None:
+            live.fresh_text.append(live.detokenizer.finish())
+        text, token_ids = "".join(live.fresh_text), array("i", live.fresh_ids).tobytes()
+        return Finished(live.request_id, text, token_ids, reason, stop, usage)
+
+    def _usage(self, live: Live, now: float) -> Usage:
+        """For a request that ends here. What only the scheduler knows is not in it: its queue counts as prefill."""
+        first_token_at = live.first_token_at or now
+        return Usage(
+            num_prompt_tokens=live.num_prompt,
+            num_generated_tokens=live.num_generated,
+            num_cached_tokens=0,
+            num_preemptions=0,
+            queued_s=0.0,
+            prefill_s=first_token_at - (live.submitted_at or now),
+            decode_s=now - first_token_at,
+        )
+
+    def _forget(self, live: Live) -> None:
+        del self._by_number[live.number]
+        mine = self._by_client[live.client]
+        del mine[live.request_id]
+        if not mine:
+            del self._by_client[live.client]

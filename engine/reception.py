@@ -1,0 +1,155 @@
+"""How a client's bytes become a request on the front desk, or a refusal. The only place that reads foreign bytes.
+
+Pure: no socket. Encoding a prompt takes time and may be done in another thread; everything else is quick.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from tercet.engine.chat_template import TemplateRefused
+from tercet.engine.front_desk import Client, FrontDesk, Live
+from tercet.engine.request_check import (
+    MAX_NAME_LENGTH,
+    Refusal,
+    Rules,
+    check_names,
+    check_params,
+    check_prompt_ids,
+    check_text_length,
+    resolve,
+    unpack_ids,
+)
+from tercet.engine.text_codec import TextCodec, TextRefused
+from tercet.ipc.messages import (
+    Chat,
+    Failed,
+    FromClient,
+    Generate,
+    GenerateIds,
+    Rejected,
+    Request,
+    Submit,
+)
+
+MAX_LIVE_REQUESTS = 65_536
+"""More than these are refused: each keeps its prompt in memory while it waits."""
+MAX_CHAT_MESSAGES = 10_000
+_QUICK_CHARACTERS = 2000
+"""Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth."""
+
+
+class Reception:
+    """Admits requests to the desk."""
+
+    def __init__(self, desk: FrontDesk, codec: TextCodec, rules: Rules) -> None:
+        self._desk = desk
+        self._codec = codec
+        self._rules = rules
+        self._decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+        self.draining = False
+
+    def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
+        """Whatever came, there is an answer to it."""
+        if len(frames) != 1:
+            return Rejected(
+                None, "bad_message", f"a message of {len(frames)} frames came; want 1 frame, as from a DEALER"
+            )
+        try:
+            return self._decoder.decode(frames[0])
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            return Rejected(_request_id_in(frames[0]), "bad_message", f"the message cannot be read: {error}")
+
+    def admit(self, client: Client, request: Request) -> Live | Failed | Rejected:
+        """Take the request's name and check all that does not need its token ids."""
+        request_id = request.request_id
+        if not 1 <= len(request_id) <= MAX_NAME_LENGTH:
+            return Rejected(
+                request_id[:MAX_NAME_LENGTH],
+                "bad_request_id",
+                f"request_id has {len(request_id)} characters; want 1 to {MAX_NAME_LENGTH}",
+            )
+        if self.draining:
+            return Failed(request_id, "draining", "the engine is shutting down and takes no new requests")
+        if self._desk.num_live >= MAX_LIVE_REQUESTS:
+            return Failed(
+                request_id,
+                "overloaded",
+                f"{MAX_LIVE_REQUESTS} requests wait or run already; ask again when some have ended",
+            )
+        live = self._desk.open(client, request_id)
+        if live is None:
+            return Rejected(
+                request_id, "duplicate_request_id", f"request {request_id!r} of this connection has not ended yet"
+            )
+        try:
+            check_names(request)
+            check_params(request.params, self._rules)
+            self._check_prompt(request)
+        except Refusal as refusal:
+            return self._desk.fail(live, refusal.code, str(refusal))
+        return live
+
+    def is_quick(self, request: Request) -> bool:
+        """Whether `encode` may be called in the event loop."""
+        return _num_characters(request) <= _QUICK_CHARACTERS
+
+    def encode(self, request: Request) -> Sequence[int]:
+        """The prompt's token ids. Thread-safe. Raises `Refusal`."""
+        try:
+            match request:
+                case Generate(prompt=prompt):
+                    return self._codec.encode(prompt)
+                case Chat(messages=messages):
+                    return self._codec.encode_chat(messages)
+                case GenerateIds(prompt_ids=prompt_ids):
+                    return unpack_ids(prompt_ids)
+        except (TemplateRefused, TextRefused) as error:
+            raise Refusal("invalid_request", str(error)) from None
+
+    def submit(self, live: Live, request: Request, prompt_ids: Sequence[int], now: float) -> Submit:
+        """What the scheduler gets. Raises `Refusal`."""
+        check_prompt_ids(prompt_ids, self._rules)
+        sampling = resolve(request.params, len(prompt_ids), live.number, self._rules)
+        self._desk.submit(live, len(prompt_ids), request.params, now)
+        packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
+        return Submit(live.number, packed, sampling, request.cache_salt)
+
+    def _check_prompt(self, request: Request) -> None:
+        if isinstance(request, GenerateIds):
+            return
+        if not self._rules.takes_text:
+            raise Refusal(
+                "invalid_request", "this checkpoint has no tokenizer: want a prompt of token ids (GenerateIds)"
+            )
+        if isinstance(request, Generate):
+            check_text_length(request.prompt, self._rules)
+            return
+        if self._codec.template is None:
+            raise Refusal("invalid_request", "this checkpoint has no chat template: want a plain prompt (Generate)")
+        if not 1 <= len(request.messages) <= MAX_CHAT_MESSAGES:
+            raise Refusal("invalid_request", f"messages has {len(request.messages)}; want 1 to {MAX_CHAT_MESSAGES}")
+        for message in request.messages:
+            check_text_length(message.content, self._rules)
+
+
+def _num_characters(request: Request) -> int:
+    match request:
+        case Generate(prompt=prompt):
+            return len(prompt)
+        case Chat(messages=messages):
+            return sum(len(message.content) for message in messages) + 20 * len(messages)
+        case GenerateIds():
+            return 0
+
+
+def _request_id_in(message: bytes) -> str | None:
+    """The request id of a message that is wrong elsewhere, so that its sender knows which one was meant."""
+    try:
+        fields = msgspec.msgpack.decode(message)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
+    if isinstance(fields, list) and len(fields) > 1 and isinstance(fields[1], str):
+        return fields[1][:MAX_NAME_LENGTH]
+    return None
