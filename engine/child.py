@@ -20,7 +20,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.ipc.addresses import Addresses
-from tercet.ipc.messages import Begin, FromChild, LastWords, Limits, ToChild
+from tercet.ipc.messages import Begin, FromChild, LastWords, Limits, Loaded, ToChild
 
 _PR_SET_PDEATHSIG = 1
 
@@ -42,6 +42,8 @@ class SupervisorLink:
 
     def __init__(self, spec: ChildSpec, commands: IO[bytes], reports: IO[bytes]) -> None:
         self.spec = spec
+        self.bound = False
+        """Whether this process has bound its sockets: `Loaded` says so."""
         self._reports = reports
         self._lock = threading.Lock()
         self._begun = threading.Event()
@@ -52,6 +54,8 @@ class SupervisorLink:
 
     def tell(self, message: FromChild) -> None:
         """Report to the supervisor; any thread may. A supervisor that is gone hears nothing, and ends us soon."""
+        if isinstance(message, Loaded):
+            self.bound = True
         line = msgspec.json.encode(message) + b"\n"
         with self._lock:
             try:
@@ -88,15 +92,18 @@ class SupervisorLink:
                     self._pending.append(command)
             if callback is not None:
                 callback(command)
-        remove_sockets(self.spec.addresses)
+        remove_sockets(self.spec.addresses, front_doors=self.spec.process == "tokenizer" and self.bound)
         os._exit(1)
 
 
-def remove_sockets(addresses: Addresses) -> None:
-    """Remove the socket files of an engine that has ended; what is gone already is fine."""
+def remove_sockets(addresses: Addresses, *, front_doors: bool) -> None:
+    """Remove the socket files of an engine that has ended; what is gone already is fine.
+
+    `front_doors` only if the engine did bind them: a file of that name may belong to another engine.
+    """
     shutil.rmtree(addresses.directory, ignore_errors=True)
     for address in addresses.listen:
-        if address.startswith("ipc://"):
+        if front_doors and address.startswith("ipc://"):
             Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
 
 

@@ -186,7 +186,8 @@ class Supervisor:
                 if pipe is not None:
                     _close_quietly(pipe)
         if self._addresses is not None:
-            remove_sockets(self._addresses)
+            bound = any(child.loaded for child in self._children if child.module.endswith("tokenizer"))
+            remove_sockets(self._addresses, front_doors=bound)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
-from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
-from tercet.ipc.messages import Beat, Limits, Loaded, Phase, Sampled, Serving, Step, ToScheduler, ToWorker
+from tercet.ipc.messages import Beat, Limits, Loaded, Sampled, Serving, Step, ToWorker
 from tercet.ipc.sockets import Inbox, Outbox
 
 _BEAT_SECONDS = 1.0
+_NULL_BYTES_PER_TOKEN = 1024
+"""A null runner has no cache; this sizes the page pool it claims to have."""
 
 
 class Landing(Protocol):
@@ -42,26 +43,89 @@ class StepRunner(Protocol):
         ...
 
 
-class Answers(threading.Thread):
-    """Waits for landings in launch order and sends them, so that the step loop never waits for the device."""
+class Answers:
+    """Sends tokens that are there already, as a CPU's are."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(name="answers", daemon=True)
-        self._address = address
-        self._landings: queue.SimpleQueue[tuple[int, int, Landing]] = queue.SimpleQueue()
-        self.failure: BaseException | None = None
+        self._scheduler = Outbox(address)
 
     def put(self, step_id: int, index: int, landing: Landing) -> None:
-        if self.failure is not None:
-            raise self.failure
+        self._scheduler.send(Sampled(step_id, index, landing.wait().tobytes()))
+
+
+class LateAnswers:
+    """Waits for landings in a thread of its own, in launch order, so that the step loop never waits for the device."""
+
+    def __init__(self, address: str) -> None:
+        self._landings: queue.SimpleQueue[tuple[int, int, Landing]] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        threading.Thread(target=self._run, args=(address,), name="answers", daemon=True).start()
+
+    def put(self, step_id: int, index: int, landing: Landing) -> None:
+        if self._failure is not None:
+            raise self._failure
         self._landings.put((step_id, index, landing))
 
-    def run(self) -> None:
+    def _run(self, address: str) -> None:
+        answers = Answers(address)
         try:
-            scheduler: Outbox[ToScheduler] = Outbox(self._address)
             while True:
-                step_id, index, landing = self._landings.get()
-                scheduler.send(Sampled(step_id, index, landing.wait().tobytes()))
-        except BaseException as error:  # told to the step loop, which ends the process
-            self.failure = error
+                answers.put(*self._landings.get())
+        except BaseException as error:  # raised in the step loop, which ends the process
+            self._failure = error
             raise
+
+
+class NoAnswers:
+    """Ranks other than 0 agree with it and stay silent."""
+
+    def put(self, step_id: int, index: int, landing: Landing) -> None:
+        pass
+
+
+def main(link: SupervisorLink) -> None:
+    config, rank = link.spec.config, link.spec.rank
+    address = link.spec.addresses.workers[rank]
+    inbox: Inbox[ToWorker] = Inbox(address, ToWorker)
+    runner = _make_runner(link)
+    link.tell(Loaded(runner.limits))
+    link.wait_begin()
+    answers: Answers | LateAnswers | NoAnswers
+    if rank != 0:
+        answers = NoAnswers()
+    elif runner.limits.device == "cuda":
+        answers = LateAnswers(link.spec.addresses.scheduler)
+    else:
+        answers = Answers(link.spec.addresses.scheduler)
+    link.tell(Serving())
+    run_steps(inbox, runner, answers, link)
+
+
+def run_steps(
+    inbox: Inbox[ToWorker], runner: StepRunner, answers: Answers | LateAnswers | NoAnswers, link: SupervisorLink
+) -> None:
+    """The step loop. It ends with the process."""
+    num_steps, last_beat = 0, 0.0
+    while True:
+        step = inbox.receive(_BEAT_SECONDS)
+        if step is not None:
+            runner.begin(step)
+            for index in range(step.count):
+                answers.put(step.step_id, index, runner.launch(index))
+            num_steps += step.count
+        now = time.monotonic()
+        if now - last_beat >= _BEAT_SECONDS:
+            link.tell(Beat(num_steps))
+            last_beat = now
+
+
+def _make_runner(link: SupervisorLink) -> StepRunner:
+    config = link.spec.config
+    if config.load_format == "null":
+        num_pages = (config.kv_cache_memory or 2**30) // (config.page_size * _NULL_BYTES_PER_TOKEN)
+        return NullRunner(config.max_num_seqs, config.max_model_len, num_pages)
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    child.run(main)

@@ -1,0 +1,148 @@
+"""The offline API: `LLM(model).generate(prompts, params)`. It starts the same processes as the daemon.
+
+A synchronous face on the async client: one event loop in a thread of its own carries all requests.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import anyio
+import anyio.from_thread
+import msgspec
+from tqdm import tqdm
+
+from tercet.engine.config import EngineConfig
+from tercet.engine.engine_process import EngineProcess
+from tercet.ipc.client import Client, Generation
+from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, Usage
+
+Prompt = str | Sequence[int]
+
+
+class CompletionOutput(msgspec.Struct, frozen=True):
+    """One continuation of a prompt."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    """The stop string or token id that ended it, if one did."""
+
+
+class RequestOutput(msgspec.Struct, frozen=True):
+    """What became of one prompt. `prompt` is None where token ids or a conversation were given."""
+
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    outputs: list[CompletionOutput]
+    usage: Usage
+
+
+class LLM:
+    """An engine for this program alone, ended with it. A context manager.
+
+    Options are the fields of `EngineConfig`; one that does not exist is a TypeError.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        known = {field.name for field in msgspec.structs.fields(EngineConfig)}
+        if unknown := sorted(set(options) - known):
+            raise TypeError(f"LLM got unknown options {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        self._engine = EngineProcess(EngineConfig(model=model, **options))
+        self._portal_context = anyio.from_thread.start_blocking_portal()
+        self._portal = self._portal_context.__enter__()
+        self._client_context = self._portal.wrap_async_context_manager(Client(self._engine.address))
+        self._client = self._client_context.__enter__()
+        self._open = True
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue one prompt or many, texts or token ids, with one `params` for all or one for each; in order."""
+        return self._run(_as_prompts(prompts), params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or many, each a list of {"role": …, "content": …}."""
+        if not messages:
+            return []
+        many = [messages] if isinstance(messages[0], dict) else messages
+        conversations = [[msgspec.convert(turn, ChatMessage) for turn in conversation] for conversation in many]
+        return self._run(conversations, params, use_tqdm)
+
+    def close(self) -> None:
+        """End the engine's processes. May be called twice."""
+        if not self._open:
+            return
+        self._open = False
+        self._client_context.__exit__(None, None, None)
+        self._portal_context.__exit__(None, None, None)
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, prompts: Sequence[Any], params: Any, use_tqdm: bool) -> list[RequestOutput]:
+        if not self._open:
+            raise RuntimeError("this LLM is closed")
+        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, (list, tuple)) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(
+                f"got {len(prompts)} prompts and {len(each)} params; want one params for all or one for each"
+            )
+        return self._portal.call(self._generate_all, prompts, each, use_tqdm)
+
+    async def _generate_all(
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        outputs: list[RequestOutput | None] = [None] * len(prompts)
+        num_prompt = num_generated = 0
+        with tqdm(total=len(prompts), desc="generate", unit="req", disable=not use_tqdm) as bar:
+
+            async def one(index: int) -> None:
+                nonlocal num_prompt, num_generated
+                generation = await self._client.generate(prompts[index], params[index])
+                outputs[index] = _output(prompts[index], generation)
+                num_prompt += generation.usage.num_prompt_tokens
+                num_generated += generation.usage.num_generated_tokens
+                seconds = max(bar.format_dict["elapsed"], 1e-9)
+                bar.set_postfix_str(
+                    f"prefill {num_prompt / seconds:.0f} tok/s, decode {num_generated / seconds:.0f} tok/s",
+                    refresh=False,
+                )
+                bar.update()
+
+            try:
+                async with anyio.create_task_group() as tasks:
+                    for index in range(len(prompts)):
+                        tasks.start_soon(one, index)
+            except BaseExceptionGroup as group:
+                raise group.exceptions[0] from None  # the first cancelled the others
+        return [output for output in outputs if output is not None]
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return prompts  # type: ignore[return-value]
+
+
+def _output(prompt: Any, generation: Generation) -> RequestOutput:
+    is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+    completion = CompletionOutput(0, generation.text, generation.token_ids, generation.reason, generation.stop)
+    return RequestOutput(
+        prompt if isinstance(prompt, str) else None, list(prompt) if is_ids else None, [completion], generation.usage
+    )

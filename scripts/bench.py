@@ -1,0 +1,130 @@
+"""Measure engines: `python scripts/bench.py offline|host|planner …`. The only source of performance claims.
+
+offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
+host:    the engine around a worker that computes nothing: what processes and messages alone can carry.
+planner: the scheduler's pure core alone.
+Each prints a table; `--json FILE` writes every figure with versions and the card.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench_engines import ENGINES, BenchEngine
+from bench_host import add_host_flags, run_host, run_planner
+from shapes import SHAPES, write_shape
+from workloads import STANDARD, Workload, workload
+
+from tercet.engine.model_files import locate
+
+from engine_flags import add_engine_flags
+
+
+def measure(engine: BenchEngine, work: Workload) -> dict[str, Any]:
+    """Run one workload; the first run warms up and does not count."""
+    seconds = []
+    for _ in range(work.repeats):
+        started = time.perf_counter()
+        engine.generate(work.prompts, work.output_lengths)
+        whole = time.perf_counter() - started
+        if work.measure == "ms/token":  # what the prompts and the first two tokens cost is not decoding
+            started = time.perf_counter()
+            engine.generate(work.prompts, [2] * len(work.prompts))
+            whole -= time.perf_counter() - started
+        seconds.append(whole)
+    best = min(seconds[1:]) if len(seconds) > 1 else seconds[0]
+    match work.measure:
+        case "output tok/s":
+            figure = sum(work.output_lengths) / best
+        case "prompt tok/s":
+            figure = sum(map(len, work.prompts)) / best
+        case "ms/token":
+            figure = 1e3 * min(seconds) / (work.output_lengths[0] - 2)
+        case "ms to first token":
+            figure = 1e3 * best
+    return {"workload": work.name, "measure": work.measure, "figure": figure, "seconds": seconds}
+
+
+def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    works = [workload(name) for name in (arguments.workload or STANDARD)]
+    flags = ("device", "dtype", "tensor_parallel_size", "load_format", "max_model_len", "max_num_seqs", "page_size")
+    flags += ("max_num_batched_tokens", "kv_cache_memory", "gpu_memory_utilization", "run_ahead", "max_lease")
+    flags += ("deterministic", "enforce_eager", "startup_timeout")
+    options = {name: getattr(arguments, name) for name in flags if hasattr(arguments, name)}
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        model = str(locate(arguments.model)) if arguments.model else str(write_shape(arguments.shape, Path(scratch)))
+        if arguments.shape:
+            options.setdefault("load_format", "dummy")
+        for name in arguments.engine:
+            started = time.perf_counter()
+            engine = ENGINES[name](model, options)
+            rows.append({"workload": "start", "measure": "s", "figure": time.perf_counter() - started, "engine": name})
+            print(f"{name:14} {'start':16} {rows[-1]['figure']:12.2f} s", flush=True)
+            for work in works:
+                row = {**measure(engine, work), "engine": name}
+                rows.append(row)
+                print(f"{name:14} {work.name:16} {row['figure']:12.3f} {work.measure}", flush=True)
+            engine.close()
+    return rows
+
+
+def environment() -> dict[str, str]:
+    """What a figure is worth nothing without."""
+    versions = {}
+    for package in ("tercet", "torch", "triton", "transformers", "vllm", "msgspec", "pyzmq"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {"python": platform.python_version(), "cpu": platform.processor(), **versions, **_card()}
+
+
+def _card() -> dict[str, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    return {"card": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    offline = commands.add_parser("offline", help="named workloads through an engine's LLM")
+    model = offline.add_mutually_exclusive_group(required=True)
+    model.add_argument("--model", help="folder, .gguf file, hub id, or `demo`")
+    model.add_argument("--shape", choices=sorted(SHAPES), help="a public model's shape with random weights")
+    offline.add_argument("--engine", action="append", choices=sorted(ENGINES), help="default: tercet; may be repeated")
+    offline.add_argument("workload", nargs="*", help=f"default: {' '.join(STANDARD)}")
+    add_engine_flags(offline)
+    add_host_flags(commands.add_parser("host", help="the engine around a worker that computes nothing"))
+    commands.add_parser("planner", help="microseconds of the scheduler's core per step")
+    for command in commands.choices.values():
+        command.add_argument("--json", type=Path, help="write every figure here")
+    arguments = parser.parse_args()
+    match arguments.command:
+        case "offline":
+            arguments.engine = arguments.engine or ["tercet"]
+            try:
+                rows = run_offline(arguments)
+            except ValueError as error:
+                parser.error(str(error))
+        case "host":
+            rows = run_host(arguments)
+        case _:
+            rows = run_planner()
+    if arguments.json:
+        report = {"command": " ".join(sys.argv), "environment": environment(), "rows": rows}
+        arguments.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Chat with a model in the terminal: `python scripts/chat.py [MODEL]` (default: the demo model).
+
+`/reset` forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves. `--prompt "…"` answers once on standard output.
+When standard input is no terminal, each of its lines is a turn, and its end is the end.
+"""
+
+import argparse
+import queue
+import sys
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack
+
+import anyio.from_thread
+
+from tercet.engine.engine_process import EngineProcess
+from tercet.engine.errors import TercetError
+from tercet.ipc.client import Client, ClientError
+from tercet.ipc.messages import ChatMessage, SamplingParams
+
+from engine_flags import add_engine_flags, engine_config
+from start_up_display import StartUpDisplay
+
+
+class Conversation:
+    """The turns so far, and the engine that answers them."""
+
+    def __init__(self, client: Client, portal: anyio.from_thread.BlockingPortal, params: SamplingParams) -> None:
+        self._client = client
+        self._portal = portal
+        self._params = params
+        self._messages: list[ChatMessage] = []
+
+    def reset(self) -> None:
+        self._messages = []
+
+    def answer(self, turn: str) -> Iterator[str]:
+        """The pieces of the answer as they come. Leaving the loop early cancels the rest; what came stays said."""
+        self._messages.append(ChatMessage("user", turn))
+        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        future = self._portal.start_task_soon(self._stream, tuple(self._messages), pieces)
+        said: list[str] = []
+        try:
+            while (piece := pieces.get()) is not None:
+                said.append(piece)
+                yield piece
+            _result(future)
+        finally:
+            future.cancel()
+            if said:
+                self._messages.append(ChatMessage("assistant", "".join(said)))
+            else:
+                self._messages.pop()
+
+    async def _stream(self, messages: tuple[ChatMessage, ...], pieces: "queue.SimpleQueue[str | None]") -> None:
+        try:
+            async for delta in self._client.stream(messages, self._params):
+                pieces.put(delta.text)
+        finally:
+            pieces.put(None)
+
+
+def _result(future: "Future[None]") -> None:
+    try:
+        future.result()
+    except CancelledError:
+        pass
+
+
+def say(conversation: Conversation, turn: str) -> bool:
+    """Print one answer; False if it failed."""
+    try:
+        for piece in conversation.answer(turn):
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        print(" [stopped]", end="")
+    except ClientError as error:
+        print(f"\ntercet: {error}", file=sys.stderr)
+        return False
+    print(flush=True)
+    return True
+
+
+def talk(conversation: Conversation) -> None:
+    """Questions and answers until Ctrl-D."""
+    print("/reset forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves", file=sys.stderr)
+    while True:
+        try:
+            turn = input("> ").strip()
+        except EOFError:
+            print()
+            return
+        except KeyboardInterrupt:
+            print()
+            continue
+        if turn == "/reset":
+            conversation.reset()
+        elif turn:
+            say(conversation, turn)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="demo", help="folder, .gguf file, hub id, or `demo`")
+    parser.add_argument("--prompt", help="answer this once, on standard output, and end")
+    parser.add_argument("--max-tokens", type=int, help="most tokens of an answer")
+    parser.add_argument("--temperature", type=float, help="0 always takes the likeliest token")
+    add_engine_flags(parser)
+    arguments = parser.parse_args()
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature)
+    try:
+        config = engine_config(arguments.model, arguments)
+    except ValueError as error:
+        parser.error(str(error))
+
+    display = StartUpDisplay()
+    with ExitStack() as stack:
+        try:
+            engine = stack.enter_context(EngineProcess(config, display.show))
+        except TercetError as error:
+            display.close()
+            print(f"tercet: {error}", file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
+        display.close()
+        print(f"{config.model} on {engine.limits.device}, ready in {engine.startup_seconds:.1f} s", file=sys.stderr)
+        portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
+        client = stack.enter_context(portal.wrap_async_context_manager(Client(engine.address)))
+        conversation = Conversation(client, portal, params)
+        if arguments.prompt is not None:
+            return 0 if say(conversation, arguments.prompt) else 1
+        if sys.stdin.isatty():
+            talk(conversation)
+            return 0
+        answered = [say(conversation, line.strip()) for line in sys.stdin if line.strip()]
+        return 0 if all(answered) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""The workloads every engine is measured with: prompts, answer lengths, and what is counted.
+
+A workload is numbers only; it knows no engine. Prompts are random token ids, the same for every engine.
+"""
+
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Measure = Literal["output tok/s", "ms/token", "prompt tok/s", "ms to first token"]
+
+_VOCABULARY = 10_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts with their answer lengths. `measure` says how seconds become the figure."""
+
+    name: str
+    measure: Measure
+    prompts: list[list[int]]
+    output_lengths: list[int]
+    repeats: int = 2
+
+
+def nano256() -> Workload:
+    """256 requests of random prompt and answer lengths, all at once: throughput."""
+    draw = random.Random(0)
+    prompts = [[draw.randint(0, _VOCABULARY) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
+    return Workload("nano256", "output tok/s", prompts, [draw.randint(100, 1024) for _ in range(256)])
+
+
+def steady_decode(batch: int, context: int, name: str) -> Workload:
+    """`batch` prompts of `context` ids: the time of one more token for all of them."""
+    num_tokens = 512 if batch == 1 else 128 if batch >= 256 or context > 8192 else 256
+    return Workload(name, "ms/token", _random_prompts(batch, context), [2 + num_tokens] * batch)
+
+
+def prefill() -> Workload:
+    """16 prompts of 8,192 ids, one token each."""
+    return Workload("prefill", "prompt tok/s", _random_prompts(16, 8192), [1] * 16)
+
+
+def first_token(context: int, name: str) -> Workload:
+    """One prompt, one token."""
+    return Workload(name, "ms to first token", _random_prompts(1, context), [1], repeats=5)
+
+
+def workload(name: str) -> Workload:
+    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C."""
+    for pattern, make in _FAMILIES.items():
+        if match := re.fullmatch(pattern, name):
+            return make(name, *(int(number) for number in match.groups()))
+    raise ValueError(f"workload {name!r} is unknown; want nano256, bsB_ctxC such as bs8_ctx1024, prefill or ttft_C")
+
+
+_FAMILIES: dict[str, Callable[..., Workload]] = {
+    "nano256": lambda name: nano256(),
+    r"bs(\d+)_ctx(\d+)": lambda name, batch, context: steady_decode(batch, context, name),
+    "prefill": lambda name: prefill(),
+    r"ttft_(\d+)": lambda name, context: first_token(context, name),
+}
+
+STANDARD = [
+    "nano256",
+    "bs1_ctx128",
+    "bs8_ctx1024",
+    "bs64_ctx1024",
+    "bs256_ctx1024",
+    "bs8_ctx32000",
+    "prefill",
+    "ttft_8192",
+    "ttft_512",
+]
+
+
+def _random_prompts(count: int, length: int) -> list[list[int]]:
+    draw = random.Random(count * 1_000_003 + length)
+    return [[draw.randint(0, _VOCABULARY) for _ in range(length)] for _ in range(count)]

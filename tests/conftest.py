@@ -1,0 +1,14 @@
+"""What many tests share: models small enough to make on the spot, and no threads fighting over two cores."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def ids_only_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a config and no tokenizer: enough for an engine whose worker computes nothing."""
+    folder = tmp_path_factory.mktemp("ids_only")
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
+    return folder

@@ -1,0 +1,32 @@
+"""EngineConfig names the flag, what came and what is wanted."""
+
+import msgspec
+import pytest
+
+from tercet.engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"device": "tpu"}, ["--device", "'tpu'", "cpu"]),
+        ({"dtype": "int3"}, ["--dtype", "'int3'", "bfloat16"]),
+        ({"page_size": 48}, ["--page-size", "48", "64"]),
+        ({"tensor_parallel_size": 0}, ["--tensor-parallel-size", "0"]),
+        ({"max_num_seqs": -1}, ["--max-num-seqs", "-1"]),
+        ({"max_model_len": 1}, ["--max-model-len", "1"]),
+        ({"gpu_memory_utilization": float("nan")}, ["--gpu-memory-utilization", "nan"]),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, ["--max-num-batched-tokens", "32", "64"]),
+        ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
+    ],
+)
+def test_wrong_values_name_flag_value_and_want(options: dict[str, object], words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        EngineConfig(model="m", **options)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_config_survives_the_pipe_to_a_child() -> None:
+    config = EngineConfig(model="m", listen=("ipc:///tmp/x",), kv_cache_memory=2**33, deterministic=True)
+    assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config

@@ -1,0 +1,177 @@
+"""Start and end of a whole engine: readiness, last words, and nothing left behind, whoever dies first."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tercet.engine.config import EngineConfig
+from tercet.engine.engine_process import EngineProcess
+from tercet.engine.errors import StartupFailed
+from tercet.ipc.client import Client, ClientError, EngineDied, Overloaded
+from tercet.ipc.messages import SamplingParams
+
+SERVE = Path(__file__).parent.parent / "scripts" / "serve.py"
+LONG = SamplingParams(max_tokens=7000, ignore_eos=True)
+
+
+class Daemon:
+    """scripts/serve.py as a user starts it, with a worker that computes nothing."""
+
+    def __init__(self, model: Path, socket: Path, *flags: str) -> None:
+        self.address = f"ipc://{socket}"
+        self.socket = socket
+        command = [sys.executable, str(SERVE), str(model), "--load-format", "null", "--listen", self.address, *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.children: list[psutil.Process] = []
+
+    def wait_ready(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        self.children = psutil.Process(self.process.pid).children(recursive=True)
+        return line
+
+    def child(self, name: str) -> psutil.Process:
+        return next(child for child in self.children if f"tercet.engine.{name}" in child.cmdline())
+
+    def assert_all_gone(self) -> None:
+        _eventually(lambda: not any(_alive(child) for child in self.children), "children outlived the supervisor")
+        _eventually(lambda: not self.socket.exists(), "the socket file is still there")
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _eventually(condition: Callable[[], bool], message: str, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def daemon(ids_only_model: Path, tmp_path: Path) -> Iterator[Daemon]:
+    daemon = Daemon(ids_only_model, tmp_path / "front")
+    yield daemon
+    daemon.process.kill()
+    daemon.process.communicate()
+
+
+async def test_ready_line_and_service(daemon: Daemon, ids_only_model: Path) -> None:
+    line = daemon.wait_ready()
+    assert line.startswith(f"ready listen={daemon.address} model={ids_only_model} in ")
+    async with Client(daemon.address) as client:
+        answer = await client.generate([1, 2, 3], SamplingParams(max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
+    assert answer.reason == "length"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_first_signal_drains(daemon: Daemon, number: signal.Signals) -> None:
+    daemon.wait_ready()
+    async with Client(daemon.address) as client:
+        stream = client.stream([1, 2, 3], LONG)
+        first = await anext(aiter(stream))
+        daemon.process.send_signal(number)
+        num_tokens = len(first.token_ids)
+        refused = False
+        async for piece in stream:
+            num_tokens += len(piece.token_ids)
+            if not refused:
+                with pytest.raises((Overloaded, EngineDied)):
+                    await client.generate([1], SamplingParams(max_tokens=1))
+                refused = True
+    assert num_tokens == 7000
+    assert daemon.process.wait(20) == 0
+    daemon.assert_all_gone()
+
+
+async def test_second_signal_ends_at_once(daemon: Daemon) -> None:
+    daemon.wait_ready()
+    async with Client(daemon.address) as client:
+        with pytest.raises(ClientError):
+            async for piece in client.stream([1, 2, 3], LONG):
+                if piece.token_ids:
+                    daemon.process.send_signal(signal.SIGTERM)
+                    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(10) == 0
+    daemon.assert_all_gone()
+
+
+def test_killed_supervisor_leaves_nothing(daemon: Daemon) -> None:
+    daemon.wait_ready()
+    private = {Path(c.path).parent for p in daemon.children for c in p.net_connections("unix") if "tercet-" in c.laddr}
+    daemon.process.kill()
+    daemon.assert_all_gone()
+    assert private
+    _eventually(lambda: not any(folder.exists() for folder in private), "the private folder is still there")
+
+
+@pytest.mark.parametrize("name", ["worker", "scheduler", "tokenizer"])
+async def test_dead_child_ends_the_engine_with_its_name(daemon: Daemon, name: str) -> None:
+    daemon.wait_ready()
+    async with Client(daemon.address) as client:
+        with pytest.raises(EngineDied) as caught:
+            async for _ in client.stream([1, 2, 3], LONG):
+                daemon.child(name).kill()
+    assert daemon.process.wait(20) == 1
+    assert name != "worker" or "worker 0 was killed by SIGKILL" in str(caught.value)
+    assert f"{name}{' 0' if name == 'worker' else ''} was killed by SIGKILL" in daemon.process.communicate()[1]
+    daemon.assert_all_gone()
+
+
+def test_startup_ends_at_once_with_last_words(ids_only_model: Path, tmp_path: Path) -> None:
+    """The socket is another engine's: the tokenizer says so, nobody waits for the deadline, the other one lives."""
+    with EngineProcess(EngineConfig(model=str(ids_only_model), load_format="null", listen=(f"ipc://{tmp_path}/a",))):
+        started = time.monotonic()
+        with pytest.raises(StartupFailed, match=r"cannot listen on .*/a: another process does"):
+            EngineProcess(EngineConfig(model=str(ids_only_model), load_format="null", listen=(f"ipc://{tmp_path}/a",)))
+        assert time.monotonic() - started < 20
+        assert (tmp_path / "a").exists()
+    assert not (tmp_path / "a").exists()
+
+
+def test_startup_deadline(ids_only_model: Path) -> None:
+    with pytest.raises(StartupFailed, match=r"did not load within --startup-timeout 0.1 s"):
+        EngineProcess(EngineConfig(model=str(ids_only_model), load_format="null", startup_timeout=0.1))
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./no/such/folder", "no such folder or file"),
+        (__file__, "not a .gguf file"),
+    ],
+)
+def test_a_model_that_is_not_there(model: str, words: str) -> None:
+    with pytest.raises(StartupFailed, match=words):
+        EngineProcess(EngineConfig(model=model, load_format="null"))
+
+
+def test_owner_killed_takes_the_engine_along(ids_only_model: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from tercet.engine.config import EngineConfig\n"
+        "from tercet.engine.engine_process import EngineProcess\n"
+        "engine = EngineProcess(EngineConfig(model=sys.argv[1], load_format='null'))\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code, str(ids_only_model)], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == b"up\n"
+    processes = psutil.Process(owner.pid).children(recursive=True)
+    assert len(processes) == 4
+    os.kill(owner.pid, signal.SIGKILL)
+    owner.communicate()
+    _eventually(lambda: not any(_alive(process) for process in processes), "processes outlived their owner")
