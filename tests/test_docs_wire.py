@@ -1,0 +1,145 @@
+"""docs/wire.md is enough: its own program, and a client written from its tables, against a real tokenizer process."""
+
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+import zmq
+from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+
+from tercet.ipc import messages
+from tercet.ipc.messages import Abort, Ended
+
+WIRE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
+    with tokenizer_process(byte_checkpoint(tmp_path_factory.mktemp("wire"))) as process:
+        yield process
+
+
+class RawClient:
+    """zmq and msgpack, nothing else."""
+
+    def __init__(self, address: str) -> None:
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        self.socket.connect(address)
+
+    def ask(self, *message: Any) -> None:
+        self.socket.send(msgpack.packb(message))
+
+    def receive(self) -> list[Any]:
+        assert self.socket.poll(10_000), "no answer"
+        return msgpack.unpackb(self.socket.recv())
+
+    def items(self) -> Iterator[list[Any]]:
+        """Deltas and ends, wherever they come."""
+        while True:
+            kind, *fields = self.receive()
+            yield from fields[0] if kind == "Batch" else [[kind, *fields]]
+
+
+@pytest.fixture
+def raw(engine: TokenizerProcess) -> Iterator[RawClient]:
+    client = RawClient(engine.address)
+    yield client
+    client.socket.close(linger=0)
+    client.context.term()
+
+
+def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess, tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", WIRE, re.DOTALL)
+    assert "tercet" not in code
+    script = tmp_path / "client.py"
+    script.write_text(code)
+    # -I: neither the working folder nor the user's paths are importable.
+    program = subprocess.Popen(
+        [sys.executable, "-I", str(script), engine.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    submit = engine.next_submit(30)
+    assert (submit.sampling.temperature, submit.sampling.max_tokens) == (0, 40)
+    engine.sample(submit.number, "Größe: Paris", Ended(submit.number, "length", None, USAGE))
+    out, err = program.communicate(timeout=30)
+    assert program.returncode == 0, err
+    assert out.decode() == "Größe: Paris\n"
+    assert b"tiny, context of 512 tokens" in err
+    assert b"length after 5 tokens" in err
+
+
+def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
+    raw.ask("Hello")
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0]
+    ids = struct.pack("<3i", 5, 6, 7)
+    requests = [
+        ("Generate", "a", "hi"),
+        ("GenerateIds", "b", ids, {"seed": 9}, "salt"),
+        ("Chat", "c", [{"role": "user", "content": "x"}], {}, ""),
+    ]
+    for request in requests:
+        raw.ask(*request)
+        submit = engine.next_submit()
+        if request[0] == "GenerateIds":
+            assert (submit.prompt_ids, submit.sampling.seed, submit.cache_salt) == (ids, 9, "salt")
+        engine.sample(submit.number, "ok</s>", Ended(submit.number, "stop", EOS, USAGE))
+        text, token_ids = "", b""
+        for kind, request_id, *fields in raw.items():
+            assert request_id == request[1]
+            text += fields[0]
+            token_ids += fields[1]
+            if kind == "Finished":
+                assert fields[2:] == ["stop", EOS, list(msgspec.structs.astuple(USAGE))]
+                break
+            assert kind == "Delta"
+        assert text == "ok"
+        assert len(token_ids) == 12
+
+
+def test_cancel_ends_with_finished(engine: TokenizerProcess, raw: RawClient) -> None:
+    raw.ask("Generate", "a", "hi")
+    submit = engine.next_submit()
+    raw.ask("Cancel", "a")
+    (kind, request_id, text, token_ids, reason, stop, usage) = next(raw.items())
+    assert (kind, request_id, text, token_ids, reason, stop) == ("Finished", "a", "", b"", "cancelled", None)
+    assert usage[0] == 2
+    abort = engine.next_message()
+    assert isinstance(abort, Abort)
+    assert abort.numbers == struct.pack("<q", submit.number)
+
+
+@pytest.mark.parametrize(
+    ("request_", "kind", "code"),
+    [
+        (("Generate", "a", "hi", {"temprature": 1}), "Rejected", "bad_message"),
+        (("Generate", "a", "hi", {}, "", 1), "Rejected", "bad_message"),
+        (("Generate", "", "hi"), "Rejected", "bad_request_id"),
+        (("Generate", "a", "hi", {"n": 2}), "Failed", "not_supported"),
+        (("Generate", "a", "hi", {"top_p": 0}), "Failed", "invalid_request"),
+        (("Generate", "a", "h" * 512), "Failed", "prompt_too_long"),
+    ],
+)
+def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) -> None:
+    raw.ask(*request_)
+    answer = raw.receive()
+    assert answer[:3] == [kind, request_[1], code]
+    assert f"| `{code}` | {kind} |" in WIRE
+
+
+def test_the_tables_name_every_message_and_field() -> None:
+    for union in (messages.FromClient, messages.ToClient | messages.Delta | messages.Finished):
+        for kind in union.__args__:
+            fields = [field.name for field in msgspec.structs.fields(kind)]
+            row = ", ".join([f'"{kind.__name__}"', *fields])
+            assert f"`[{row}]`" in WIRE
+    for field in msgspec.structs.fields(messages.SamplingParams):
+        assert f"`{field.name}`" in WIRE
+    usage = [field.name for field in msgspec.structs.fields(messages.Usage)]
+    assert f"`[{', '.join(usage)}]`" in WIRE.replace("\n", " ")
