@@ -10,12 +10,12 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.layers import Layer
+from tercet.model.linear import linear
 from tercet.model.parallel import Group
 from tercet.model.rope import rotary_table
 from tercet.model.weights import Weights
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.embedding import embedding
-from tercet.triton_kernels.matmul import matmul
 from tercet.triton_kernels.prepare import StepInputs
 
 
@@ -58,4 +58,4 @@ class Decoder:
     def logits_shard(self, hidden_RD: Tensor) -> Tensor:
         """This rank's columns of the logits, the zeros of vocabulary padding included."""
         normed_RD = rms_norm(hidden_RD, self._weights.final_norm_D, self.config.rms_norm_eps)
-        return matmul(normed_RD, self._weights.lm_head_VD)
+        return linear(normed_RD, self._weights.lm_head_VD)

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
+from tercet.model.linear import linear, linear_add
 from tercet.model.parallel import Group
 from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
-from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
+from tercet.triton_kernels.matmul import matmul_silu_and_mul
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
@@ -58,7 +59,7 @@ class Layer:
         config, weights = self.config, self.weights
         num_heads = config.num_heads // self.group.size
         k_cache, v_cache = kv[0], kv[1]
-        qkv_TN = matmul(x_TD, weights.qkv_ND, weights.qkv_bias_N)
+        qkv_TN = linear(x_TD, weights.qkv_ND, weights.qkv_bias_N)
         q_THD = attention_prologue(
             qkv_TN,
             inputs.positions_T,
@@ -105,13 +106,13 @@ class Layer:
         weights = self.weights
         if self.interleaved:
             return matmul_silu_and_mul(x_TD, weights.gate_up_2FD)
-        return silu_and_mul(matmul(x_TD, weights.gate_up_2FD, weights.gate_up_bias_2F))
+        return silu_and_mul(linear(x_TD, weights.gate_up_2FD, weights.gate_up_bias_2F))
 
     def _add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, residual_TD: Tensor) -> Tensor | None:
         """Add the projection of `x_TN` to the residual: at once, or as the update to return."""
         if self.group.size == 1 and bias_D is None:
-            matmul_add(x_TN, weight_DN, residual_TD)
+            linear_add(x_TN, weight_DN, residual_TD)
             return None
         # A bias counts once, not once a rank.
-        update_TD = matmul(x_TN, weight_DN, bias_D if self.group.rank == 0 else None)
+        update_TD = linear(x_TN, weight_DN, bias_D if self.group.rank == 0 else None)
         return self.group.all_reduce(update_TD)

@@ -8,13 +8,14 @@ this rank, F intermediate size of this rank.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
+from tercet.model.linear import reorder_for_cpu
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes to read, of this rank."""
@@ -118,6 +119,21 @@ def load_weights(
     if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
         return Weights(weights.embedding_VD, weights.layers, weights.final_norm_D, weights.embedding_VD, interleaved)
     return weights
+
+
+def reordered_for_cpu(weights: Weights) -> Weights:
+    """The same weights, the matrices of products in the order the CPU reads fastest; on a GPU as they are."""
+    layers = tuple(
+        replace(
+            layer,
+            qkv_ND=reorder_for_cpu(layer.qkv_ND),
+            o_DQ=reorder_for_cpu(layer.o_DQ),
+            gate_up_2FD=layer.gate_up_2FD if weights.interleaved else reorder_for_cpu(layer.gate_up_2FD),
+            down_DF=reorder_for_cpu(layer.down_DF),
+        )
+        for layer in weights.layers
+    )
+    return replace(weights, layers=layers, lm_head_VD=reorder_for_cpu(weights.lm_head_VD))
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -12,19 +12,28 @@ from torch import Tensor
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
-from tercet.model.weights import load_weights
+from tercet.model.weights import load_weights, reordered_for_cpu
 from tercet.triton_kernels.prepare import StepInputs
 
 PAGE = 16
 CPU = torch.device("cpu")
 
 
-def make_decoder(path: Path, group: Group | None = None, *, fused: bool = False) -> Decoder:
+def make_decoder(path: Path, group: Group | None = None, *, layout: str = "reordered") -> Decoder:
+    """`layout`: "reordered" as on a CPU, "fused" as on a GPU, "plain"."""
     group = group or Group.single(CPU)
     config, tensors = open_model(path)
     weights = load_weights(
-        tensors, config, rank=group.rank, size=group.size, dtype=torch.float32, device=CPU, interleaved=fused
+        tensors,
+        config,
+        rank=group.rank,
+        size=group.size,
+        dtype=torch.float32,
+        device=CPU,
+        interleaved=layout == "fused",
     )
+    if layout == "reordered":
+        weights = reordered_for_cpu(weights)
     return Decoder(config, weights, group, max_model_len=512)
 
 

@@ -35,10 +35,10 @@ def assert_close(ours_V: Tensor, theirs_V: Tensor) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("fused", [False, True])
-def test_logits_whole_chunked_decoded_mixed(family: str, fused: bool) -> None:
+@pytest.mark.parametrize("layout", ["reordered", "fused", "plain"])
+def test_logits_whole_chunked_decoded_mixed(family: str, layout: str) -> None:
     path = checkpoint(family)
-    run = Sequences(make_decoder(path, fused=fused), 3)
+    run = Sequences(make_decoder(path, layout=layout), 3)
     a, b, c = random_prompts(3, 50, 70, seed=3)
     wanted_a, wanted_b, wanted_c = (reference_logits(path, ids) for ids in (a, b, c))
 

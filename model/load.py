@@ -1,0 +1,53 @@
+"""From a model's path to a decoder on this rank's device, ready for its first step."""
+
+from pathlib import Path
+
+import torch
+
+from tercet.model.checkpoint import open_model, read_config
+from tercet.model.config import DTYPES, ModelConfig
+from tercet.model.decoder import Decoder
+from tercet.model.dummy import DummyCheckpoint
+from tercet.model.parallel import Group
+from tercet.model.weights import Checkpoint, Progress, load_weights, reordered_for_cpu
+
+
+def load_decoder(
+    path: Path,
+    group: Group,
+    *,
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    dummy_seed: int | None = None,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Read configuration and weights. `dummy_seed`: random weights instead of the checkpoint's (only its config.json
+    is needed). ValueError names what is wrong with the model, or with the settings for this model."""
+    tensors: Checkpoint
+    if dummy_seed is None:
+        config, tensors = open_model(path)
+    else:
+        config = read_config(path)
+    torch_dtype = resolve_dtype(dtype, config, group.device)
+    length = config.resolve_max_model_len(max_model_len)
+    config.check_tensor_parallel(group.size)
+    if dummy_seed is not None:
+        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, group.device)
+    weights = load_weights(
+        tensors,
+        config,
+        rank=group.rank,
+        size=group.size,
+        dtype=torch_dtype,
+        device=group.device,
+        interleaved=group.device.type == "cuda",
+        progress=progress,
+    )
+    return Decoder(config, reordered_for_cpu(weights), group, length)
+
+
+def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """`auto`: the checkpoint's own type on a GPU, float32 on the CPU."""
+    if wanted == "auto":
+        return torch.float32 if device.type == "cpu" else DTYPES[config.dtype]
+    return DTYPES[wanted]
