@@ -1,0 +1,200 @@
+"""The front desk, without sockets: every request ends exactly once, and its parts make the whole."""
+
+import random
+from array import array
+
+import pytest
+from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
+
+from tercet.engine.front_desk import Client, FrontDesk, Item, Live
+from tercet.engine.pieces import Pieces
+from tercet.ipc.messages import Delta, Ended, Failed, Finished, Load, SamplingParams, Tokens, Unservable
+
+A, B = b"client a", b"client b"
+
+
+@pytest.fixture
+def desk() -> FrontDesk:
+    return FrontDesk(Pieces(byte_tokenizer()))
+
+
+def submitted(desk: FrontDesk, client: Client, name: str, params: SamplingParams | None = None) -> Live:
+    live = desk.open(client, name)
+    assert live is not None
+    desk.submit(live, 3, params or SamplingParams(), 10.0)
+    return live
+
+
+def ids_of(text: str) -> list[int]:
+    return byte_tokenizer().encode(text).ids
+
+
+def ended(live: Live, stop_id: int | None = None) -> Ended:
+    return Ended(live.number, "length" if stop_id is None else "stop", stop_id, USAGE)
+
+
+def test_names_are_per_client_and_free_again_after_the_end(desk: FrontDesk) -> None:
+    live = submitted(desk, A, "x")
+    assert desk.open(A, "x") is None
+    assert desk.open(B, "x") is not None
+    desk.fail(live, "code", "message")
+    again = desk.open(A, "x")
+    assert again is not None
+    assert again.number not in (live.number,)
+    assert not desk.is_live(live)
+    assert desk.num_live == 2
+
+
+def test_one_step_is_one_delta_a_request(desk: FrontDesk) -> None:
+    x, y, z = submitted(desk, A, "x"), submitted(desk, B, "y"), submitted(desk, A, "z")
+    (h,), (i,), (j,) = ids_of("h"), ids_of("i"), ids_of("j")
+    items, aborts = desk.accept([tokens({x.number: h, y.number: i, z.number: j})], 11.0)
+    assert aborts == []
+    assert items == {
+        A: [Delta("x", "h", array("i", [h]).tobytes()), Delta("z", "j", array("i", [j]).tobytes())],
+        B: [Delta("y", "i", array("i", [i]).tobytes())],
+    }
+
+
+def test_several_steps_at_once_are_one_delta(desk: FrontDesk) -> None:
+    x = submitted(desk, A, "x")
+    messages = [tokens({x.number: token_id}) for token_id in ids_of("héy")]
+    items, _ = desk.accept(messages, 11.0)
+    assert items == {A: [Delta("x", "héy", array("i", ids_of("héy")).tobytes())]}
+    items, _ = desk.accept([tokens({x.number: EOS}, ended(x, EOS))], 12.0)
+    assert items == {A: [Finished("x", "", array("i", [EOS]).tobytes(), "stop", EOS, USAGE)]}
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        (SamplingParams(), ""),
+        (SamplingParams(skip_special_tokens=False), ""),
+        (SamplingParams(skip_special_tokens=False, include_stop_str_in_output=True), "</s>"),
+    ],
+)
+def test_the_text_of_the_token_that_ends(desk: FrontDesk, params: SamplingParams, text: str) -> None:
+    x = submitted(desk, A, "x", params)
+    items, _ = desk.accept([tokens({x.number: EOS}, ended(x, EOS))], 11.0)
+    assert items == {A: [Finished("x", text, array("i", [EOS]).tobytes(), "stop", EOS, USAGE)]}
+
+
+def test_a_stop_string_ends_at_once_and_aborts(desk: FrontDesk) -> None:
+    x = submitted(desk, A, "x", SamplingParams(stop="END"))
+    sampled = ids_of("one END two")
+    items, aborts = desk.accept([tokens({x.number: token_id}) for token_id in sampled], 12.0)
+    assert aborts == [x.number]
+    (finished,) = items[A]
+    assert isinstance(finished, Finished)
+    assert (finished.text, finished.reason, finished.stop) == ("one ", "stop", "END")
+    assert finished.token_ids == array("i", sampled[:7]).tobytes()
+    assert finished.usage.num_generated_tokens == 7
+    assert finished.usage.num_prompt_tokens == 3
+    assert (finished.usage.prefill_s, finished.usage.decode_s) == (2.0, 0.0)
+    # What the scheduler had on the way is dropped.
+    assert desk.accept([tokens({x.number: EOS}, ended(x, EOS))], 13.0) == ({}, [])
+
+
+def test_held_text_comes_with_the_end(desk: FrontDesk) -> None:
+    x = submitted(desk, A, "x", SamplingParams(stop="END"))
+    items, _ = desk.accept([tokens({x.number: token_id}) for token_id in ids_of("1EN")], 11.0)
+    assert items == {A: [Delta("x", "1", array("i", ids_of("1EN")).tobytes())]}
+    items, _ = desk.accept([tokens({}, ended(x))], 12.0)
+    assert items == {A: [Finished("x", "EN", b"", "length", None, USAGE)]}
+
+
+def test_cancel_and_the_tokens_that_cross_it(desk: FrontDesk) -> None:
+    x = submitted(desk, A, "x")
+    assert desk.cancel(B, "x", 11.0) is None
+    found = desk.cancel(A, "x", 11.0)
+    assert found is not None
+    live, finished = found
+    assert live is x
+    assert (finished.reason, finished.stop, finished.usage.num_generated_tokens) == ("cancelled", None, 0)
+    assert desk.cancel(A, "x", 11.0) is None
+    assert desk.accept([tokens({x.number: 1}, ended(x))], 12.0) == ({}, [])
+    assert desk.num_live == 0
+    assert desk.clients() == []
+
+
+def test_unservable_and_load(desk: FrontDesk) -> None:
+    x = submitted(desk, A, "x")
+    load = Load(1, 2, 3, 4, 5, 6, 7, 8)
+    items, _ = desk.accept(
+        [load, Unservable(x.number, "unservable", "needs 9 pages of 4"), Unservable(99, "a", "b")], 1.0
+    )
+    assert items == {A: [Failed("x", "unservable", "needs 9 pages of 4")]}
+    assert desk.load == load
+
+
+def test_leaving_and_failing(desk: FrontDesk) -> None:
+    x, y = submitted(desk, A, "x"), submitted(desk, B, "y")
+    opened = desk.open(A, "not yet submitted")
+    assert opened is not None
+    assert {live.number for live in desk.drop_client(A)} == {x.number, opened.number}
+    assert desk.drop_client(A) == []
+    assert desk.fail_all("engine_died", "why") == {B: [Failed("y", "engine_died", "why")]}
+    assert desk.num_live == 0
+    assert not desk.is_live(y)
+
+
+def test_random_histories() -> None:
+    """Whatever happens in whatever order: one end for each request, and the parts make what was sampled."""
+    tokenizer = byte_tokenizer()
+    for round_ in range(60):
+        rng = random.Random(round_)
+        desk = FrontDesk(Pieces(tokenizer))
+        lives: dict[int, Live] = {}
+        sampled: dict[int, list[int]] = {}
+        news: dict[tuple[Client, str], list[Item]] = {}
+        over: set[int] = set()
+        for step in range(80):
+            match rng.randrange(6):
+                case 0:
+                    client, name = rng.choice([A, B]), rng.choice("pqrstuvw")
+                    if any((one.client, one.request_id) == (client, name) for one in lives.values()):
+                        over |= {live.number for live in desk.drop_client(client)}
+                        continue
+                    live = submitted(desk, client, name, SamplingParams(stop=rng.choice([(), "ab", ("a", "bc")])))
+                    lives[live.number], sampled[live.number] = live, []
+                case 1 if lives:
+                    live = rng.choice(list(lives.values()))
+                    found = desk.cancel(live.client, live.request_id, step)
+                    assert (found is None) == (live.number in over)
+                    if found is not None:
+                        news.setdefault((live.client, live.request_id), []).append(found[1])
+                        over.add(live.number)
+                case _ if lives:
+                    batch = []
+                    for _ in range(rng.randrange(1, 4)):
+                        rows = {number: rng.choice(ids_of("abcé")) for number in lives if rng.random() < 0.8}
+                        dying = [number for number in rows if number not in over and rng.random() < 0.05]
+                        batch.append(
+                            Tokens(
+                                array("q", rows).tobytes(),
+                                array("i", rows.values()).tobytes(),
+                                tuple(Ended(number, "length", None, USAGE) for number in dying),
+                            )
+                        )
+                        for number, token_id in rows.items():
+                            sampled[number].append(token_id)
+                    items, aborts = desk.accept(batch, step)
+                    for client, some in items.items():
+                        for item in some:
+                            news.setdefault((client, item.request_id), []).append(item)
+                    for number in lives:
+                        if not desk.is_live(lives[number]):
+                            over.add(number)
+                    assert set(aborts) <= over
+        for client, name in {(live.client, live.request_id) for live in lives.values()}:
+            parts = news.get((client, name), [])
+            ends = [part for part in parts if not isinstance(part, Delta)]
+            assert len(ends) <= 1
+            if ends:
+                assert parts[-1] is ends[0]
+            said = b"".join(part.token_ids for part in parts if not isinstance(part, Failed))
+            (number,) = [n for n, live in lives.items() if (live.client, live.request_id) == (client, name)]
+            assert array("i", sampled[number]).tobytes().startswith(said)
+            if ends and isinstance(ends[0], Finished) and ends[0].reason != "stop":
+                text = "".join(part.text for part in parts if not isinstance(part, Failed))
+                assert text == tokenizer.decode(list(memoryview(said).cast("i")))
