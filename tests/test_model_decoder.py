@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_sequences import CPU, Sequences, make_decoder
+from paged_sequences import Sequences, make_decoder
 from torch import Tensor
-
-from tercet.model.parallel import Group
 
 from checkpoints import FAMILIES, checkpoint, random_prompts, reference_greedy, reference_model
 
@@ -85,7 +83,6 @@ import json, sys
 from pathlib import Path
 import torch
 from paged_sequences import CPU, Sequences, make_decoder
-from tercet.model.parallel import Group
 torch.set_num_threads(1)
 rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 group = Group.join(rank, size, CPU, rendezvous, timeout_s=60.0)
@@ -142,8 +139,3 @@ def test_ranks_give_the_same_logits(size: int, families: list[str], tmp_path: Pa
         for step, wanted in enumerate([(wanted_a[19], wanted_b[6]), (wanted_a[20], wanted_b[24])]):
             assert_close(torch.tensor(got[step]), torch.stack(wanted))
         assert_close(torch.tensor(got[2]), torch.stack((wanted_a[21], wanted_b[25])))
-
-
-def test_rank_out_of_range() -> None:
-    with pytest.raises(ValueError, match="rank is 2; want 0 to 1"):
-        Group(2, 2, CPU)
