@@ -10,11 +10,10 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.layers import Layer
-from tercet.model.linear import linear
+from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.rope import rotary_table
 from tercet.model.weights import Weights
-from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -22,15 +21,27 @@ from tercet.triton_kernels.prepare import StepInputs
 class Decoder:
     """The model of one rank. It holds weights and the rotary table, and no state of any request."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, group: Group, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, group: Group, max_model_len: int, *, deterministic: bool = False
+    ) -> None:
         self.config = config
         self.group = group
+        self.max_model_len = max_model_len
         self._weights = weights
+        self._deterministic = deterministic
         device = weights.embedding_VD.device
         cos_sin_PR = rotary_table(config.rope, config.head_dim, max_model_len, device)
         self._layers = [
             # A window that no sequence outgrows is none.
-            Layer(config, layer, group, cos_sin_PR, window if window < max_model_len else 0, weights.interleaved)
+            Layer(
+                config=config,
+                weights=layer,
+                group=group,
+                cos_sin_PR=cos_sin_PR,
+                window=window if window < max_model_len else 0,
+                interleaved=weights.interleaved,
+                deterministic=deterministic,
+            )
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         ]
 
@@ -57,5 +68,12 @@ class Decoder:
     @torch.inference_mode()
     def logits_shard(self, hidden_RD: Tensor) -> Tensor:
         """This rank's columns of the logits, the zeros of vocabulary padding included."""
-        normed_RD = rms_norm(hidden_RD, self._weights.final_norm_D, self.config.rms_norm_eps)
-        return linear(normed_RD, self._weights.lm_head_VD)
+        weights = self._weights
+        return rms_norm_linear(
+            hidden_RD,
+            weights.final_norm_D,
+            self.config.rms_norm_eps,
+            weights.lm_head_VD,
+            None,
+            deterministic=self._deterministic,
+        )

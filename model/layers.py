@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
-from tercet.model.linear import linear, linear_add
+from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.weights import LayerWeights
-from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
-from tercet.triton_kernels.matmul import matmul_silu_and_mul
+from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What every layer of a rank shares, and this layer's weights."""
+    """One layer's weights, and what all layers of a rank share."""
 
     config: ModelConfig
     weights: LayerWeights
@@ -34,47 +34,40 @@ class Layer:
     cos_sin_PR: Tensor
     window: int
     interleaved: bool
+    deterministic: bool
 
     def forward(
         self, residual_TD: Tensor, update_TD: Tensor | None, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor
     ) -> Tensor | None:
-        """Run the layer on `residual_TD` in place. `kv`: this layer's cache, [k/v, page, kv head, token, dim].
+        """Run the layer on `residual_TD`, in place. `kv`: this layer's cache, [k/v, page, kv head, token, dim].
 
-        With several ranks the sum of a block over ranks is not yet in the residual when the next norm reads it: it is
-        the `update_TD` that the fused add and norm takes, and that this returns for the next layer.
+        With one rank each block adds to the residual in its last product. With several, its sum over ranks comes
+        after: as the `update_TD` that the next norm adds first, which this takes and returns.
         """
         weights = self.weights
-        x_TD = self._norm(residual_TD, update_TD, weights.input_norm_D)
-        attended_TH = self._attention(x_TD, inputs, page_table_SM, kv)
+        qkv_TN = self._norm_linear(residual_TD, update_TD, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
+        attended_TH = self._attention(qkv_TN, inputs, page_table_SM, kv)
         update_TD = self._add(attended_TH, weights.o_DQ, weights.o_bias_D, residual_TD)
-        x_TD = self._norm(residual_TD, update_TD, weights.post_norm_D)
-        return self._add(self._gate(x_TD), weights.down_DF, weights.down_bias_D, residual_TD)
+        gated_TF = self._gate(residual_TD, update_TD)
+        return self._add(gated_TF, weights.down_DF, weights.down_bias_D, residual_TD)
 
-    def _norm(self, residual_TD: Tensor, update_TD: Tensor | None, weight_D: Tensor) -> Tensor:
-        if update_TD is None:
-            return rms_norm(residual_TD, weight_D, self.config.rms_norm_eps)
-        return add_rms_norm(update_TD, residual_TD, weight_D, self.config.rms_norm_eps)
-
-    def _attention(self, x_TD: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor) -> Tensor:
-        config, weights = self.config, self.weights
-        num_heads = config.num_heads // self.group.size
+    def _attention(self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor) -> Tensor:
         k_cache, v_cache = kv[0], kv[1]
-        qkv_TN = linear(x_TD, weights.qkv_ND, weights.qkv_bias_N)
         q_THD = attention_prologue(
             qkv_TN,
             inputs.positions_T,
             inputs.kv_slots_T,
             self.cos_sin_PR,
-            weights.q_norm_H,
-            weights.k_norm_H,
-            config.rms_norm_eps,
+            self.weights.q_norm_H,
+            self.weights.k_norm_H,
+            self.config.rms_norm_eps,
             k_cache,
             v_cache,
-            num_heads,
+            self.config.num_heads // self.group.size,
         )
         num_decodes = inputs.decode_slots_B.shape[0]
         out_THD = torch.empty_like(q_THD)
-        scale = config.head_dim**-0.5
+        scale = self.config.head_dim**-0.5
         if num_decodes:
             decode_attention(
                 q_THD[:num_decodes],
@@ -102,17 +95,31 @@ class Layer:
             )
         return out_THD.flatten(1)
 
-    def _gate(self, x_TD: Tensor) -> Tensor:
-        weights = self.weights
-        if self.interleaved:
-            return matmul_silu_and_mul(x_TD, weights.gate_up_2FD)
-        return silu_and_mul(linear(x_TD, weights.gate_up_2FD, weights.gate_up_bias_2F))
+    def _gate(self, residual_TD: Tensor, update_TD: Tensor | None) -> Tensor:
+        weights, eps = self.weights, self.config.rms_norm_eps
+        norm_D, weight_2FD = weights.post_norm_D, weights.gate_up_2FD
+        if not self.interleaved:
+            return silu_and_mul(self._norm_linear(residual_TD, update_TD, norm_D, weight_2FD, weights.gate_up_bias_2F))
+        if update_TD is None:
+            return rms_norm_matmul_silu_and_mul(residual_TD, norm_D, eps, weight_2FD, deterministic=self.deterministic)
+        x_TD = add_rms_norm(update_TD, residual_TD, norm_D, eps)
+        return matmul_silu_and_mul(x_TD, weight_2FD, deterministic=self.deterministic)
+
+    def _norm_linear(
+        self, residual_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, weight_ND: Tensor, bias_N: Tensor | None
+    ) -> Tensor:
+        """Add the update, if there is one, to the residual; norm and project that."""
+        eps = self.config.rms_norm_eps
+        if update_TD is None:
+            return rms_norm_linear(residual_TD, norm_D, eps, weight_ND, bias_N, deterministic=self.deterministic)
+        x_TD = add_rms_norm(update_TD, residual_TD, norm_D, eps)
+        return linear(x_TD, weight_ND, bias_N, deterministic=self.deterministic)
 
     def _add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, residual_TD: Tensor) -> Tensor | None:
-        """Add the projection of `x_TN` to the residual: at once, or as the update to return."""
+        """Add a block's projection to the residual, or return it, summed over ranks, as the update."""
         if self.group.size == 1 and bias_D is None:
-            linear_add(x_TN, weight_DN, residual_TD)
+            linear_add(x_TN, weight_DN, residual_TD, deterministic=self.deterministic)
             return None
         # A bias counts once, not once a rank.
-        update_TD = linear(x_TN, weight_DN, bias_D if self.group.rank == 0 else None)
-        return self.group.all_reduce(update_TD)
+        bias_D = bias_D if self.group.rank == 0 else None
+        return self.group.all_reduce(linear(x_TN, weight_DN, bias_D, deterministic=self.deterministic))

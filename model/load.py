@@ -19,6 +19,7 @@ def load_decoder(
     dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
+    deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Decoder:
     """Read configuration and weights. `dummy_seed`: random weights instead of the checkpoint's (only its config.json
@@ -43,7 +44,7 @@ def load_decoder(
         interleaved=group.device.type == "cuda",
         progress=progress,
     )
-    return Decoder(config, reordered_for_cpu(weights), group, length)
+    return Decoder(config, reordered_for_cpu(weights), group, length, deterministic=deterministic)
 
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
