@@ -5,12 +5,18 @@ Knows which kernel serves which size; knows neither layers nor ranks.
 Shape suffixes: M rows (tokens), K reduced size, N output size, F intermediate size, 2F gate and up rows in turns.
 """
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
-from tercet.triton_kernels.checks import FLOATS, check_device, check_dtype, check_same, check_shape
-from tercet.triton_kernels.silu_and_mul import silu_and_mul_interleaved
+from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.matmul_launch import can_use_tma, launch_matmul
+from tercet.triton_kernels.silu_and_mul import silu_and_mul_interleaved_reference
+from tercet.triton_kernels.tuning import MatmulConfig, choose_matmul
+
+_NORMING = ("vector", "split")
 
 
 def matmul(
@@ -20,15 +26,17 @@ def matmul(
 
     `deterministic`: a row's bits do not depend on M (K is summed in one order everywhere).
     """
-    _check(x_MK, w_NK)
-    if bias_N is not None:
-        check_shape("bias", bias_N, w_NK.shape[0])
-        check_same("bias", bias_N, x_MK)
+    _check(x_MK, w_NK, bias_N)
     if out is not None:
         check_shape("out", out, x_MK.shape[0], w_NK.shape[0])
         check_same("out", out, x_MK)
-    y_MN = matmul_reference(x_MK, w_NK, bias_N)
-    return y_MN if out is None else out.copy_(y_MN)
+    if not use_kernels(x_MK):
+        y_MN = matmul_reference(x_MK, w_NK, bias_N)
+        return y_MN if out is None else out.copy_(y_MN)
+    if out is None:
+        out = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
+    _run("matmul", x_MK, w_NK, out, "store", deterministic, bias_N)
+    return out
 
 
 def matmul_add(x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor, *, deterministic: bool = False) -> None:
@@ -36,13 +44,20 @@ def matmul_add(x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor, *, deterministic
     _check(x_MK, w_NK)
     check_shape("residual", residual_MN, x_MK.shape[0], w_NK.shape[0])
     check_same("residual", residual_MN, x_MK)
-    matmul_add_reference(x_MK, w_NK, residual_MN)
+    if use_kernels(x_MK):
+        _run("matmul_add", x_MK, w_NK, residual_MN, "add", deterministic)
+    else:
+        matmul_add_reference(x_MK, w_NK, residual_MN)
 
 
 def matmul_silu_and_mul(x_MK: Tensor, w_2FK: Tensor, *, deterministic: bool = False) -> Tensor:
     """silu(gate) * up of x W^T, gate and up rows of W in turns: [M, K] x [2F, K] -> [M, F]. fp32 inside; graph-safe."""
-    _check(x_MK, w_2FK)
-    return matmul_silu_and_mul_reference(x_MK, w_2FK)
+    _check_pairs(x_MK, w_2FK)
+    if not use_kernels(x_MK):
+        return matmul_silu_and_mul_reference(x_MK, w_2FK)
+    out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
+    _run("matmul_silu_and_mul", x_MK, w_2FK, out_MF, "gate", deterministic)
+    return out_MF
 
 
 def rms_norm_matmul(
@@ -55,14 +70,26 @@ def rms_norm_matmul(
     deterministic: bool = False,
 ) -> Tensor:
     """`matmul` of the normed rows of x, in one kernel where few rows make that pay. Mutates nothing; graph-safe."""
-    return matmul(rms_norm(x_MK, norm_K, eps), w_NK, bias_N, deterministic=deterministic)
+    _check(x_MK, w_NK, bias_N)
+    config = _norming_config("rms_norm_matmul", x_MK, norm_K, w_NK, deterministic)
+    if config is None:
+        return matmul(rms_norm(x_MK, norm_K, eps), w_NK, bias_N, deterministic=deterministic)
+    out_MN = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
+    launch_matmul(config, x_MK, w_NK, out_MN, "store", bias_N, norm_K, eps)
+    return out_MN
 
 
 def rms_norm_matmul_silu_and_mul(
     x_MK: Tensor, norm_K: Tensor, eps: float, w_2FK: Tensor, *, deterministic: bool = False
 ) -> Tensor:
     """`matmul_silu_and_mul` of the normed rows of x, in one kernel where few rows make that pay. Graph-safe."""
-    return matmul_silu_and_mul(rms_norm(x_MK, norm_K, eps), w_2FK, deterministic=deterministic)
+    _check_pairs(x_MK, w_2FK)
+    config = _norming_config("rms_norm_matmul_silu_and_mul", x_MK, norm_K, w_2FK, deterministic)
+    if config is None:
+        return matmul_silu_and_mul(rms_norm(x_MK, norm_K, eps), w_2FK, deterministic=deterministic)
+    out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
+    launch_matmul(config, x_MK, w_2FK, out_MF, "gate", None, norm_K, eps)
+    return out_MF
 
 
 def matmul_reference(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -77,13 +104,52 @@ def matmul_add_reference(x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor) -> Non
 
 def matmul_silu_and_mul_reference(x_MK: Tensor, w_2FK: Tensor) -> Tensor:
     """The same in PyTorch; the product is rounded before the gate, unlike the kernel's."""
-    return silu_and_mul_interleaved(F.linear(x_MK, w_2FK))
+    return silu_and_mul_interleaved_reference(F.linear(x_MK, w_2FK))
 
 
-def _check(x_MK: Tensor, w_NK: Tensor) -> None:
+def _run(
+    op: str, x_MK: Tensor, w_NK: Tensor, out: Tensor, epilogue: str, deterministic: bool, bias_N: Tensor | None = None
+) -> None:
+    if not out.numel():
+        return
+    config = _choose(op, x_MK, w_NK, deterministic)
+    if config.kernel == "persistent" and not can_use_tma(x_MK, w_NK, out):
+        config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
+    launch_matmul(config, x_MK, w_NK, out, epilogue, bias_N)
+
+
+def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulConfig:
+    N, K = w_NK.shape
+    return choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, deterministic, x_MK.device)
+
+
+def _norming_config(
+    op: str, x_MK: Tensor, norm_K: Tensor, w_NK: Tensor, deterministic: bool
+) -> MatmulConfig | None:  # fmt: skip
+    """The kernel that norms its own rows, or None: then the norm runs first, on its own.
+
+    Deterministic mode always norms on its own: a fused norm sums in another order.
+    """
+    check_shape("norm", norm_K, x_MK.shape[1])
+    check_same("norm", norm_K, x_MK)
+    if deterministic or not x_MK.numel() or not use_kernels(x_MK):
+        return None
+    config = _choose(op, x_MK, w_NK, deterministic)
+    return config if config.kernel in _NORMING else None
+
+
+def _check(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> None:
     check_dtype("x", x_MK, *FLOATS)
     check_shape("x", x_MK, None, None)
-    check_shape("w", w_NK, None, x_MK.shape[1])
     check_same("x", x_MK, x_MK)
+    check_shape("w", w_NK, None, x_MK.shape[1])
     check_same("w", w_NK, x_MK)
-    check_device("w", w_NK, x_MK)
+    if bias_N is not None:
+        check_shape("bias", bias_N, w_NK.shape[0])
+        check_same("bias", bias_N, x_MK)
+
+
+def _check_pairs(x_MK: Tensor, w_2FK: Tensor) -> None:
+    _check(x_MK, w_2FK)
+    if w_2FK.shape[0] % 2:
+        raise ValueError(f"w: got {w_2FK.shape[0]} rows, wanted gate and up rows in turns: an even number")

@@ -1,0 +1,104 @@
+"""From a configuration to the launch of the kernel that it names.
+
+Knows each kernel's arguments and grid; chooses nothing. Shape suffixes as in matmul.py.
+"""
+
+import functools
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, STORE
+from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
+from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel
+from tercet.triton_kernels.matmul_vector import vector_kernel
+from tercet.triton_kernels.tuning import MatmulConfig, has_tma
+
+EPILOGUES = {"store": STORE, "add": ADD, "gate": GATE}
+
+
+def launch_matmul(
+    config: MatmulConfig,
+    x_MK: Tensor,
+    w_NK: Tensor,
+    out: Tensor,
+    epilogue: str = "store",
+    bias_N: Tensor | None = None,
+    norm_K: Tensor | None = None,
+    eps: float = 0.0,
+) -> None:
+    """Run one product as `config` says. `out` is [M, N], or [M, N / 2] for the gate. Graph-safe: fixed grids.
+
+    `norm_K` needs a kernel that can norm its rows: vector or split.
+    """
+    M, K = x_MK.shape
+    N = w_NK.shape[0]
+    pdl = has_tma(x_MK.device)
+    fixed = {
+        "N": N,
+        "K": K,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "EPILOGUE": EPILOGUES[epilogue].value,
+        "HAS_BIAS": bias_N is not None,
+        "PDL": pdl,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
+    if pdl:
+        fixed["launch_pdl"] = True
+    bias = out if bias_N is None else bias_N
+    norm = x_MK if norm_K is None else norm_K
+    tiles_n = triton.cdiv(N, config.block_n)
+    tiles = triton.cdiv(M, config.block_m) * tiles_n
+    precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
+    # Prefetching reads whole tiles: it must not reach beyond the last row.
+    prefetch = config.prefetch if pdl and N % config.block_n == 0 else 0
+    match config.kernel:
+        case "vector":
+            assert M == 1
+            vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **fixed)
+        case "split":
+            assert config.block_m >= M
+            split_kernel[(tiles_n,)](
+                x_MK, norm, eps, w_NK, bias, out, M, BLOCK_M=config.block_m, SPLITS=config.splits, PRECISION=precision,
+                NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
+            )  # fmt: skip
+        case "skinny":
+            assert norm_K is None
+            assert config.block_m >= M
+            skinny_kernel[(tiles_n,)](
+                x_MK, w_NK, bias, out, M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, **fixed
+            )
+        case "tile":
+            assert norm_K is None
+            tile_kernel[(tiles,)](
+                x_MK, w_NK, bias, out, M, BLOCK_M=config.block_m, GROUP_M=config.group_m, PRECISION=precision, **fixed
+            )
+        case "persistent":
+            assert norm_K is None
+            num_programs = min(multiprocessors(x_MK.device), tiles)
+            persistent_kernel[(num_programs,)](
+                TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
+                TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
+                bias,
+                TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 2]),
+                M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **fixed,
+            )  # fmt: skip
+        case _:
+            raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted vector, split, skinny, tile or persistent")
+
+
+def can_use_tma(x_MK: Tensor, w_NK: Tensor, out: Tensor) -> bool:
+    """TMA wants 16-byte rows and starts, and a card that has it."""
+    return has_tma(x_MK.device) and all(
+        tensor.stride(0) * tensor.itemsize % 16 == 0 and tensor.data_ptr() % 16 == 0 and tensor.itemsize == 2
+        for tensor in (x_MK, w_NK, out)
+    )
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

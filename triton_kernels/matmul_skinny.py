@@ -1,0 +1,91 @@
+"""Products for up to 64 rows: the weights stream once, as the tall side of the matrix units; rows are the narrow side.
+
+Two kernels: one sums K in plain order (a row's bits are those of every other plain-order kernel), one cuts K over the
+warps of a program and adds the parts in a fixed order (more loads in flight, other bits).
+
+Shape suffixes: M rows, K reduced size, N output size; S parts of K.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.triton_kernels.matmul_epilogue import finish_tile, let_next_start, prefetch_rows, wait_for_previous
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def skinny_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of all rows; M <= BLOCK_M. K in plain order."""
+    start_n = tl.program_id(0) * BLOCK_N
+    w_rows = tl.arange(0, BLOCK_N)
+    if N % BLOCK_N:
+        w_rows = tl.minimum(w_rows, N - 1 - start_n)
+    rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_K)
+    w_start = w_ptr + start_n.to(tl.int64) * K
+    if PREFETCH > 0:
+        prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+    w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
+    x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        if K % BLOCK_K:
+            w = tl.load(w_ptrs + k, mask=(columns < K - k)[None, :], other=0.0)
+            x = tl.load(x_ptrs + k, mask=(columns < K - k)[:, None], other=0.0)
+        else:
+            w = tl.load(w_ptrs + k)
+            x = tl.load(x_ptrs + k)
+        acc_NM = tl.dot(w, x, acc_NM, input_precision=PRECISION)
+    finish_tile(tl.trans(acc_NM), rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def split_kernel(
+    x_ptr, norm_ptr, eps, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of all rows; M <= BLOCK_M.
+
+    Part s of SPLITS takes the s-th BLOCK_K columns of every SPLITS * BLOCK_K. With NORM the rows enter times the norm's
+    weight, and the product is scaled by the rows' inverse RMS afterwards: x is read once.
+    """
+    start_n = tl.program_id(0) * BLOCK_N
+    w_rows = tl.arange(0, BLOCK_N)
+    if N % BLOCK_N:
+        w_rows = tl.minimum(w_rows, N - 1 - start_n)
+    rows = tl.arange(0, BLOCK_M)
+    columns_SK = tl.arange(0, SPLITS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    step: tl.constexpr = SPLITS * BLOCK_K
+    w_start = w_ptr + start_n.to(tl.int64) * K
+    if PREFETCH > 0:
+        prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+    w_ptrs = w_start + w_rows[None, :, None] * K + columns_SK[:, None, :]
+    x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, None, :] * K + columns_SK[:, :, None]
+    if step >= K:
+        # The whole tile at once, on its way before the wait.
+        w = tl.load(w_ptrs, mask=(columns_SK < K)[:, None, :], other=0.0)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    acc_SNM = tl.zeros((SPLITS, BLOCK_N, BLOCK_M), tl.float32)
+    squares_SM = tl.zeros((SPLITS, BLOCK_M), tl.float32)
+    for k in range(0, K, step):
+        inside_SK = columns_SK < K - k
+        if step < K:
+            w = tl.load(w_ptrs + k, mask=inside_SK[:, None, :], other=0.0) if K % step else tl.load(w_ptrs + k)
+        x = tl.load(x_ptrs + k, mask=inside_SK[:, :, None], other=0.0) if K % step else tl.load(x_ptrs + k)
+        if NORM:
+            wide = x.to(tl.float32)
+            squares_SM += tl.sum(wide * wide, 1)
+            norm_SK = tl.load(norm_ptr + k + columns_SK, mask=inside_SK, other=0.0).to(tl.float32)
+            x = (wide * norm_SK[:, :, None]).to(x.dtype)
+        acc_SNM = tl.dot(w, x, acc_SNM, input_precision=PRECISION)
+    acc_NM = tl.sum(acc_SNM, 0)
+    if NORM:
+        acc_NM *= tl.rsqrt(tl.sum(squares_SM, 0) / K + eps)[None, :]
+    finish_tile(tl.trans(acc_NM), rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)

@@ -1,0 +1,94 @@
+"""Products for many rows, output tile by output tile, K in plain order: a pointer kernel for every card, and a
+persistent kernel that moves its tiles with Hopper's tensor memory accelerator (TMA).
+
+Shape suffixes: M rows, K reduced size, N output size.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.triton_kernels.matmul_epilogue import (
+    ADD,
+    GATE,
+    finish_tile,
+    gate_pairs,
+    let_next_start,
+    wait_for_previous,
+)
+
+
+@triton.jit
+def _tile_of(index, num_m, num_n, GROUP_M: tl.constexpr):
+    """Tiles in groups of GROUP_M tile rows, so that tiles in flight together share what the L2 cache holds."""
+    group = index // (GROUP_M * num_n)
+    first_m = group * GROUP_M
+    size_m = tl.minimum(num_m - first_m, GROUP_M)
+    within = index % (GROUP_M * num_n)
+    return first_m + within % size_m, within // size_m
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def tile_kernel(
+    x_ptr, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),): one program owns one output tile."""
+    num_m = tl.cdiv(M, BLOCK_M)
+    tile_m, tile_n = _tile_of(tl.program_id(0), num_m, tl.cdiv(N, BLOCK_N), GROUP_M)
+    start_n = tile_n * BLOCK_N
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    w_rows = tl.arange(0, BLOCK_N)
+    if N % BLOCK_N:
+        w_rows = tl.minimum(w_rows, N - 1 - start_n)
+    columns = tl.arange(0, BLOCK_K)
+    x_ptrs = x_ptr + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * K + columns[None, :]
+    w_ptrs = w_ptr + start_n.to(tl.int64) * K + w_rows[None, :] * K + columns[:, None]
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, K, BLOCK_K):
+        if K % BLOCK_K:
+            x = tl.load(x_ptrs + k, mask=(columns < K - k)[None, :], other=0.0)
+            w = tl.load(w_ptrs + k, mask=(columns < K - k)[:, None], other=0.0)
+        else:
+            x = tl.load(x_ptrs + k)
+            w = tl.load(w_ptrs + k)
+        acc = tl.dot(x, w, acc, input_precision=PRECISION)
+    finish_tile(acc, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def persistent_kernel(
+    x_desc, w_desc, bias_ptr, out_desc, M, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
+    num_m = tl.cdiv(M, BLOCK_M)
+    num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    for tile in tl.range(tl.program_id(0), num_m * num_n, NUM_PROGRAMS, flatten=True):
+        tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
+        start_m, start_n = tile_m * BLOCK_M, tile_n * BLOCK_N
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range((K + BLOCK_K - 1) // BLOCK_K):
+            x = x_desc.load([start_m, k * BLOCK_K])
+            w = w_desc.load([start_n, k * BLOCK_K])
+            acc = tl.dot(x, w.T, acc)
+        if HAS_BIAS:
+            columns = start_n + tl.arange(0, BLOCK_N)
+            acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        if EPILOGUE == GATE:
+            y = gate_pairs(acc, BLOCK_M, BLOCK_N)
+            out_desc.store([start_m, start_n // 2], y.to(out_desc.dtype))
+        else:
+            # By halves: the store's staging memory halves too, which leaves room for another stage of loads.
+            left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
+            if EPILOGUE == ADD:
+                left += out_desc.load([start_m, start_n]).to(tl.float32)
+            out_desc.store([start_m, start_n], left.to(out_desc.dtype))
+            if EPILOGUE == ADD:
+                right += out_desc.load([start_m, start_n + BLOCK_N // 2]).to(tl.float32)
+            out_desc.store([start_m, start_n + BLOCK_N // 2], right.to(out_desc.dtype))

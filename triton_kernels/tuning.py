@@ -1,0 +1,111 @@
+"""Which kernel and which block sizes serve a product: a table measured offline per GPU, a heuristic elsewhere.
+
+Nothing is measured here, and nothing at run time: `scripts/tune.py` writes `tuned/<GPU name>.json`. Two calls with the
+same sizes and bucket of rows always get the same answer, so their bits agree from run to run.
+"""
+
+import functools
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# A product's rows round up to one of these; its kernel is chosen by that alone.
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+# Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
+PLAIN_ORDER = ("skinny", "tile", "persistent")
+
+
+@dataclass(frozen=True)
+class MatmulConfig:
+    """One way to run a product. `prefetch`: parts in which a program asks the L2 cache for its weights ahead."""
+
+    kernel: str  # vector, split, skinny, tile or persistent
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int = 3
+    splits: int = 1
+    group_m: int = 8
+    prefetch: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def row_bucket(num_rows: int) -> int:
+    """The smallest bucket that holds the rows; the last one beyond it."""
+    return next((bucket for bucket in ROW_BUCKETS if num_rows <= bucket), ROW_BUCKETS[-1])
+
+
+def table_key(op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> str:
+    """One line of the table: what is computed, on which weights, under which promise."""
+    mode = "deterministic" if deterministic else "default"
+    return f"{op} {N}x{K} {str(dtype).removeprefix('torch.')} {mode}"
+
+
+def choose_matmul(
+    op: str, num_rows: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, device: torch.device
+) -> MatmulConfig:
+    """The tuned configuration of `op` (a wrapper's name) for these weights and this many rows, or a sane one."""
+    return _choose(op, row_bucket(num_rows), N, K, dtype, deterministic, gpu_name(device))
+
+
+@functools.cache
+def gpu_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+
+
+@functools.cache
+def has_tma(device: torch.device) -> bool:
+    """Whether the device has Hopper's tensor memory accelerator and programmatic dependent launch."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
+@functools.cache
+def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
+    """The table of one GPU by name, empty for a GPU that nobody has tuned."""
+    path = Path(__file__).parent / "tuned" / f"{gpu.replace(' ', '_')}.json"
+    if not gpu or not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["matmul"]
+    return {key: {int(m): MatmulConfig(**config) for m, config in buckets.items()} for key, buckets in rows.items()}
+
+
+@functools.cache
+def _choose(
+    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str
+) -> MatmulConfig:  # fmt: skip
+    tuned = load_table(gpu).get(table_key(op, N, K, dtype, deterministic), {})
+    # The nearest larger bucket serves too: it holds the rows.
+    for larger in sorted(tuned):
+        if larger >= bucket:
+            return tuned[larger]
+    return heuristic(bucket, N, K, dtype, deterministic)
+
+
+def heuristic(bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> MatmulConfig:
+    """Block sizes that are never far off: few rows stream weights, many rows fill tiles."""
+    wide = dtype.itemsize == 4
+    if bucket == 1 and not deterministic:
+        return MatmulConfig("vector", 1, 4 if K <= 4096 else 2, min(_power_of_2(K), 4096), num_warps=4)
+    if bucket <= 16 and not deterministic:
+        return MatmulConfig("split", max(bucket, 8), 16, 64 if wide else 128, num_warps=4, num_stages=4, splits=4)
+    if bucket <= 64:
+        rows = max(bucket, 8)
+        block_n = 16 if N <= 4096 else 32
+        return MatmulConfig("skinny", rows, block_n, 64 if wide else 128, num_warps=block_n // 16, num_stages=4)
+    if wide:
+        return MatmulConfig("tile", 64, 64, 32, num_warps=4, num_stages=3)
+    if bucket <= 256:
+        return MatmulConfig("tile", 64, 64, 64, num_warps=4, num_stages=4)
+    if bucket <= 1024:
+        return MatmulConfig("tile", 128, 128, 64, num_warps=8, num_stages=3)
+    return MatmulConfig("persistent", 128, 256, 64, num_warps=8, num_stages=3)
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
