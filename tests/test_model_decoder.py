@@ -83,6 +83,7 @@ import json, sys
 from pathlib import Path
 import torch
 from paged_sequences import CPU, Sequences, make_decoder
+from tercet.model.parallel import Group
 torch.set_num_threads(1)
 rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 group = Group.join(rank, size, CPU, rendezvous, timeout_s=60.0)
