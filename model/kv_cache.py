@@ -1,0 +1,45 @@
+"""The pages that hold keys and values: how many fit, and the tensor they are.
+
+Knows bytes and shapes; which page belongs to whom is the scheduler's matter.
+"""
+
+import torch
+from torch import Tensor
+
+from tercet.model.config import ModelConfig
+from tercet.model.parallel import Group
+
+CPU_BYTES = 2**30
+"""What a CPU rank takes without --kv-cache-memory."""
+
+
+def make_kv_cache(
+    config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, tp_size: int
+) -> Tensor:
+    """[layer, k/v, page, kv head, token, dim], zeros: a page holds numbers before it holds keys."""
+    heads = config.kv_heads_per_rank(tp_size)
+    shape = (config.num_layers, 2, num_pages, heads, page_size, config.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def count_pages(config: ModelConfig, num_bytes: int, page_size: int, dtype: torch.dtype, group: Group) -> int:
+    """Pages of which every rank can hold as many in `num_bytes`; ValueError where not even one request fits."""
+    page_bytes = config.kv_bytes_per_page(page_size, dtype, group.size)
+    num_pages = group.min(num_bytes // page_bytes)
+    if num_pages < 2:  # page 0 is the padding's
+        raise ValueError(
+            f"{_size(num_bytes)} is left for the KV cache, a page of {page_size} tokens takes {_size(page_bytes)}: "
+            "want at least two pages; raise --kv-cache-memory or --gpu-memory-utilization, or lower --page-size"
+        )
+    return num_pages
+
+
+def free_bytes(device: torch.device, utilization: float) -> int:
+    """What may still be taken on a GPU so that `utilization` of the whole card is in use, others' share included."""
+    free, total = torch.cuda.mem_get_info(device)
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return max(0, int(free + reusable - (1 - utilization) * total))
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -1,0 +1,216 @@
+"""From the rows of a plan and the slot table to everything the layers of one step read.
+
+A step's tokens: first one for each of B decode rows, then the packed tokens of C prefill chunks, padding at the end of
+either part. Its rows, which may sample: the decodes, then the chunks. Padding rows name the dummy slot, padding chunks
+have no tokens; both compute on zeros and write to page 0. So does a decode row whose request is done.
+
+Shape suffixes: B decode rows, C chunks, R = B + C rows, T = B + prefill tokens, C1 = C + 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.slot_table import SlotTable
+
+_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """What every layer of one step reads."""
+
+    input_ids_T: Tensor
+    positions_T: Tensor
+    kv_slots_T: Tensor
+    """int64: page * page size + offset, where this token's K and V go."""
+    decode_slots_B: Tensor
+    decode_lengths_B: Tensor
+    """KV length, this token included; 0 for rows that compute nothing."""
+    chunk_slots_C: Tensor
+    chunk_starts_C: Tensor
+    """Position of the chunk's first token."""
+    query_starts_C1: Tensor
+    """Offset of each chunk's first token among the prefill tokens, and the end of the last."""
+    sample_rows_R: Tensor
+    """The token whose hidden state a row samples from."""
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """The rows of one step: the plan's part, which `prepare` reads, and where their next tokens go, which it writes."""
+
+    slots_R: Tensor
+    chunk_starts_C: Tensor
+    chunk_lengths_C: Tensor
+    positions_R: Tensor
+    """Position of the token that this row samples; -1 where it samples none."""
+
+
+_SIZES = ["B", "T", "S", "L", "M", "num_pages"]
+
+
+@triton.jit
+def _kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, padding):
+    """Where a token's K and V go; `padding` says where in page 0 those that go nowhere do."""
+    index = position // page_size
+    page = tl.load(page_table_ptr + slot.to(tl.int64) * M + index, mask=alive & (index < M), other=0)
+    page = tl.where((page > 0) & (page < num_pages), page, 0)
+    offset = tl.where(page > 0, position, padding) % page_size
+    return page.to(tl.int64) * page_size + offset
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+def _prepare_kernel(
+    slots_ptr, chunk_starts_ptr, chunk_lengths_ptr, page_table_ptr, token_ids_ptr, length_ptr, done_ptr,
+    input_ids_ptr, positions_ptr, kv_slots_ptr, decode_lengths_ptr, query_starts_ptr, sample_rows_ptr,
+    sample_positions_ptr, B, T, S, L, M, num_pages,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles of decode rows + tiles of prefill tokens,); the program of the first prefill tile does the chunks.
+
+    Each prefill program sums up the chunks' lengths for itself and finds each token's chunk by counting ends.
+    """
+    tile = tl.program_id(0)
+    num_decode_tiles = tl.cdiv(B, BLOCK)
+    if tile < num_decode_tiles:
+        row = tile * BLOCK + tl.arange(0, BLOCK)
+        mask = row < B
+        slot = tl.load(slots_ptr + row, mask=mask, other=-1)
+        alive = (slot >= 0) & (slot < S)
+        length = tl.load(length_ptr + slot, mask=alive, other=0)
+        done = tl.load(done_ptr + slot, mask=alive, other=1)
+        alive &= (done == 0) & (length > 0) & (length <= L)
+        position = tl.where(alive, length - 1, 0)
+        ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=alive, other=0)
+        tl.store(input_ids_ptr + row, ids, mask=mask)
+        tl.store(positions_ptr + row, position, mask=mask)
+        kv_slot = _kv_slot(page_table_ptr, slot, position, alive, PAGE, M, num_pages, row)
+        tl.store(kv_slots_ptr + row, kv_slot, mask=mask)
+        tl.store(decode_lengths_ptr + row, tl.where(alive, length, 0), mask=mask)
+        tl.store(sample_rows_ptr + row, row, mask=mask)
+        tl.store(sample_positions_ptr + row, tl.where(alive & (length < L), length, -1), mask=mask)
+    else:
+        chunk = tl.arange(0, BLOCK_C)
+        chunk_mask = chunk < C
+        chunk_length = tl.load(chunk_lengths_ptr + chunk, mask=chunk_mask, other=0)
+        end = tl.cumsum(chunk_length, 0)
+        token = (tile - num_decode_tiles) * BLOCK + tl.arange(0, BLOCK)
+        mask = token < T - B
+        # The number of chunks that end at or before a token is the index of its own.
+        own = tl.sum((end[None, :] <= token[:, None]).to(tl.int32) * chunk_mask[None, :].to(tl.int32), 1)
+        inside = mask & (own < C)
+        is_own = (chunk[None, :] == own[:, None]) & chunk_mask[None, :]
+        begin = tl.sum(tl.where(is_own, (end - chunk_length)[None, :], 0), 1)
+        slot = tl.load(slots_ptr + B + own, mask=inside, other=-1)
+        start = tl.load(chunk_starts_ptr + own, mask=inside, other=0)
+        position = start + token - begin
+        inside &= (slot >= 0) & (slot < S) & (position >= 0) & (position < L)
+        position = tl.where(inside, position, 0)
+        ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=inside, other=0)
+        tl.store(input_ids_ptr + B + token, ids, mask=mask)
+        tl.store(positions_ptr + B + token, position, mask=mask)
+        kv_slot = _kv_slot(page_table_ptr, slot, position, inside, PAGE, M, num_pages, token)
+        tl.store(kv_slots_ptr + B + token, kv_slot, mask=mask)
+        if tile == num_decode_tiles:
+            tl.store(query_starts_ptr + chunk, end - chunk_length, mask=chunk_mask)
+            tl.store(query_starts_ptr + C, tl.sum(chunk_length, 0))
+            chunk_slot = tl.load(slots_ptr + B + chunk, mask=chunk_mask, other=-1)
+            chunk_start = tl.load(chunk_starts_ptr + chunk, mask=chunk_mask, other=0)
+            known = tl.load(length_ptr + chunk_slot, mask=(chunk_slot >= 0) & (chunk_slot < S), other=-1)
+            samples = (chunk_length > 0) & (chunk_start + chunk_length == known) & (known < L)
+            tl.store(sample_rows_ptr + B + chunk, B + tl.maximum(end - 1, 0), mask=chunk_mask)
+            tl.store(sample_positions_ptr + B + chunk, tl.where(samples, known, -1), mask=chunk_mask)
+
+
+def prepare(rows: StepRows, table: SlotTable, inputs: StepInputs, *, page_size: int, num_pages: int) -> None:
+    """Fill `inputs` and `rows.positions_R` from the plan's part of `rows` and the table. Integers only; graph-safe.
+
+    `inputs.decode_slots_B`, `chunk_slots_C` and `chunk_starts_C` are the plan's own tensors and only checked here.
+    """
+    B, C, T = _check(rows, table, inputs)
+    if not use_kernels(rows.slots_R):
+        prepare_reference(rows, table, inputs, page_size=page_size, num_pages=num_pages)
+        return
+    S, L = table.token_ids_SL.shape
+    tiles = triton.cdiv(B, _BLOCK) + triton.cdiv(T - B, _BLOCK)
+    if C:
+        tiles = max(tiles, triton.cdiv(B, _BLOCK) + 1)
+    if tiles:
+        _prepare_kernel[(tiles,)](
+            rows.slots_R, rows.chunk_starts_C, rows.chunk_lengths_C, table.page_table_SM, table.token_ids_SL,
+            table.length_S, table.done_S, inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T,
+            inputs.decode_lengths_B, inputs.query_starts_C1, inputs.sample_rows_R, rows.positions_R,
+            B, T, S, L, table.page_table_SM.shape[1], num_pages,
+            C=C, BLOCK_C=triton.next_power_of_2(max(C, 1)), BLOCK=_BLOCK, PAGE=page_size, num_warps=2,
+        )  # fmt: skip
+
+
+def prepare_reference(rows: StepRows, table: SlotTable, inputs: StepInputs, *, page_size: int, num_pages: int) -> None:
+    """The same in PyTorch."""
+    B, C = inputs.decode_slots_B.shape[0], inputs.chunk_slots_C.shape[0]
+    T = inputs.input_ids_T.shape[0]
+    L = table.token_ids_SL.shape[1]
+    decode_slots_B, chunk_slots_C = rows.slots_R[:B].long(), rows.slots_R[B:].long()
+    length_B = table.length_S[decode_slots_B]
+    alive_B = (table.done_S[decode_slots_B] == 0) & (length_B > 0)
+    length_B = torch.where(alive_B, length_B, 0)
+    lengths_C = rows.chunk_lengths_C.long()
+    ends_C = lengths_C.cumsum(0)
+    num_tokens = int(ends_C[-1]) if C else 0
+    own_T = torch.repeat_interleave(torch.arange(C), lengths_C)
+    offsets_T = torch.arange(num_tokens) - (ends_C - lengths_C)[own_T]
+
+    slots_T = torch.cat([decode_slots_B, chunk_slots_C[own_T]])
+    positions_T = torch.cat([(length_B.long() - 1).clamp(min=0), rows.chunk_starts_C.long()[own_T] + offsets_T])
+    alive_T = torch.cat([alive_B, torch.ones(num_tokens, dtype=torch.bool)])
+    pages_T = torch.where(alive_T, table.page_table_SM[slots_T, positions_T // page_size], 0).long()
+    pages_T = torch.where(pages_T < num_pages, pages_T, 0)
+    used = B + num_tokens
+    for tensor in (inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T):
+        tensor[used:T] = 0
+    inputs.input_ids_T[:used] = torch.where(alive_T, table.token_ids_SL[slots_T, positions_T], 0)
+    inputs.positions_T[:used] = positions_T.int()
+    inputs.kv_slots_T[:used] = torch.where(pages_T > 0, pages_T * page_size + positions_T % page_size, 0)
+
+    inputs.decode_lengths_B.copy_(length_B)
+    inputs.query_starts_C1[0] = 0
+    inputs.query_starts_C1[1:] = ends_C.int()
+    inputs.sample_rows_R[:B] = torch.arange(B)
+    inputs.sample_rows_R[B:] = B + (ends_C - 1).clamp(min=0).int()
+    known_C = table.length_S[chunk_slots_C]
+    samples_C = (lengths_C > 0) & (rows.chunk_starts_C + lengths_C == known_C) & (known_C < L)
+    rows.positions_R[:B] = torch.where(alive_B & (length_B < L), length_B, -1)
+    rows.positions_R[B:] = torch.where(samples_C, known_C, -1)
+
+
+def _check(rows: StepRows, table: SlotTable, inputs: StepInputs) -> tuple[int, int, int]:
+    B, C, T = inputs.decode_slots_B.shape[0], inputs.chunk_slots_C.shape[0], inputs.input_ids_T.shape[0]
+    if T < B:
+        raise ValueError(f"input_ids: got {T} tokens, wanted at least one for each of {B} decode rows")
+    wanted = {
+        "input_ids": (inputs.input_ids_T, T),
+        "positions": (inputs.positions_T, T),
+        "kv_slots": (inputs.kv_slots_T, T),
+        "decode_slots": (inputs.decode_slots_B, B),
+        "decode_lengths": (inputs.decode_lengths_B, B),
+        "chunk_slots": (inputs.chunk_slots_C, C),
+        "chunk_starts": (inputs.chunk_starts_C, C),
+        "query_starts": (inputs.query_starts_C1, C + 1),
+        "sample_rows": (inputs.sample_rows_R, B + C),
+        "slots": (rows.slots_R, B + C),
+        "plan's chunk_starts": (rows.chunk_starts_C, C),
+        "chunk_lengths": (rows.chunk_lengths_C, C),
+        "sample positions": (rows.positions_R, B + C),
+    }
+    for name, (tensor, size) in wanted.items():
+        check_shape(name, tensor, size)
+        check_dtype(name, tensor, torch.int64 if name == "kv_slots" else torch.int32)
+        check_contiguous(name, tensor)
+        check_device(name, tensor, table.length_S)
+    return B, C, T
