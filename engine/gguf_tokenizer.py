@@ -81,24 +81,11 @@ def _add_ends(tokenizer: Tokenizer, tokens: list[str], metadata: dict[str, Value
     """Have `encode` begin (and end) a plain prompt as the file says."""
     begins = bool(metadata.get("tokenizer.ggml.add_bos_token", name in ("llama-bpe", "llama3", "llama-v3")))
     ends = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
-    add_ends(
-        tokenizer,
-        _token(tokens, metadata, "bos") if begins else None,
-        _token(tokens, metadata, "eos") if ends else None,
-    )
-
-
-def add_ends(tokenizer: Tokenizer, begin: str | None, end: str | None) -> None:
-    """Have `encode` put `begin` before and `end` after a plain prompt, and nothing else."""
-    names = [name for name in (begin, end) if name is not None]
-    tokenizer.post_processor = processors.Sequence(
-        [
-            processors.ByteLevel(trim_offsets=False),
-            processors.TemplateProcessing(
-                single=f"{f'{begin} ' if begin else ''}$A{f' {end}' if end else ''}",
-                special_tokens=[(name, tokenizer.token_to_id(name)) for name in dict.fromkeys(names)],
-            ),
-        ]
+    begin = _token(tokens, metadata, "bos") if begins else None
+    end = _token(tokens, metadata, "eos") if ends else None
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{f'{begin} ' if begin else ''}$A{f' {end}' if end else ''}",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in {begin, end} if name is not None],
     )
 
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from tercet.engine.chat_template import ChatTemplate
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
-from tercet.engine.gguf_tokenizer import add_ends, build_tokenizer
+from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.pieces import Pieces
 from tercet.ipc.messages import ChatMessage
 
@@ -51,7 +51,7 @@ class TextCodec:
     """No token covers more bytes of a prompt; None: not known."""
 
     def encode(self, text: str) -> list[int]:
-        """A plain prompt, begun as the checkpoint wants it."""
+        """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that."""
         return self._encode(text, add_special_tokens=True)
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
@@ -112,10 +112,6 @@ def _from_folder(folder: Path) -> TextCodec:
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
     names = _special_tokens(settings | _read_json(folder / "special_tokens_map.json"))
     _mark_special(tokenizer, list(names.values()))
-    if "add_bos_token" in settings or "add_eos_token" in settings:  # these replace what tokenizer.json says
-        begin = names.get("bos_token") if settings.get("add_bos_token") else None
-        end = names.get("eos_token") if settings.get("add_eos_token") else None
-        add_ends(tokenizer, begin, end)
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)

@@ -1,0 +1,236 @@
+"""What a checkpoint says about text, against transformers reading the same files."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizer_process import TEMPLATE, byte_checkpoint, byte_tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tercet.engine.errors import UnsupportedModel
+from tercet.engine.gguf_metadata import read_metadata
+from tercet.engine.gguf_tokenizer import build_tokenizer
+from tercet.engine.model_files import demo_model
+from tercet.engine.text_codec import GenerationDefaults, TextRefused, load_codec
+from tercet.ipc.messages import ChatMessage
+
+TEXTS = [
+    "The capital of France is",
+    "numbers 1234567 3.14, 0x1F; and 42",
+    "  leading and  double   spaces \t tabs\n\n\nlines\r\n",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
+    "naïve Größe 日本語 🦙👩‍👩‍👧 e\u0301",
+    "don't I'LL we've",
+    "def f(x):\n    return x**2  # comment",
+    "",
+]
+
+
+def rewrite(file: Path, changes: dict[str, Any]) -> None:
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | changes))
+
+
+def test_demo_model_s_ids_are_transformers_ids() -> None:
+    path = demo_model()
+    codec = load_codec(path)
+    theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    rng = random.Random(0)
+    letters = ["a", " ", "B", ".", "é", "\n", "'s"]
+    texts = ["".join(rng.choice(letters) for _ in range(30)) for _ in range(200)]
+    for text in [*TEXTS, *texts]:
+        assert codec.encode(text) == theirs(text).input_ids, text
+    # transformers reads a GGUF file without the name of its word rules, and does not set each digit apart. SmolLM2's
+    # own tokenizer.json does, which shows where a digit follows several spaces.
+    theirs.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    texts = ["".join(rng.choice([*letters, "7", "12"]) for _ in range(30)) for _ in range(200)]
+    for text in [*TEXTS, *texts]:
+        assert codec.encode(text) == theirs(text).input_ids, text
+    conversation = [("system", "be brief"), ("user", "What is 2+2?"), ("assistant", "4"), ("user", "And 3+3?")]
+    for turns in (conversation[1:2], conversation):
+        wanted = theirs.apply_chat_template(
+            [{"role": role, "content": content} for role, content in turns], add_generation_prompt=True
+        )
+        wanted = wanted if isinstance(wanted, list) else wanted["input_ids"]
+        assert codec.encode_chat([ChatMessage(*turn) for turn in turns]) == wanted
+    assert codec.eos_ids == (theirs.eos_token_id,)
+    assert codec.defaults == GenerationDefaults()
+
+
+def llama_like(folder: Path) -> Path:
+    """A tokenizer.json that begins every text with <s>."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 257)])
+    folder.mkdir(exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"bos_token": {"__type": "AddedToken", "content": "<s>"}, "eos_token": "</s>"}
+    rewrite(folder / "tokenizer_config.json", {**settings, "chat_template": "{{ bos_token }}" + TEMPLATE})
+    return folder
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"add_bos_token": True}, {"add_bos_token": False}, {"add_bos_token": True, "add_eos_token": True}]
+)
+def test_beginnings_as_transformers_makes_them(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = llama_like(tmp_path)
+    rewrite(folder / "tokenizer_config.json", settings)
+    codec = load_codec(folder)
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    wanted = theirs("hé").input_ids
+    assert codec.encode("hé") == wanted == [257, 71, 127, 102]
+    # The template's own <s> is the only one.
+    chat = codec.encode_chat([ChatMessage("user", "x")])
+    assert chat == theirs.apply_chat_template([{"role": "user", "content": "x"}], tokenize=True)["input_ids"]
+    assert chat.count(257) == 1
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [
+        ({"eos_token_id": [5, 7, 5]}, {"eos_token_id": 9}, (5, 7, 256)),
+        ({"eos_token_id": 5}, {}, (5, 256)),
+        ({}, {"eos_token_id": [9, 256]}, (9, 256)),
+        ({}, {}, (256,)),
+    ],
+)
+def test_what_ends_a_text(
+    tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], ends: tuple[int, ...]
+) -> None:
+    folder = byte_checkpoint(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    assert load_codec(folder).eos_ids == ends
+
+
+def test_generation_defaults(tmp_path: Path) -> None:
+    folder = byte_checkpoint(tmp_path)
+    generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "do_sample": True}
+    rewrite(folder / "generation_config.json", generation)
+    defaults = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
+    assert load_codec(folder).defaults == defaults
+
+
+@pytest.mark.parametrize("where", ["chat_template.jinja", "string", "list", "none"])
+def test_where_a_template_may_be(tmp_path: Path, where: str) -> None:
+    folder = byte_checkpoint(tmp_path, template=None)
+    match where:
+        case "chat_template.jinja":
+            (folder / where).write_text(TEMPLATE)
+            rewrite(folder / "tokenizer_config.json", {"chat_template": "the old place"})
+        case "string":
+            rewrite(folder / "tokenizer_config.json", {"chat_template": TEMPLATE})
+        case "list":
+            named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
+            rewrite(folder / "tokenizer_config.json", {"chat_template": named})
+        case _:
+            assert load_codec(folder).template is None
+            return
+    codec = load_codec(folder)
+    ids = codec.encode_chat([ChatMessage("user", "x")])
+    assert byte_tokenizer().decode(ids) == "<|user|>x<|assistant|>"
+
+
+def test_special_tokens_that_only_the_settings_call_special(tmp_path: Path) -> None:
+    folder = tmp_path
+    vocab = {**byte_tokenizer().get_vocab(), "</s>": 256}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    rewrite(folder / "tokenizer_config.json", {"eos_token": "</s>"})
+    codec = load_codec(folder)
+    assert codec.pieces is not None
+    assert codec.pieces.special_ids == {256}
+    assert codec.encode("a</s>") == PreTrainedTokenizerFast.from_pretrained(folder)("a</s>").input_ids
+
+
+def test_a_folder_without_a_tokenizer_serves_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
+    codec = load_codec(tmp_path)
+    assert (codec.tokenizer, codec.template, codec.pieces, codec.eos_ids) == (None, None, None, (3,))
+    assert "token ids" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json cannot be read"),
+        ("tokenizer.json", '{"model": 5}', "tokenizer.json cannot be read"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json holds a list; want an object"),
+        ("tokenizer_config.json", "nonsense", "tokenizer_config.json cannot be read as JSON"),
+        ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
+        ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+    ],
+)
+def test_broken_folders(tmp_path: Path, file: str, content: str | None, words: str) -> None:
+    folder = byte_checkpoint(tmp_path)
+    if content is None:
+        (folder / file).unlink()
+    else:
+        (folder / file).write_text(content)
+    with pytest.raises(UnsupportedModel, match=words):
+        load_codec(folder)
+
+
+def test_a_text_that_the_tokenizer_cannot_encode(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"known": 0}))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = load_codec(tmp_path)
+    assert codec.encode("known known") == [0, 0]
+    with pytest.raises(TextRefused, match="tokenizer refused"):
+        codec.encode("new")
+
+
+def test_no_prompt_has_fewer_tokens_than_its_length_says() -> None:
+    codec = load_codec(demo_model())
+    assert codec.longest_token is not None
+    longest = max((codec.tokenizer.id_to_token(i) for i in range(49152)), key=len)  # type: ignore[union-attr]
+    for text in [*TEXTS, " " * 3000, longest.replace("Ġ", " ") * 20, "\n" * 3000]:
+        assert len(codec.encode(text)) >= len(text.encode()) // codec.longest_token
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, 100, 5000, 10**6])
+def test_truncated_gguf_files(tmp_path: Path, size: int) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(demo_model().read_bytes()[:size])
+    with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
+        load_codec(broken)
+
+
+def test_damaged_gguf_files(tmp_path: Path) -> None:
+    """Any damage to the first part of the file is an error that names it, or no damage to the tokenizer's part."""
+    head = demo_model().read_bytes()[:2000]
+    rng = random.Random(0)
+    broken = tmp_path / "broken.gguf"
+    num_refused = 0
+    for _ in range(300):
+        damaged = bytearray(head)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(60)] = rng.randrange(256)
+        broken.write_bytes(damaged)
+        with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
+            read_metadata(broken)
+        num_refused += 1
+    assert num_refused == 300
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", "llama"), ("pre", "unheard-of"), ("pre", None)])
+def test_unknown_gguf_tokenizers_are_refused_by_name(key: str, value: str | None) -> None:
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": ["a", "b", "ab"],
+        "tokenizer.ggml.merges": ["a b"],
+    }
+    assert build_tokenizer(dict(metadata)).encode("ab").ids == [2]
+    metadata[f"tokenizer.ggml.{key}"] = value
+    with pytest.raises(UnsupportedModel, match=repr(value)):
+        build_tokenizer(metadata)
