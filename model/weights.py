@@ -8,6 +8,7 @@ this rank, F intermediate size of this rank.
 """
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +23,8 @@ Progress = Callable[[int, int], None]
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
+_READERS = 4
+"""Threads that read at a time: page faults, dequantizing and copies to the device overlap."""
 
 
 class Checkpoint(Protocol):
@@ -109,13 +112,18 @@ def load_weights(
     _check_names(checkpoint.source, {move.name: move.shape for move in moves}, shapes)
     total = sum(move.into.nbytes for move in moves)
     done = 0
-    for move in moves:
+
+    def carry_out(move: _Move) -> int:
         if move.start < move.stop:  # the last rank may have nothing but padding
             # To the device first, then to the type: the device converts faster.
-            move.into.copy_(checkpoint.read(move.name, move.dim, move.start, move.stop).to(device))
-        done += move.into.nbytes
-        if progress is not None:
-            progress(done, total)
+            move.into.copy_(checkpoint.read(move.name, move.dim, move.start, move.stop).to(move.into.device))
+        return move.into.nbytes
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        for num_bytes in readers.map(carry_out, moves):
+            done += num_bytes
+            if progress is not None:
+                progress(done, total)
     if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
         return Weights(weights.embedding_VD, weights.layers, weights.final_norm_D, weights.embedding_VD, interleaved)
     return weights
