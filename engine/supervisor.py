@@ -113,7 +113,7 @@ class Supervisor:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
         try:
             self._start()
-            while not self._stops:
+            while not self._asked_to_stop():
                 self._wait_for_events(None)
             self._drain()
         except ChildDied as death:
@@ -121,6 +121,9 @@ class Supervisor:
             raise
         finally:
             self._end_children()
+
+    def _asked_to_stop(self) -> bool:
+        return self._stops > 0
 
     def _start(self) -> None:
         deadline = self._started + self._config.startup_timeout
@@ -130,7 +133,7 @@ class Supervisor:
         for process, rank in [*(("worker", rank) for rank in ranks), ("scheduler", 0), ("tokenizer", 0)]:
             self._watch(Child(ChildSpec(process, rank, self._config, str(model_path), self._addresses)))
         self._wait_until(lambda: all(child.loaded for child in self._children), deadline, "load")
-        if self._stops:
+        if self._asked_to_stop():
             return
         limits = _common_limits(
             [child.loaded.limits for child in self._children if child.loaded and child.loaded.limits]
@@ -138,13 +141,13 @@ class Supervisor:
         for child in self._children:
             child.tell(Begin(limits))
         self._wait_until(lambda: all(child.serving for child in self._children), deadline, "begin to serve")
-        if self._stops:
+        if self._asked_to_stop():
             return
         model = self._config.served_model_name or self._config.model
         self._report(Ready(self._addresses.listen, model, time.monotonic() - self._started, limits))
 
     def _wait_until(self, condition: Callable[[], bool], deadline: float, what: str) -> None:
-        while not condition() and not self._stops:
+        while not condition() and not self._asked_to_stop():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 late = [c.name for c in self._children if not (c.serving if what != "load" else c.loaded)]

@@ -6,6 +6,7 @@ The only file of the engine that knows the model. It knows no text, no request, 
 import queue
 import threading
 import time
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -84,7 +85,7 @@ class NoAnswers:
 
 
 def main(link: SupervisorLink) -> None:
-    config, rank = link.spec.config, link.spec.rank
+    rank = link.spec.rank
     address = link.spec.addresses.workers[rank]
     inbox: Inbox[ToWorker] = Inbox(address, ToWorker)
     runner = _make_runner(link)
@@ -124,7 +125,58 @@ def _make_runner(link: SupervisorLink) -> StepRunner:
     if config.load_format == "null":
         num_pages = (config.kv_cache_memory or 2**30) // (config.page_size * _NULL_BYTES_PER_TOKEN)
         return NullRunner(config.max_num_seqs, config.max_model_len, num_pages)
-    raise NotImplementedError
+    try:
+        return _load_model(link)
+    except ValueError as error:  # what the model and the settings ask for does not go together
+        raise UnsupportedModel(str(error)) from error
+
+
+def _load_model(link: SupervisorLink) -> StepRunner:
+    # Imported here: a null worker starts without torch.
+    import torch
+
+    from tercet.model.kv_cache import CPU_BYTES, count_pages, free_bytes, make_kv_cache
+    from tercet.model.load import load_decoder
+    from tercet.model.parallel import Group, set_cpu_threads
+    from tercet.model.runner import Runner, RunnerSettings
+
+    spec, config = link.spec, link.spec.config
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    if config.device == "cuda" and not on_gpu:
+        raise ValueError("--device cuda, but torch finds no CUDA device")
+    if on_gpu and torch.cuda.device_count() < config.tensor_parallel_size:
+        raise ValueError(
+            f"--tensor-parallel-size {config.tensor_parallel_size}, but there are {torch.cuda.device_count()} GPUs"
+        )
+    device = torch.device("cuda", spec.rank) if on_gpu else torch.device("cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    else:
+        set_cpu_threads(config.tensor_parallel_size)
+    group = Group.join(
+        spec.rank, config.tensor_parallel_size, device, spec.addresses.rendezvous, config.startup_timeout
+    )
+    decoder = load_decoder(
+        Path(spec.model_path),
+        group,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        dummy_seed=config.seed if config.load_format == "dummy" else None,
+        progress=lambda done, total: link.tell(Phase("bytes of weights", done, total)),
+    )
+    settings = RunnerSettings(
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=decoder.max_model_len,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        run_ahead=config.run_ahead,
+        max_lease=config.max_lease,
+        enforce_eager=config.enforce_eager,
+    )
+    num_bytes = config.kv_cache_memory or (free_bytes(device, config.gpu_memory_utilization) if on_gpu else CPU_BYTES)
+    num_pages = count_pages(decoder.config, num_bytes, config.page_size, decoder.dtype, group)
+    kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, decoder.dtype, device, group.size)
+    link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens", 1, 1))
+    return Runner(decoder, kv_cache, settings)
 
 
 if __name__ == "__main__":

@@ -46,6 +46,11 @@ class Decoder:
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         ]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, activations and KV cache."""
+        return self._weights.embedding_VD.dtype
+
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> Tensor:
         """Hidden states of all tokens, before the final norm: [T, D]. Writes their K and V into `kv_cache`.

@@ -1,7 +1,7 @@
 """Chat with a model in the terminal: `python scripts/chat.py [MODEL]` (default: the demo model).
 
-`/reset` forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves. `--prompt "…"` answers once on standard output.
-When standard input is no terminal, each of its lines is a turn, and its end is the end.
+`/reset` forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves. `--prompt "…"` answers once on standard
+output. When standard input is no terminal, each of its lines is a turn, and its end is the end.
 """
 
 import argparse
@@ -9,7 +9,7 @@ import queue
 import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import anyio.from_thread
 
@@ -61,10 +61,8 @@ class Conversation:
 
 
 def _result(future: "Future[None]") -> None:
-    try:
+    with suppress(CancelledError):
         future.result()
-    except CancelledError:
-        pass
 
 
 def say(conversation: Conversation, turn: str) -> bool:

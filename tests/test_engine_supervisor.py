@@ -110,7 +110,8 @@ async def test_second_signal_ends_at_once(daemon: Daemon) -> None:
 
 def test_killed_supervisor_leaves_nothing(daemon: Daemon) -> None:
     daemon.wait_ready()
-    private = {Path(c.path).parent for p in daemon.children for c in p.net_connections("unix") if "tercet-" in c.laddr}
+    sockets = [str(socket.laddr) for child in daemon.children for socket in child.net_connections("unix")]
+    private = {Path(path).parent for path in sockets if "/tercet-" in path}
     daemon.process.kill()
     daemon.assert_all_gone()
     assert private
