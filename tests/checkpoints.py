@@ -11,11 +11,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     MistralConfig,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
@@ -50,6 +53,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-mha-head-dim": (LlamaConfig, {"num_key_value_heads": 4, "head_dim": 24}),
     "llama3": (
         LlamaConfig,
+        LlamaForCausalLM,
         _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
     ),
     "llama-linear": (LlamaConfig, _rope("linear", factor=4.0)),
@@ -61,6 +65,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mistral": (MistralConfig, {"sliding_window": 16}),
     "smollm2": (
         LlamaConfig,
+        LlamaForCausalLM,
         {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
 }
@@ -151,9 +156,62 @@ def reference_model(path: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
 
 
+@functools.cache
+def llama_gguf_in_transformers(file: Path) -> Any:
+    """A GGUF file of the llama family in transformers, fp32, dequantized and put in order here and not by our loader.
+
+    (transformers' own GGUF loading wants the package accelerate.)
+    """
+    reader = gguf.GGUFReader(file)
+    fields = {
+        name.removeprefix("llama."): field.contents() for name, field in reader.fields.items() if "llama." in name
+    }
+    tensors = {
+        tensor.name: torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+        for tensor in reader.tensors
+    }
+    heads = {"q": fields["attention.head_count"], "k": fields["attention.head_count_kv"]}
+    config = LlamaConfig(
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        hidden_size=fields["embedding_length"],
+        intermediate_size=fields["feed_forward_length"],
+        num_hidden_layers=fields["block_count"],
+        num_attention_heads=heads["q"],
+        num_key_value_heads=heads["k"],
+        max_position_embeddings=fields["context_length"],
+        rms_norm_eps=fields["attention.layer_norm_rms_epsilon"],
+        tie_word_embeddings="output.weight" not in tensors,
+        rope_parameters={"rope_type": "default", "rope_theta": fields["rope.freq_base"]},
+    )
+    state = {
+        "model.embed_tokens.weight": tensors["token_embd.weight"],
+        "model.norm.weight": tensors["output_norm.weight"],
+    }
+    state["lm_head.weight"] = tensors.get("output.weight", tensors["token_embd.weight"])
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
+    names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {
+        f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")
+    }
+    for layer in range(config.num_hidden_layers):
+        for theirs, ours in names.items():
+            tensor = tensors[f"blk.{layer}.{theirs}.weight"]
+            if num_heads := heads.get(theirs.removeprefix("attn_")):
+                # llama.cpp turns pairs of neighbours, transformers turns the two halves of a head.
+                pairs = tensor.view(num_heads, -1, 2, tensor.shape[1])
+                tensor = torch.cat((pairs[:, :, 0], pairs[:, :, 1]), 1).reshape(tensor.shape)
+            state[f"model.layers.{layer}.{ours}.weight"] = tensor
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(state)
+    return model.eval()
+
+
 def reference_greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """What transformers' greedy `generate` appends to each prompt; end-of-sequence ids do not stop it."""
-    model = reference_model(path)
+    return greedy(reference_model(path), prompts, num_tokens)
+
+
+def greedy(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+    """The same for a model that is at hand."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
