@@ -27,7 +27,6 @@ class Decoder:
         self.config = config
         self.group = group
         self.max_model_len = max_model_len
-        self.dtype = weights.embedding_VD.dtype
         self._weights = weights
         self._deterministic = deterministic
         device = weights.embedding_VD.device
