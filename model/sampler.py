@@ -12,7 +12,7 @@ from tercet.model.decoder import Decoder
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
-from tercet.triton_kernels.sample import append_tokens, sample
+from tercet.triton_kernels.sample import sample
 from tercet.triton_kernels.slot_table import SlotTable
 
 
@@ -28,9 +28,7 @@ def sample_step(decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: S
     if len(rows_N):  # all ranks agree on this: their tables are the same
         slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
         logits_NV = decoder.logits(hidden_TD[inputs.sample_rows_R[rows_N]])
-        token_ids_N = sample(logits_NV, slots_N, positions_N, table)
-        append_tokens(token_ids_N, slots_N, positions_N, table)
-        token_ids_R[rows_N] = token_ids_N
+        token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
     return token_ids_R
 
 
@@ -38,6 +36,4 @@ def _sample_all(decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: S
     # Decode rows alone are in their place already.
     alone = not inputs.chunk_slots_C.shape[0]
     hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
-    token_ids_R = sample(decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)
-    append_tokens(token_ids_R, rows.slots_R, rows.positions_R, table)
-    return token_ids_R
+    return sample(decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)

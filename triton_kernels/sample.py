@@ -1,31 +1,127 @@
 """From logits to the next token of every row, and the token's way into the slot table.
 
 token = argmax over the allowed set of logit / temperature + Gumbel(seed, position, token id): a draw from the softmax
-over that set. Temperature 0 takes the largest logit. Equal scores go to the lowest id. The allowed set is all tokens
-whose scaled logit reaches a threshold: the k-th largest (top-k), then what keeps the likeliest tokens until their
-probability among those reaches p (top-p), then the largest plus log min_p. Ties with the threshold are allowed.
+over that set (`allowed.py`, `noise.py`). Temperature 0 takes the largest logit. Equal scores go to the lowest id. Stop
+ids are no candidates at positions below the slot's min_length.
 
-Shape suffixes: R rows of a step, V vocabulary, N rows of some kind, E stop ids of a slot.
+Shape suffixes: R rows of a step, V vocabulary, K tiles of the vocabulary, N rows of some kind, E stop ids of a slot.
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.noise import gumbel_reference
-from tercet.triton_kernels.slot_table import SlotTable
+from tercet.triton_kernels.allowed import masked_logits, order_key, threshold_kernel, threshold_reference, unused_bits
+from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.noise import gumbel, gumbel_reference, row_keys
+from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 
 GREEDY_BELOW = 1e-5
 """Temperatures below this are taken for 0: dividing by them would leave the range of fp32."""
 
+_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
+def _score_tiles_kernel(
+    logits_ptr, slots_ptr, positions_ptr, threshold_ptr, temperature_ptr, seed_ptr, min_length_ptr, stop_ids_ptr,
+    scores_ptr, ids_ptr, smallest_temperature, S,
+    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Grid (R, K): one program finds the best score among TILE tokens of one row, and its lowest id.
+
+    A maximum is the same however the vocabulary is cut: tiles may follow the batch size.
+    """
+    row = tl.program_id(0)
+    tile = tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    position = tl.load(positions_ptr + row)
+    if (position >= 0) & (slot >= 0) & (slot < S):
+        temperature = tl.load(temperature_ptr + slot)
+        banned = position < tl.load(min_length_ptr + slot)
+        threshold = tl.load(threshold_ptr + row)
+        key_1, key_2 = row_keys(tl.load(seed_ptr + slot), position)
+        row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
+        best = tl.full([BLOCK], float("-inf"), tl.float32)
+        best_ids = tile * TILE + tl.arange(0, BLOCK)
+        for start in range(0, TILE, BLOCK):
+            token_ids = tile * TILE + start + tl.arange(0, BLOCK)
+            score = masked_logits(row_ptr, token_ids, stop_ids_ptr + slot * E, banned, V, E)
+            if temperature >= smallest_temperature:
+                score = tl.where(order_key(score) >= threshold, score, float("-inf"))
+                score = score / temperature + gumbel(token_ids, key_1, key_2)
+            better = score > best
+            best = tl.where(better, score, best)
+            best_ids = tl.where(better, token_ids, best_ids)
+        top = tl.max(best)
+        tl.store(scores_ptr + row * tl.num_programs(1) + tile, top)
+        best_id = tl.min(tl.where(best == top, best_ids, V - 1))
+        tl.store(ids_ptr + row * tl.num_programs(1) + tile, best_id)
+
+
+@triton.jit(do_not_specialize=["S", "L"], do_not_specialize_on_alignment=["S", "L"])
+def _append_kernel(
+    scores_ptr, ids_ptr, slots_ptr, positions_ptr, token_ids_ptr, length_ptr, max_length_ptr, min_length_ptr, done_ptr,
+    stop_ids_ptr, out_ptr, S, L, K: tl.constexpr, BLOCK_K: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """Grid (R,): one program finds the best tile of its row and appends the token to the row's slot."""
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    position = tl.load(positions_ptr + row)
+    token = tl.full([], -1, tl.int32)
+    if (position >= 0) & (position < L) & (slot >= 0) & (slot < S):
+        tile = tl.arange(0, BLOCK_K)
+        scores = tl.load(scores_ptr + row * K + tile, mask=tile < K, other=float("-inf"))
+        ids = tl.load(ids_ptr + row * K + tile, mask=tile < K, other=V - 1)
+        token = tl.min(tl.where(scores == tl.max(scores), ids, V - 1))
+        tl.store(token_ids_ptr + slot.to(tl.int64) * L + position, token)
+        tl.store(length_ptr + slot, position + 1)
+        stop_ids = tl.load(stop_ids_ptr + slot * E + tl.arange(0, E))
+        stopped = (tl.sum((stop_ids == token).to(tl.int32)) > 0) & (position >= tl.load(min_length_ptr + slot))
+        ended = position + 1 >= tl.minimum(tl.load(max_length_ptr + slot), L)
+        if stopped | ended:
+            tl.store(done_ptr + slot, 1)
+    tl.store(out_ptr + row, token)
+
 
 def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
-    """Token of every row, int32 [R]; -1 where `positions_R` is negative. Mutates nothing; fp32 inside; graph-safe."""
-    return sample_reference(logits_RV, slots_R, positions_R, table)
+    """Sample each row's token for its position and append it to its slot: int32 [R], -1 where the position is negative.
 
-
-def append_tokens(token_ids_R: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> None:
-    """Write each row's token at its position of the table, advance the length, and set `done` where it ends."""
-    append_tokens_reference(token_ids_R, slots_R, positions_R, table)
+    Mutates the table: token ids, length, and `done` on a stop id or at max_length. A slot is in one row at most.
+    Rows of `logits_RV` may lie apart; fp32 inside; graph-safe.
+    """
+    R, V = _check(logits_RV, slots_R, positions_R, table)
+    if not use_kernels(logits_RV):
+        return sample_reference(logits_RV, slots_R, positions_R, table)
+    tile = _BLOCK if R <= 16 else 8 * _BLOCK
+    num_tiles = triton.cdiv(V, tile)
+    device = logits_RV.device
+    thresholds_R = torch.empty(R, dtype=torch.int32, device=device)
+    scores_RK = torch.empty(R, num_tiles, dtype=torch.float32, device=device)
+    ids_RK = torch.empty(R, num_tiles, dtype=torch.int32, device=device)
+    token_ids_R = torch.empty(R, dtype=torch.int32, device=device)
+    if not R:
+        return token_ids_R
+    S, L = table.token_ids_SL.shape
+    threshold_kernel[(R,)](
+        logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
+        table.min_length_S, table.stop_ids_SE, thresholds_R, GREEDY_BELOW, S,
+        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, SHIFT=unused_bits(logits_RV.dtype), BLOCK=4 * _BLOCK,
+        num_warps=16,
+    )  # fmt: skip
+    _score_tiles_kernel[(R, num_tiles)](
+        logits_RV, slots_R, positions_R, thresholds_R, table.temperature_S, table.seed_S, table.min_length_S,
+        table.stop_ids_SE, scores_RK, ids_RK, GREEDY_BELOW, S,
+        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, TILE=tile, BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+    _append_kernel[(R,)](
+        scores_RK, ids_RK, slots_R, positions_R, table.token_ids_SL, table.length_S, table.max_length_S,
+        table.min_length_S, table.done_S, table.stop_ids_SE, token_ids_R, S, L,
+        K=num_tiles, BLOCK_K=triton.next_power_of_2(num_tiles), V=V, E=MAX_STOP_IDS, num_warps=1,
+    )  # fmt: skip
+    return token_ids_R
 
 
 def sample_reference(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
@@ -36,54 +132,57 @@ def sample_reference(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, ta
         return token_ids_R
     slots_N, positions_N = slots_R[rows_N].long(), positions_R[rows_N]
     logits_NV = logits_RV if len(rows_N) == len(logits_RV) else logits_RV[rows_N]
-    stop_ids_NE = table.stop_ids_SE[slots_N].long()
-    banned_NE = (positions_N < table.min_length_S[slots_N])[:, None] & (stop_ids_NE >= 0)
-    banned_NE &= stop_ids_NE < logits_RV.shape[1]
-    if banned_NE.any():
-        row_of_ban, index = banned_NE.nonzero().unbind(1)
-        logits_NV = logits_NV.clone()
-        logits_NV[row_of_ban, stop_ids_NE[row_of_ban, index]] = float("-inf")
+    logits_NV = _without_banned(logits_NV, slots_N, positions_N, table)
     best_N = logits_NV.argmax(1)
     random_N = (table.temperature_S[slots_N] >= GREEDY_BELOW).nonzero().squeeze(1)
     if len(random_N):
         best_N[random_N] = _draw(logits_NV[random_N], slots_N[random_N], positions_N[random_N], table)
     token_ids_R[rows_N] = best_N.int()
+    _append(best_N.int(), slots_N, positions_N, table)
     return token_ids_R
 
 
+def _without_banned(logits_NV: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTable) -> Tensor:
+    stop_ids_NE = table.stop_ids_SE[slots_N].long()
+    early_N = positions_N < table.min_length_S[slots_N]
+    banned_NE = early_N[:, None] & (stop_ids_NE >= 0) & (stop_ids_NE < logits_NV.shape[1])
+    if not banned_NE.any():
+        return logits_NV
+    rows, index = banned_NE.nonzero().unbind(1)
+    return logits_NV.index_put((rows, stop_ids_NE[rows, index]), logits_NV.new_tensor(float("-inf")))
+
+
 def _draw(logits_NV: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTable) -> Tensor:
-    scaled_NV = logits_NV.float() / table.temperature_S[slots_N][:, None]
+    temperature_N = table.temperature_S[slots_N]
     top_k_N, top_p_N, min_p_N = table.top_k_S[slots_N], table.top_p_S[slots_N], table.min_p_S[slots_N]
     filtered_N = ((top_k_N > 0) | (top_p_N < 1) | (min_p_N > 0)).nonzero().squeeze(1)
+    scaled_NV = logits_NV.float() / temperature_N[:, None]
     if len(filtered_N):
-        some_NV = scaled_NV[filtered_N]
-        threshold_N = threshold_reference(some_NV, top_k_N[filtered_N], top_p_N[filtered_N], min_p_N[filtered_N])
-        scaled_NV[filtered_N] = some_NV.masked_fill_(some_NV < threshold_N[:, None], float("-inf"))
+        some_NV, parameters = logits_NV[filtered_N], (temperature_N, top_k_N, top_p_N, min_p_N)
+        threshold_N = threshold_reference(some_NV, *(parameter[filtered_N] for parameter in parameters))
+        scaled_NV[filtered_N] = scaled_NV[filtered_N].masked_fill_(some_NV < threshold_N[:, None], float("-inf"))
     return scaled_NV.add_(gumbel_reference(table.seed_S[slots_N], positions_N, logits_NV.shape[1])).argmax(1)
 
 
-def threshold_reference(scaled_NV: Tensor, top_k_N: Tensor, top_p_N: Tensor, min_p_N: Tensor) -> Tensor:
-    """The smallest scaled logit that each row allows: [N]. top_k 0, top_p 1 and min_p 0 allow all."""
-    V = scaled_NV.shape[1]
-    sorted_NV = scaled_NV.sort(dim=1, descending=True).values
-    k_N = torch.where((top_k_N > 0) & (top_k_N < V), top_k_N, V).long()
-    kth_N = sorted_NV.gather(1, k_N[:, None] - 1).squeeze(1)
-    kept_NV = sorted_NV.double().masked_fill_(sorted_NV < kth_N[:, None], float("-inf"))
-    mass_NV = kept_NV.softmax(1).cumsum(1)
-    # The first index at which the mass reaches p is the number of indices before that.
-    index_N = (mass_NV < top_p_N[:, None]).sum(1).clamp(max=V - 1)
-    pth_N = sorted_NV.gather(1, index_N[:, None]).squeeze(1)
-    pth_N = torch.where(top_p_N < 1, torch.maximum(pth_N, kth_N), kth_N)
-    return torch.maximum(pth_N, sorted_NV[:, 0] + min_p_N.log())
-
-
-def append_tokens_reference(token_ids_R: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> None:
-    """The same in PyTorch."""
-    rows_N = positions_R >= 0
-    slots_N, positions_N, token_ids_N = slots_R[rows_N].long(), positions_R[rows_N], token_ids_R[rows_N]
+def _append(token_ids_N: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTable) -> None:
     table.token_ids_SL[slots_N, positions_N.long()] = token_ids_N
     table.length_S[slots_N] = positions_N + 1
     stopped_N = (table.stop_ids_SE[slots_N] == token_ids_N[:, None]).any(1)
     stopped_N &= positions_N >= table.min_length_S[slots_N]
     ended_N = positions_N + 1 >= table.max_length_S[slots_N].clamp(max=table.token_ids_SL.shape[1])
     table.done_S[slots_N] |= (stopped_N | ended_N).int()
+
+
+def _check(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> tuple[int, int]:
+    check_dtype("logits", logits_RV, *FLOATS)
+    check_shape("logits", logits_RV, None, None)
+    R, V = logits_RV.shape
+    if R and (logits_RV.stride(1) != 1 or V < 1):
+        raise ValueError(f"logits: got shape [{R}, {V}], strides {list(logits_RV.stride())}, wanted rows without gaps")
+    for name, tensor in (("slots", slots_R), ("positions", positions_R)):
+        check_shape(name, tensor, R)
+        check_dtype(name, tensor, torch.int32)
+        check_contiguous(name, tensor)
+        check_device(name, tensor, logits_RV)
+    check_device("table", table.length_S, logits_RV)
+    return R, V
