@@ -114,7 +114,8 @@ def run(main: Callable[[SupervisorLink], None]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    commands = sys.stdin.buffer
+    # Not sys.stdin: the interpreter closes that at its end, and dies of it while the link's thread is reading.
+    commands = os.fdopen(os.dup(0), "rb")
     spec = msgspec.json.decode(commands.readline(), type=ChildSpec)
     if spec.process == "worker":
         # A worker may hang inside a driver call that holds the interpreter; then only the kernel can end it.

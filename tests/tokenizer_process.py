@@ -1,5 +1,7 @@
 """A real tokenizer process for tests, with its supervisor's pipes and its scheduler played by the test."""
 
+import math
+import random
 import subprocess
 import sys
 import threading
@@ -7,6 +9,7 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -157,3 +160,22 @@ def tokenizer_process(
         if process is not None:
             process.close()
         remove_sockets(addresses, front_doors=True)
+
+
+def rewritten(rng: random.Random, value: Any) -> Any:
+    """The same message with something in it changed: a type, a size, an order."""
+    strange = [None, True, -1, 2**63, 1.5, math.nan, "", "é" * 300, b"\xff", [], {}, [[[]]], {"n": 2}, {1: 2}]
+    if rng.random() < 0.2:
+        return rng.choice(strange)
+    match value:
+        case list():
+            changed = [rewritten(rng, one) if rng.random() < 0.5 else one for one in value]
+            if rng.random() < 0.2:
+                changed.append(rng.choice(strange))
+            if rng.random() < 0.1:
+                changed = changed[:-1]
+            return changed
+        case dict():
+            return {key: rewritten(rng, one) if rng.random() < 0.2 else one for key, one in value.items()}
+        case _:
+            return value
