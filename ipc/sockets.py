@@ -22,6 +22,8 @@ MAX_MESSAGE_BYTES = 16 * 2**20
 _INTERNAL_HWM = 10_000
 """Messages queued between two processes of an engine before the sender has to wait."""
 _OUTBOX_LINGER_MS = 1000
+_RETRY_MS = 10
+"""Between attempts to reach a receiver that has not bound its address yet."""
 
 
 class AddressInUse(OSError):
@@ -60,6 +62,7 @@ class Outbox:
         self._socket = (context or zmq.Context.instance()).socket(zmq.PUSH)
         self._socket.setsockopt(zmq.SNDHWM, _INTERNAL_HWM)
         self._socket.setsockopt(zmq.LINGER, _OUTBOX_LINGER_MS)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, _RETRY_MS)
         self._socket.connect(address)
         self._encoder = msgspec.msgpack.Encoder()
 
