@@ -7,6 +7,8 @@ from typing import Literal, get_args
 
 import msgspec
 
+from tercet.ipc.addresses import check_listen_address
+
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy", "null"]
@@ -78,8 +80,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"({self.max_num_seqs}), so that a step can hold every running request"
             )
         for address in self.listen:
-            if not address.startswith(("ipc://", "tcp://")):
-                raise ValueError(f"--listen got {address!r}; want ipc://PATH or tcp://HOST:PORT")
+            check_listen_address(address)
 
 
 def _flag(name: str) -> str:

@@ -56,7 +56,10 @@ def make_addresses(num_workers: int, listen: tuple[str, ...] = ()) -> Addresses:
 def check_listen_address(address: str) -> None:
     """Refuse, with a `ValueError`, what clients could not or should not be served on."""
     if address.startswith("ipc://"):
-        check_ipc_path(address)
+        try:
+            check_ipc_path(address)
+        except ValueError as error:
+            raise ValueError(f"--listen: {error}") from None
     elif address.startswith("tcp://"):
         _check_tcp(address)
     else:

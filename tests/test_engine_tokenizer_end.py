@@ -1,0 +1,186 @@
+"""How the tokenizer process starts and ends: drained, abandoned, orphaned, or refusing to start with a reason."""
+
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+from tokenizer_process import (
+    USAGE,
+    TokenizerProcess,
+    byte_checkpoint,
+    tokenizer_process,
+    tokens,
+)
+from wire_peer import Peer
+
+from tercet.engine.child import ChildSpec, remove_sockets
+from tercet.engine.config import EngineConfig
+from tercet.ipc.addresses import make_addresses
+from tercet.ipc.messages import (
+    Abandon,
+    Beat,
+    Cancel,
+    Chat,
+    ChatMessage,
+    Drain,
+    Ended,
+    Failed,
+    Generate,
+    GenerateIds,
+    LastWords,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_checkpoint(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[TokenizerProcess]:
+    """For tests that leave it as they found it."""
+    with tokenizer_process(folder) as process:
+        yield process
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[TokenizerProcess]:
+    with tokenizer_process(folder) as process:
+        yield process
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> Peer:
+    return Peer(context, shared.address)
+
+
+def test_drain(engine: TokenizerProcess, context: zmq.Context[Any]) -> None:
+    peer = Peer(context, engine.address)
+    peer.ask(Generate("a", "hi"))
+    number = engine.next_submit().number
+    engine.tell(Drain())
+    deadline = time.monotonic() + 10
+    while True:  # the command comes by another way than requests
+        peer.ask(Generate("b", "hi"))
+        if not engine._submits._socket.poll(50):
+            break
+        peer.ask(Cancel("b"))
+        engine.next_message()
+        engine.next_message()
+        peer.item()
+        assert time.monotonic() < deadline
+    failed = peer.item()
+    assert isinstance(failed, Failed)
+    assert failed.code == "draining"
+    assert engine.process.poll() is None
+    engine.sample(number, "to the end", Ended(number, "length", None, USAGE))
+    assert peer.answer("a")[0] == "to the end"
+    assert engine.process.wait(5) == 0
+
+
+def test_drain_with_nothing_to_do(engine: TokenizerProcess) -> None:
+    engine.tell(Drain())
+    assert engine.process.wait(5) == 0
+
+
+def test_abandon_fails_everything_and_everybody_hears_it(engine: TokenizerProcess, context: zmq.Context[Any]) -> None:
+    peers = [Peer(context, engine.address) for _ in range(3)]
+    for one in peers:
+        for name in ("a", "b"):
+            one.ask(Generate(name, "hi"))
+            engine.next_submit()
+    engine.tell(Abandon("worker 0 was killed by SIGKILL"))
+    assert engine.process.wait(5) == 0
+    for one in peers:
+        ends = [one.item(), one.item()]
+        assert sorted(end.request_id for end in ends) == ["a", "b"]
+        for end in ends:
+            assert isinstance(end, Failed)
+            assert (end.code, end.message) == ("engine_died", "worker 0 was killed by SIGKILL")
+
+
+def test_it_dies_with_its_supervisor(engine: TokenizerProcess) -> None:
+    assert engine.process.stdin is not None
+    engine.process.stdin.close()
+    assert engine.process.wait(5) == 1
+    assert not Path(engine.addresses.directory).exists()
+
+
+def test_it_beats(engine: TokenizerProcess) -> None:
+    time.sleep(2.3)
+    assert sum(isinstance(report, Beat) for report in engine.reports) >= 2
+
+
+def start_and_fail(model_path: Path, listen: tuple[str, ...] = ()) -> str:
+    """The last words of a tokenizer that cannot start."""
+    addresses = make_addresses(1, listen)
+    spec = ChildSpec("tokenizer", 0, EngineConfig(model="tiny"), str(model_path), addresses)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tercet.engine.tokenizer"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process:
+        process.stdin.write(msgspec.json.encode(spec) + b"\n")
+        process.stdin.flush()  # and left open: its end would be the supervisor's death
+        lines = process.stdout.readlines()
+        assert process.wait(20) == 1
+    remove_sockets(addresses, front_doors=False)
+    return msgspec.json.decode(lines[-1], type=LastWords).message
+
+
+def test_a_listen_address_in_use(shared: TokenizerProcess, folder: Path) -> None:
+    assert "another process" in start_and_fail(folder, listen=shared.addresses.listen)
+    assert Path(shared.address.removeprefix("ipc://")).is_socket()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer.json cannot be read"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "no tokenizer.json"),
+        (lambda folder: (folder / "config.json").write_text("[1"), "config.json cannot be read"),
+    ],
+)
+def test_a_broken_folder_ends_it_with_a_reason(tmp_path: Path, damage: Callable[[Path], Any], words: str) -> None:
+    folder = byte_checkpoint(tmp_path)
+    damage(folder)
+    assert words in start_and_fail(folder)
+
+
+def test_it_imports_nothing_heavy() -> None:
+    heavy = "('torch', 'transformers', 'numpy')"
+    program = f"import sys, tercet.engine.tokenizer; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout.strip() == b"[]"
+
+
+def test_ids_only(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    (tmp_path / "config.json").write_text('{"eos_token_id": 2}')
+    with tokenizer_process(tmp_path) as engine:
+        peer = Peer(context, engine.address)
+        for request in (Generate("a", "x"), Chat("a", (ChatMessage("user", "x"),))):
+            peer.ask(request)
+            failed = peer.item()
+            assert isinstance(failed, Failed)
+            assert "no tokenizer" in failed.message
+        peer.ask(GenerateIds("a", array("i", [3, 4]).tobytes()))
+        number = engine.next_submit().number
+        engine.send(tokens({number: 9}, Ended(number, "length", None, USAGE)))
+        assert peer.answer("a")[:2] == ("", [9])

@@ -1,0 +1,59 @@
+"""A client as a person would write one: a DEALER socket and the messages, for tests of the tokenizer process."""
+
+from typing import Any
+
+import msgspec
+import zmq
+from tokenizer_process import USAGE, TokenizerProcess
+
+from tercet.ipc.messages import Batch, Delta, Ended, Failed, Finished, FromClient, Generate, ToClient
+
+
+class Peer:
+    """One connection."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self.socket = context.socket(zmq.DEALER)
+        self.socket.setsockopt(zmq.RCVHWM, 0)
+        self.socket.connect(address)
+        self.waiting: list[Any] = []
+
+    def ask(self, message: FromClient) -> None:
+        self.socket.send(msgspec.msgpack.encode(message))
+
+    def raw(self, *frames: bytes) -> None:
+        self.socket.send_multipart(frames)
+
+    def receive(self) -> ToClient:
+        assert self.socket.poll(10_000), "no answer"
+        return msgspec.msgpack.decode(self.socket.recv(), type=ToClient)
+
+    def item(self) -> Delta | Finished | Failed:
+        """The next item, whether in a batch or by itself."""
+        while not self.waiting:
+            message = self.receive()
+            assert isinstance(message, Batch | Failed), message
+            self.waiting += message.items if isinstance(message, Batch) else [message]
+        return self.waiting.pop(0)
+
+    def answer(self, request_id: str) -> tuple[str, list[int], Finished | Failed]:
+        """Text, ids and end of the only running request."""
+        text, ids = "", b""
+        while True:
+            item = self.item()
+            assert item.request_id == request_id
+            if not isinstance(item, Failed):
+                text, ids = text + item.text, ids + item.token_ids
+            if not isinstance(item, Delta):
+                return text, list(memoryview(ids).cast("i")), item
+
+    def is_quiet(self, seconds: float = 0.1) -> bool:
+        return not self.waiting and not self.socket.poll(seconds * 1000)
+
+
+def still_serves(engine: TokenizerProcess, peer: Peer) -> None:
+    peer.ask(Generate("proof", "hi"))
+    submit = engine.next_submit()
+    engine.sample(submit.number, "fine", Ended(submit.number, "length", None, USAGE))
+    text, ids, end = peer.answer("proof")
+    assert (text, len(ids), isinstance(end, Finished)) == ("fine", 4, True)
