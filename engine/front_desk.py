@@ -202,6 +202,8 @@ class FrontDesk:
         self._forget(live)
         if live.detokenizer is not None:
             live.fresh_text.append(live.detokenizer.finish())
+            if stop is None and live.detokenizer.stop_hit is not None:  # it was in the bytes that waited for others
+                reason, stop = "stop", live.detokenizer.stop_hit
         text, token_ids = "".join(live.fresh_text), array("i", live.fresh_ids).tobytes()
         return Finished(live.request_id, text, token_ids, reason, stop, usage)
 

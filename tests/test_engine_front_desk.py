@@ -103,6 +103,16 @@ def test_held_text_comes_with_the_end(desk: FrontDesk) -> None:
     assert items == {A: [Finished("x", "EN", b"", "length", None, USAGE)]}
 
 
+def test_a_stop_string_in_bytes_that_only_the_end_makes_certain(desk: FrontDesk) -> None:
+    x = submitted(desk, A, "x", SamplingParams(stop="\N{REPLACEMENT CHARACTER}"))
+    sampled = ids_of("aé")[:-1]
+    desk.accept([tokens({x.number: sampled[0]})], 11.0)
+    items, _ = desk.accept([tokens({x.number: sampled[1]}, ended(x))], 12.0)
+    (finished,) = items[A]
+    assert isinstance(finished, Finished)
+    assert (finished.text, finished.reason, finished.stop) == ("", "stop", "\N{REPLACEMENT CHARACTER}")
+
+
 def test_cancel_and_the_tokens_that_cross_it(desk: FrontDesk) -> None:
     x = submitted(desk, A, "x")
     assert desk.cancel(B, "x", 11.0) is None
