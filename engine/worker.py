@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
+from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
-from tercet.ipc.messages import Beat, Limits, Loaded, Sampled, Serving, Step, ToWorker
+from tercet.ipc.messages import Beat, Limits, Loaded, Phase, Sampled, Serving, Step, ToWorker
 from tercet.ipc.sockets import Inbox, Outbox
 
 _BEAT_SECONDS = 1.0

@@ -1,0 +1,108 @@
+"""The page pool and the prefix cache: which page of the KV cache belongs to whom, and what it holds.
+
+A page is in one of three states: held by one or more requests; kept, because what it holds may be wanted again; or
+free. Pages are kept under the hash of everything up to their last token, so a hit is a whole prefix and not a page.
+It knows page numbers and token ids; it knows no request and no step.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+_HASH_BYTES = 16
+
+
+class PagePool:
+    """Pages 1..num_pages-1; page 0 is padding's and never given out."""
+
+    def __init__(self, num_pages: int, *, caching: bool = True) -> None:
+        if num_pages < 2:
+            raise ValueError(f"got {num_pages} pages; want at least 2, since page 0 is never given out")
+        self.num_pages = num_pages
+        self._caching = caching
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._holders = [0] * num_pages
+        self._hash_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Pages that nobody holds, least recently used first."""
+
+    @property
+    def num_available(self) -> int:
+        """Pages that `take` could give: the free ones and the kept ones."""
+        return len(self._free) + len(self._kept)
+
+    def take(self, count: int) -> list[int]:
+        """`count` pages for one holder. The least recently used of the kept ones are forgotten where need be."""
+        if count > self.num_available:
+            raise ValueError(f"asked for {count} pages; {self.num_available} are available")
+        while len(self._free) < count:
+            page, _ = self._kept.popitem(last=False)
+            del self._page_of[self._hash_of.pop(page)]
+            self._free.append(page)
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._holders[page] = 1
+        return pages
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """One holder lets go. A prefix's last page is forgotten first: without it the others still serve."""
+        for page in reversed(pages):
+            assert self._holders[page] > 0, f"page {page} is given back and nobody holds it"
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                if page in self._hash_of:
+                    self._kept[page] = None
+                else:
+                    self._free.append(page)
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """The pages of the longest cached prefix. They are not held yet: see `hold`."""
+        pages = []
+        for page_hash in hashes:
+            page = self._page_of.get(page_hash)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """One more holder for pages that `find` gave."""
+        for page in pages:
+            if not self._holders[page]:
+                del self._kept[page]
+            self._holders[page] += 1
+
+    def num_given_back(self, pages: Sequence[int]) -> int:
+        """How many more would be available if one holder let go of these."""
+        return sum(self._holders[page] == 1 for page in pages)
+
+    def num_kept(self, pages: Sequence[int]) -> int:
+        """How many of these nobody holds: holding them makes as many fewer available."""
+        return sum(not self._holders[page] for page in pages)
+
+    def remember(self, page: int, page_hash: bytes) -> None:
+        """This held page is full and holds what the hash says. The first of several equal pages is remembered."""
+        assert self._holders[page] > 0
+        if self._caching and page_hash not in self._page_of and page not in self._hash_of:
+            self._hash_of[page] = page_hash
+            self._page_of[page_hash] = page
+
+
+class PrefixHasher:
+    """Hashes of full pages, each over the one before it. Without the key nobody can make a prompt that collides."""
+
+    def __init__(self, key: bytes, page_size: int) -> None:
+        self._key = key
+        self.page_size = page_size
+
+    def root(self, cache_salt: str) -> bytes:
+        """What the first page's hash is chained to: requests share pages only under the same salt."""
+        return blake2b(cache_salt.encode(), key=self._key, digest_size=_HASH_BYTES).digest()
+
+    def next(self, previous: bytes, token_ids: NDArray[np.int32]) -> bytes:
+        """The hash of a page, given the hash before it and its int32 ids."""
+        return blake2b(previous + token_ids.tobytes(), key=self._key, digest_size=_HASH_BYTES).digest()
