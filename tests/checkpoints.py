@@ -53,7 +53,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama-mha-head-dim": (LlamaConfig, {"num_key_value_heads": 4, "head_dim": 24}),
     "llama3": (
         LlamaConfig,
-        LlamaForCausalLM,
         _rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64),
     ),
     "llama-linear": (LlamaConfig, _rope("linear", factor=4.0)),
@@ -65,7 +64,6 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "mistral": (MistralConfig, {"sliding_window": 16}),
     "smollm2": (
         LlamaConfig,
-        LlamaForCausalLM,
         {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
 }

@@ -1,0 +1,98 @@
+"""Attention over a paged cache of keys and values: one query a sequence (decode), or chunks of them (prefill).
+
+Knows pages and positions; K and V of the queries' own tokens are in the cache already.
+
+Shape suffixes: B decode rows, C chunks, C1 = C + 1, T prefill tokens, H q heads, D head size, S slots, M pages of a
+slot; caches are of one layer, [page, kv head, token of the page, D].
+"""
+
+import torch
+from torch import Tensor
+
+from tercet.triton_kernels.attention_reference import (
+    Scoring,
+    decode_attention_reference,
+    prefill_attention_reference,
+)
+from tercet.triton_kernels.checks import FLOATS, check_device, check_dtype, check_same, check_shape
+
+
+def decode_attention(
+    q_BHD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table_SM: Tensor,
+    decode_slots_B: Tensor,
+    decode_lengths_B: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes_H: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """[B, H, D] -> [B, H, D]: row b attends to the first `decode_lengths_B[b]` positions of slot `decode_slots_B[b]`.
+
+    Rows of length 0 give zeros. Writes `out` if given and mutates nothing else; softmax in fp32.
+    """
+    _check(q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B)
+    check_shape("decode_slots", decode_slots_B, q_BHD.shape[0])
+    check_shape("decode_lengths", decode_lengths_B, q_BHD.shape[0])
+    out = _output(q_BHD, out)
+    scoring = Scoring(scale, window, softcap, alibi_slopes_H)
+    decode_attention_reference(q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, scoring, out)
+    return out
+
+
+def prefill_attention(
+    q_THD: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table_SM: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi_slopes_H: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """[T, H, D] -> [T, H, D], causal: tokens `query_starts_C1[c]` and on are chunk c's, at positions
+    `chunk_starts_C[c]` and on of slot `chunk_slots_C[c]`.
+
+    Tokens of no chunk give zeros. Writes `out` if given and mutates nothing else; softmax in fp32.
+    """
+    _check(q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1)
+    check_shape("chunk_starts", chunk_starts_C, chunk_slots_C.shape[0])
+    check_shape("query_starts", query_starts_C1, chunk_slots_C.shape[0] + 1)
+    out = _output(q_THD, out)
+    scoring = Scoring(scale, window, softcap, alibi_slopes_H)
+    prefill_attention_reference(
+        q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out
+    )
+    return out
+
+
+def _output(q: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.empty_like(q)
+    check_shape("out", out, *q.shape)
+    check_same("out", out, q)
+    return out
+
+
+def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, *indices: Tensor) -> None:
+    check_dtype("q", q, *FLOATS)
+    check_shape("q", q, None, None, None)
+    check_shape("k_cache", k_cache, None, None, None, q.shape[2])
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_same("k_cache", k_cache, q)
+    check_same("v_cache", v_cache, q)
+    if q.shape[1] % k_cache.shape[1]:
+        raise ValueError(f"q: got {q.shape[1]} heads, wanted a multiple of the cache's {k_cache.shape[1]}")
+    check_shape("page_table", page_table_SM, None, None)
+    for name, tensor in [("page_table", page_table_SM), *(("an index tensor", index) for index in indices)]:
+        check_dtype(name, tensor, torch.int32)
+        check_device(name, tensor, q)
