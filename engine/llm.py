@@ -80,6 +80,15 @@ class LLM:
         conversations = [[msgspec.convert(turn, ChatMessage) for turn in conversation] for conversation in many]
         return self._run(conversations, params, use_tqdm)
 
+    @property
+    def address(self) -> str:
+        """Where this engine listens: a `Client` may ask it too, while this LLM is open."""
+        return self._engine.address
+
+    @property
+    def startup_seconds(self) -> float:
+        return self._engine.startup_seconds
+
     def close(self) -> None:
         """End the engine's processes. May be called twice."""
         if not self._open:

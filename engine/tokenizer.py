@@ -158,6 +158,8 @@ class Tokenizer:
             self._limits.vocab_size,
             load.num_running,
             load.num_waiting,
+            load.num_free_pages,
+            load.num_pages,
         )
 
     # ------------------------------------------------------------------------------- from the scheduler

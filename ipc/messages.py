@@ -154,6 +154,9 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     vocab_size: int
     num_running: int
     num_waiting: int
+    num_free_pages: int
+    """Pages of the KV cache that a new request could have; those that only the prefix cache remembers count."""
+    num_pages: int
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

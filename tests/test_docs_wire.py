@@ -12,10 +12,10 @@ import msgpack
 import msgspec
 import pytest
 import zmq
-from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
 from tercet.ipc import messages
 from tercet.ipc.messages import Abort, Ended
+from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
 WIRE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()
 
@@ -77,7 +77,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 0, 0]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),

@@ -11,16 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tokenizer_process import (
-    EOS,
-    USAGE,
-    TokenizerProcess,
-    byte_checkpoint,
-    byte_tokenizer,
-    tokenizer_process,
-    tokens,
-)
-from wire_peer import Peer, still_serves
 
 from tercet.ipc.messages import (
     Abort,
@@ -40,6 +30,16 @@ from tercet.ipc.messages import (
     ToClient,
     Unservable,
 )
+from tokenizer_process import (
+    EOS,
+    USAGE,
+    TokenizerProcess,
+    byte_checkpoint,
+    byte_tokenizer,
+    tokenizer_process,
+    tokens,
+)
+from wire_peer import Peer, still_serves
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +77,10 @@ def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> P
 
 def test_who_is_there(shared: TokenizerProcess, peer: Peer) -> None:
     peer.ask(Hello())
-    assert peer.receive() == EngineInfo("tiny", "0.1.0", 512, 257, 0, 0)
-    shared.send(Load(3, 4, 0, 0, 0, 0, 0, 0))
+    assert peer.receive() == EngineInfo("tiny", "0.1.0", 512, 257, 0, 0, 0, 0)
+    shared.send(Load(3, 4, 5, 6, 0, 0, 0, 0))
     info = None
-    while info != EngineInfo("tiny", "0.1.0", 512, 257, 3, 4):
+    while info != EngineInfo("tiny", "0.1.0", 512, 257, 3, 4, 5, 6):
         peer.ask(Hello())
         info = peer.receive()
 
@@ -163,8 +163,8 @@ def test_stop_string(shared: TokenizerProcess, peer: Peer) -> None:
 
 def test_unservable(shared: TokenizerProcess, peer: Peer) -> None:
     peer.ask(Generate("a", "hi"))
-    shared.send(Unservable(shared.next_submit().number, "unservable", "needs 9 pages of 4"))
-    assert peer.item() == Failed("a", "unservable", "needs 9 pages of 4")
+    shared.send(Unservable(shared.next_submit().number, "too_long_for_cache", "needs 9 pages of 4"))
+    assert peer.item() == Failed("a", "too_long_for_cache", "needs 9 pages of 4")
 
 
 # -------------------------------------------------------------------------------------------- rude clients
