@@ -4,11 +4,11 @@ import random
 from array import array
 
 import pytest
-from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 from tercet.engine.front_desk import Client, FrontDesk, Item, Live
 from tercet.engine.pieces import Pieces
 from tercet.ipc.messages import Delta, Ended, Failed, Finished, Load, SamplingParams, Tokens, Unservable
+from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 A, B = b"client a", b"client b"
 
@@ -131,9 +131,9 @@ def test_unservable_and_load(desk: FrontDesk) -> None:
     x = submitted(desk, A, "x")
     load = Load(1, 2, 3, 4, 5, 6, 7, 8)
     items, _ = desk.accept(
-        [load, Unservable(x.number, "unservable", "needs 9 pages of 4"), Unservable(99, "a", "b")], 1.0
+        [load, Unservable(x.number, "too_long_for_cache", "needs 9 pages of 4"), Unservable(99, "a", "b")], 1.0
     )
-    assert items == {A: [Failed("x", "unservable", "needs 9 pages of 4")]}
+    assert items == {A: [Failed("x", "too_long_for_cache", "needs 9 pages of 4")]}
     assert desk.load == load
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
-from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process, tokens
 
 from tercet.ipc import client as client_module
 from tercet.ipc.client import (
@@ -26,6 +25,7 @@ from tercet.ipc.client import (
     RequestTimedOut,
 )
 from tercet.ipc.messages import Abandon, Abort, ChatMessage, Drain, Ended, SamplingParams, Submit, Unservable
+from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process, tokens
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
         await client.generate("x" * 17_000_000)
     task = asyncio.ensure_future(client.generate("x"))
     submit = await submitted(engine)
-    engine.send(Unservable(submit.number, "unservable", "needs 9 pages of 4"))
+    engine.send(Unservable(submit.number, "too_long_for_cache", "needs 9 pages of 4"))
     with pytest.raises(RequestRefused, match="9 pages of 4"):
         await task
 
