@@ -19,7 +19,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	PYTHONPATH=scripts/typing $(BIN)/lint-imports
 	! grep -rnE 'pickle|recv_pyobj|send_pyobj|torch\.load\b|multiprocessing\.(Queue|Pipe|Pool)' \
 		--include='*.py' engine ipc model triton_kernels scripts
 

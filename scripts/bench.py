@@ -18,12 +18,10 @@ from typing import Any
 
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
-from shapes import SHAPES, write_shape
-from workloads import STANDARD, Workload, workload
-
-from tercet.engine.model_files import locate
-
 from engine_flags import add_engine_flags
+from shapes import SHAPES, write_shape
+from tercet.engine.model_files import locate
+from workloads import STANDARD, Workload, workload
 
 
 def measure(engine: BenchEngine, work: Workload) -> dict[str, Any]:

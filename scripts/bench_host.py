@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import msgspec
 
+from planner_bench import time_planner
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
-from tercet.engine.planner_bench import time_planner
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 

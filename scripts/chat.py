@@ -13,13 +13,12 @@ from contextlib import ExitStack, suppress
 
 import anyio.from_thread
 
+from engine_flags import add_engine_flags, engine_config
+from start_up_display import StartUpDisplay
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
-
-from engine_flags import add_engine_flags, engine_config
-from start_up_display import StartUpDisplay
 
 
 class Conversation:

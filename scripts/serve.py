@@ -10,12 +10,11 @@ import sys
 
 import msgspec
 
+from engine_flags import add_engine_flags, engine_config
+from start_up_display import StartUpDisplay
 from tercet.engine.errors import TercetError
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.messages import FromSupervisor, Ready
-
-from engine_flags import add_engine_flags, engine_config
-from start_up_display import StartUpDisplay
 
 
 def main() -> int:
