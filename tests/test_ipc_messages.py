@@ -25,7 +25,7 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(-(2**63), 2**63 - 1)
     if kind is float:
-        return st.floats(allow_nan=False)
+        return st.floats(allow_nan=False, allow_infinity=False)  # JSON has neither
     if kind in (str, bytes, bool):
         return st.from_type(kind)
     if kind is type(None):
