@@ -136,8 +136,9 @@ def _load_model(link: SupervisorLink) -> StepRunner:
     # Imported here: a null worker starts without torch.
     import torch
 
-    from tercet.model.kv_cache import CPU_BYTES, count_pages, free_bytes, make_kv_cache
+    from tercet.model.kv_cache import CPU_BYTES, count_pages, make_kv_cache
     from tercet.model.load import load_decoder
+    from tercet.model.memory import kv_cache_bytes
     from tercet.model.parallel import Group, set_cpu_threads
     from tercet.model.runner import Runner, RunnerSettings
 
@@ -173,11 +174,15 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         max_lease=config.max_lease,
         enforce_eager=config.enforce_eager,
     )
-    num_bytes = config.kv_cache_memory or (free_bytes(device, config.gpu_memory_utilization) if on_gpu else CPU_BYTES)
+    num_bytes = config.kv_cache_memory or CPU_BYTES
+    if on_gpu and config.kv_cache_memory is None:
+        num_bytes = kv_cache_bytes(decoder, settings, config.page_size, config.gpu_memory_utilization)
     num_pages = count_pages(decoder.config, num_bytes, config.page_size, decoder.dtype, group)
     kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, decoder.dtype, device, group.size)
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens", 1, 1))
-    return Runner(decoder, kv_cache, settings)
+    return Runner(
+        decoder, kv_cache, settings, progress=lambda done, total: link.tell(Phase("CUDA graphs", done, total))
+    )
 
 
 if __name__ == "__main__":

@@ -34,12 +34,5 @@ def count_pages(config: ModelConfig, num_bytes: int, page_size: int, dtype: torc
     return num_pages
 
 
-def free_bytes(device: torch.device, utilization: float) -> int:
-    """What may still be taken on a GPU so that `utilization` of the whole card is in use, others' share included."""
-    free, total = torch.cuda.mem_get_info(device)
-    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return max(0, int(free + reusable - (1 - utilization) * total))
-
-
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"

@@ -138,8 +138,8 @@ class PlanBuffer:
             self._copied[self._turn].synchronize()
         return self._views[self._turn]
 
-    def send(self, num_words: int) -> None:
-        """Start copying the first `num_words` words of that run to the device."""
+    def send(self, start: int, stop: int) -> None:
+        """Start copying words `start` to `stop` of that run to the device."""
         if self._on_gpu:
-            self.words_W[:num_words].copy_(self._host[self._turn][:num_words], non_blocking=True)
+            self.words_W[start:stop].copy_(self._host[self._turn][start:stop], non_blocking=True)
             self._copied[self._turn].record()

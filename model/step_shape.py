@@ -1,0 +1,89 @@
+"""How large a step is, padding included: exact on a CPU, in a few fixed sizes on a GPU, where graphs need them.
+
+Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_GRAPH_TOKENS = (32, 64, 128, 256, 512, 1024)
+"""Prefill tokens of graphs. Longer steps take so long that launching them kernel by kernel hides behind the last one,
+and padding them would cost more than launches do."""
+_GRAPH_CHUNKS = 8
+_EAGER_TOKENS = 128
+"""Longer steps are padded to a multiple of this."""
+
+
+class StepShape(NamedTuple):
+    """Sizes of a step's parts."""
+
+    num_decodes: int
+    num_chunks: int
+    num_prefill_tokens: int
+
+
+class Shapes:
+    """The sizes that steps are padded to."""
+
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self.decodes = _decode_sizes(max_num_seqs)
+        self.decodes_beside_prefill = [0, *(size for size in self.decodes if size in (8, 64) or size == max_num_seqs)]
+        self._tokens = [size for size in _GRAPH_TOKENS if size <= max_num_batched_tokens]
+        self._chunks = min(_GRAPH_CHUNKS, max_num_seqs)
+        self._max_num_seqs = max_num_seqs
+        self.max_rows = self.decodes[-1] + max(self._chunks, max_num_seqs)
+        self.max_tokens = self.decodes[-1] + _round_up(max_num_batched_tokens, _EAGER_TOKENS)
+        self._max_num_batched_tokens = max_num_batched_tokens
+
+    def for_graphs(self) -> list[StepShape]:
+        """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
+        shapes = [StepShape(size, 0, 0) for size in self.decodes]
+        shapes += [
+            StepShape(num_decodes, self._chunks, tokens)
+            for tokens in self._tokens
+            for num_decodes in self.decodes_beside_prefill
+        ]
+        return sorted(shapes, key=lambda shape: (-shape.num_decodes - shape.num_prefill_tokens, shape.num_chunks))
+
+    def for_warm_up(self) -> list[StepShape]:
+        """Steps without a graph that together use every kernel such steps use, the largest among them."""
+        largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
+        shapes = [StepShape(self.decodes[-1], self._max_num_seqs, largest), StepShape(0, self._chunks, largest)]
+        tokens = 2 * self._tokens[-1] if self._tokens else _EAGER_TOKENS
+        while tokens < largest:
+            shapes.append(StepShape(0, self._chunks, tokens))
+            tokens *= 2
+        return shapes
+
+    def fit(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
+        """The shape that a step is padded to."""
+        if not num_chunks:
+            return StepShape(_smallest(self.decodes, num_decodes), 0, 0)
+        if self._tokens and num_chunks <= self._chunks and num_tokens <= self._tokens[-1]:
+            padded = _smallest(self.decodes_beside_prefill, num_decodes)
+            return StepShape(padded, self._chunks, _smallest(self._tokens, num_tokens))
+        padded = _smallest([0, *self.decodes], num_decodes)
+        return StepShape(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
+
+    def _round_chunks(self, num_chunks: int) -> int:
+        chunks = self._chunks
+        while chunks < num_chunks:
+            chunks *= 2
+        return min(chunks, self._max_num_seqs)
+
+
+def _decode_sizes(max_num_seqs: int) -> list[int]:
+    """1, 2, 4, 8, 16, then steps of 16 to 64, of 32 to 256 and of 64 beyond: rows that pad cost next to nothing."""
+    sizes = [1, 2, 4, 8, 16]
+    while sizes[-1] < max_num_seqs:
+        sizes.append(sizes[-1] + (16 if sizes[-1] < 64 else 32 if sizes[-1] < 256 else 64))
+    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def _smallest(sizes: Sequence[int], at_least: int) -> int:
+    return sizes[bisect_left(sizes, at_least)]
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
