@@ -16,15 +16,19 @@ def pack(*numbers: int) -> bytes:
 
 @dataclass
 class Job:
-    """One request: how far it is, and what it got."""
+    """One request: how far it is, and what it got. A preempted one brings earlier output as part of its prompt."""
 
     prompt: list[int]
     sampling: Sampling
+    num_prompt: int = -1
     slot: int = -1
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     done: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.prompt)
 
     def take(self, token: int) -> None:
         """A token from the runner; -1 once the request is done, and never before."""
@@ -34,8 +38,9 @@ class Job:
         assert token >= 0
         self.output.append(token)
         stop_ids = array("i", self.sampling.stop_ids)
-        stopped = token in stop_ids and len(self.output) > self.sampling.min_tokens
-        self.done = stopped or len(self.output) >= self.sampling.max_tokens
+        generated = len(self.prompt) - self.num_prompt + len(self.output)
+        stopped = token in stop_ids and generated > self.sampling.min_tokens
+        self.done = stopped or generated >= self.sampling.max_tokens
 
 
 def run_jobs(
@@ -53,8 +58,7 @@ def run_jobs(
         while waiting and free_slots and rng.random() < 0.7:
             job = waiting.pop(0)
             job.slot = free_slots.pop(rng.randrange(len(free_slots)))
-            known = job.prompt + job.output
-            enter.append(Enter(job.slot, pack(*known), len(job.prompt), job.sampling))
+            enter.append(Enter(job.slot, pack(*job.prompt), job.num_prompt, job.sampling))
             running.append(job)
         chunks: list[int] = []
         room = budget

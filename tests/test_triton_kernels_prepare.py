@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
+
 from interpreted import rerun_interpreted
 from slot_tables import empty_step, random_table
-
 from tercet.triton_kernels.prepare import prepare
 
 PAGE, PAGES_EACH, SLOTS = 16, 5, 9

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from interpreted import rerun_interpreted
-from slot_tables import random_table
 from torch import Tensor
 
+from interpreted import rerun_interpreted
+from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.noise import gumbel_reference
 from tercet.triton_kernels.sample import sample, sample_reference

@@ -1,0 +1,174 @@
+"""The runner against transformers in fp32: any schedule, leases, preemption, seeds, stops: always the same tokens."""
+
+from array import array
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+import torch
+
+from checkpoints import checkpoint, random_prompts, reference_greedy
+from paged_sequences import CPU, make_decoder
+from plan_driver import GREEDY, Job, pack, run_jobs
+from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.model import runner as runner_module
+from tercet.model.kv_cache import count_pages, make_kv_cache
+from tercet.model.parallel import Group
+from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.step_shape import Shapes, StepShape
+
+PAGE, MAX_SEQS, NUM_TOKENS = 16, 5, 40
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def make_runner(family: str = "qwen3", num_pages: int = 60) -> Runner:
+    decoder = make_decoder(checkpoint(family))
+    cache = make_kv_cache(decoder.config, num_pages, PAGE, torch.float32, CPU, 1)
+    cache[:, :, 1:] = float("nan")
+    settings = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=512, max_num_batched_tokens=64)
+    return Runner(decoder, cache, settings)
+
+
+def outputs(
+    runner: Runner, prompts: list[list[int]], sampling: list[Sampling], seed: int, **how: int
+) -> list[list[int]]:
+    jobs = [Job(prompt, params) for prompt, params in zip(prompts, sampling, strict=True)]
+    run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=seed, **how)
+    return [job.output for job in jobs]
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2"])
+def test_greedy_is_transformers_whatever_the_schedule(family: str) -> None:
+    prompts = random_prompts(9, 1, 70, seed=7)
+    wanted = reference_greedy(checkpoint(family), prompts, NUM_TOKENS)
+    assert len({tuple(tokens[-8:]) for tokens in wanted}) == len(prompts), "prompts must not all end alike"
+    greedy = [msgspec.structs.replace(GREEDY, max_tokens=NUM_TOKENS)] * len(prompts)
+    runner = make_runner(family)
+    # One runner throughout: slots and pages are used again, with other requests' numbers in them.
+    assert outputs(runner, prompts, greedy, seed=0) == wanted
+    assert outputs(runner, prompts, greedy, seed=1, budget=5, max_lease=7) == wanted
+    assert outputs(runner, prompts, greedy, seed=2, budget=200, max_lease=1) == wanted
+
+
+def test_seeded_sampling_does_not_depend_on_the_schedule() -> None:
+    prompts = random_prompts(8, 1, 50, seed=9)
+    sampling = [
+        Sampling(temperature=0.5 + index / 5, top_k=(0, 9)[index % 2], top_p=(1.0, 0.8)[index // 2 % 2],
+                 min_p=(0.0, 0.02)[index // 4], seed=index // 2, max_tokens=NUM_TOKENS, min_tokens=0, stop_ids=b"")
+        for index in range(8)
+    ]  # fmt: skip
+    runner = make_runner("llama")
+    first = outputs(runner, prompts, sampling, seed=3)
+    assert outputs(runner, prompts, sampling, seed=4, budget=7, max_lease=1) == first
+    assert len({tuple(tokens) for tokens in first}) == 8
+    alone = [outputs(runner, [prompts[i]], [sampling[i]], seed=i)[0] for i in (1, 6)]
+    assert alone == [first[1], first[6]]
+    other_seed = [msgspec.structs.replace(params, seed=params.seed + 1) for params in sampling]
+    assert all(a != b for a, b in zip(outputs(runner, prompts, other_seed, seed=3), first, strict=True))
+
+
+def test_preempted_requests_go_on_with_the_same_tokens() -> None:
+    """A request that enters again with what it had generated says what it would have said."""
+    prompts = random_prompts(4, 5, 40, seed=2)
+    sampling = [msgspec.structs.replace(GREEDY, max_tokens=30, seed=5, temperature=(0.0, 0.9)[i % 2]) for i in range(4)]
+    runner = make_runner()
+    whole = outputs(runner, prompts, sampling, seed=0)
+    for cut in (1, 17, 29):
+        # The engine's Enter: all tokens so far, and the length of the prompt as the user gave it.
+        jobs = [
+            Job(prompt + tokens[:cut], params) for prompt, tokens, params in zip(prompts, whole, sampling, strict=True)
+        ]
+        for job, prompt in zip(jobs, prompts, strict=True):
+            job.num_prompt = len(prompt)
+        run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=cut)
+        assert [job.output for job in jobs] == [tokens[cut:] for tokens in whole]
+
+
+def test_stop_ids_and_min_tokens() -> None:
+    prompts = random_prompts(6, 5, 30, seed=4)
+    plain = msgspec.structs.replace(GREEDY, max_tokens=NUM_TOKENS)
+    runner = make_runner()
+    free = outputs(runner, prompts, [plain] * 6, seed=0)
+    stops = [tokens[11] for tokens in free]
+    stopping = [msgspec.structs.replace(plain, stop_ids=pack(7, stop)) for stop in stops]
+    got = outputs(runner, prompts, stopping, seed=1)
+    for tokens, unstopped, stop in zip(got, free, stops, strict=True):
+        first = min((unstopped.index(i) for i in (7, stop) if i in unstopped), default=NUM_TOKENS)
+        assert tokens == unstopped[: first + 1]
+        assert tokens[-1] in (7, stop)
+    late = [msgspec.structs.replace(params, min_tokens=20) for params in stopping]
+    for tokens, params in zip(outputs(runner, prompts, late, seed=2), late, strict=True):
+        stop_ids = array("i", params.stop_ids)
+        assert len(tokens) > 20
+        assert not set(tokens[:20]) & set(stop_ids)
+        assert len(tokens) == NUM_TOKENS or tokens[-1] in stop_ids
+
+
+def test_long_changes_come_in_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = random_prompts(5, 60, 90, seed=6)
+    greedy = [msgspec.structs.replace(GREEDY, max_tokens=8)] * 5
+    wanted = reference_greedy(checkpoint("qwen3"), prompts, 8)
+    monkeypatch.setattr(runner_module, "_CHANGE_WORDS", 64)
+    assert outputs(make_runner(), prompts, greedy, seed=0) == wanted
+
+
+def test_done_rows_cost_nothing() -> None:
+    """A lease that outlives its requests: -1, and the model is not asked."""
+    runner = make_runner()
+    params = msgspec.structs.replace(GREEDY, max_tokens=2)
+    enter = (Enter(3, pack(5, 6, 7), 3, params),)
+    runner.begin(Step(0, 1, b"", enter, pack(3, 0, 4), pack(3, 0, 3), b""))
+    assert runner.launch(0).wait()[0] >= 0
+    runner.begin(Step(1, 3, b"", (), b"", b"", pack(3)))
+    assert runner.launch(0).wait()[0] >= 0
+    object.__setattr__(runner, "_decoder", None)
+    assert runner.launch(1).wait().tolist() == [-1]
+    assert runner.launch(2).wait().tolist() == [-1]
+
+
+def test_limits() -> None:
+    limits = make_runner(num_pages=7).limits
+    assert (limits.num_pages, limits.max_model_len, limits.dtype, limits.device) == (7, 512, "float32", "cpu")
+
+
+def test_page_count() -> None:
+    config = make_decoder(checkpoint("llama")).config
+    group = Group.single(CPU)
+    page_bytes = config.kv_bytes_per_page(PAGE, torch.float32, 1)
+    cache = make_kv_cache(config, 5, PAGE, torch.float32, CPU, 1)
+    assert cache.nbytes == 5 * page_bytes
+    assert count_pages(config, 10 * page_bytes + 1, PAGE, torch.float32, group) == 10
+    with pytest.raises(ValueError, match=r"want at least two pages; raise --kv-cache-memory"):
+        count_pages(config, 2 * page_bytes - 1, PAGE, torch.float32, group)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(256, 8192), (1, 16), (3, 64), (37, 5000), (512, 16384)])
+def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
+    shapes = Shapes(max_num_seqs, budget)
+    graphs = shapes.for_graphs()
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    assert len(graphs) == len(set(graphs))
+    assert {StepShape(shapes.fit(n, 0, 0).num_decodes, 0, 0) for n in range(1, max_num_seqs + 1)} <= set(graphs)
+    largest = max(graph.num_decodes + graph.num_prefill_tokens for graph in graphs)
+    assert graphs[0].num_decodes + graphs[0].num_prefill_tokens == largest, "graphs share memory: the largest is first"
+    for _ in range(500):
+        num_chunks = draw(0, max_num_seqs)
+        num_decodes = draw(0 if num_chunks else 1, max_num_seqs - num_chunks)
+        num_tokens = draw(num_chunks, max(num_chunks, budget - num_decodes)) if num_chunks else 0
+        shape = shapes.fit(num_decodes, num_chunks, num_tokens)
+        assert shape.num_decodes >= num_decodes
+        assert shape.num_chunks >= num_chunks
+        assert shape.num_prefill_tokens >= num_tokens
+        assert shape.num_decodes + shape.num_chunks <= shapes.max_rows
+        assert shape.num_decodes + shape.num_prefill_tokens <= shapes.max_tokens

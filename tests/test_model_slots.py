@@ -1,0 +1,111 @@
+"""The slot table and plans on their way into it: every run length, by the reference and by the kernels."""
+
+from array import array
+from dataclasses import fields
+
+import pytest
+import torch
+
+from interpreted import rerun_interpreted
+from plan_driver import GREEDY, pack
+from slot_tables import random_table
+from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.model.slots import PlanBuffer, make_slot_table, pack_changes
+from tercet.triton_kernels.slot_table import SlotTable, write_pages, write_records
+
+CPU = torch.device("cpu")
+BASE = 10
+NUM_PAGES = 50
+
+
+def apply(table: SlotTable, step: Step, capacity: int) -> int:
+    """As the runner does; returns the number of runs."""
+    buffer = PlanBuffer(BASE + capacity, CPU, 2)
+    runs = 0
+    for changes in pack_changes(step, BASE, capacity):
+        assert len(changes.words) <= capacity
+        words = buffer.begin()
+        words[:] = -12345  # nothing of an earlier run is left to rely on
+        words[BASE : BASE + len(changes.words)] = changes.words
+        buffer.send(0, BASE + len(changes.words))
+        if changes.num_records:
+            write_records(buffer.words_W, BASE, changes.num_records, changes.longest, table)
+        if changes.num_pages:
+            write_pages(buffer.words_W, BASE + changes.triples, changes.num_pages, table, NUM_PAGES)
+        runs += 1
+    return runs
+
+
+def make_step(enter: tuple[Enter, ...], pages: tuple[int, ...]) -> Step:
+    return Step(0, 1, pack(7), enter, pack(*pages), b"", b"")
+
+
+SAMPLING = Sampling(
+    temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, seed=2**62 + 12345, max_tokens=5, min_tokens=2,
+    stop_ids=array("i", [2, 99]).tobytes(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("capacity", [60, 100, 1000])
+def test_requests_enter(capacity: int) -> None:
+    table = make_slot_table(6, 200, 16, CPU)
+    untouched = make_slot_table(6, 200, 16, CPU)
+    a, b = [5, 6, 7], list(range(100, 260))
+    enters = (Enter(4, pack(*a), 2, SAMPLING), Enter(1, pack(*b), len(b), GREEDY))
+    runs = apply(table, make_step(enters, (1, 0, 3, 1, 1, 4, 4, 0, 9)), capacity)
+    assert (runs > 2) == (capacity < 1000)
+    assert table.token_ids_SL[4, :3].tolist() == a
+    assert table.token_ids_SL[1, : len(b)].tolist() == b
+    assert table.length_S.tolist() == [0, len(b), 0, 0, 3, 0, 0]
+    assert int(table.num_prompt_S[4]), int(table.max_length_S[4]) == (2, 7)
+    assert int(table.min_length_S[4]) == 4
+    assert table.done_S.tolist() == [1, 0, 1, 1, 0, 1, 1]
+    assert float(table.temperature_S[4]) == pytest.approx(0.7)
+    assert int(table.top_k_S[4]) == 40
+    assert float(table.top_p_S[4]) == pytest.approx(0.9)
+    assert float(table.min_p_S[4]) == pytest.approx(0.05)
+    assert int(table.seed_S[4]) == 2**62 + 12345
+    assert table.stop_ids_SE[4].tolist() == [2, 99, -1, -1, -1, -1, -1, -1]
+    assert table.stop_ids_SE[1].tolist() == [-1] * 8
+    assert table.page_table_SM[1, :3].tolist() == [3, 4, 0]
+    assert int(table.page_table_SM[4, 0]) == 9
+    for field in fields(SlotTable):
+        rest = [0, 2, 3, 5, 6]
+        assert torch.equal(getattr(table, field.name)[rest], getattr(untouched, field.name)[rest]), field.name
+
+
+def test_seeds_of_every_size() -> None:
+    for seed in (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1):
+        table = make_slot_table(1, 64, 16, CPU)
+        sampling = Sampling(1.0, 0, 1.0, 0.0, seed, 1, 0, b"")
+        apply(table, make_step((Enter(0, pack(1), 1, sampling),), ()), 100)
+        assert int(table.seed_S[0]) == seed
+
+
+def test_preempted_request_that_had_ended_stays_done() -> None:
+    table = make_slot_table(1, 64, 16, CPU)
+    apply(table, make_step((Enter(0, pack(*range(7)), 2, SAMPLING),), ()), 100)
+    assert int(table.done_S[0]) == 1
+
+
+def test_what_points_outside_is_dropped() -> None:
+    table = random_table(4, 2, 16, 100, 0)
+    before = {field.name: getattr(table, field.name).clone() for field in fields(SlotTable)}
+    pages = (9, 0, 1, -1, 0, 1, 0, 2, 1, 0, -1, 1, 0, 0, NUM_PAGES, 0, 0, -1)
+    apply(table, make_step((Enter(4, pack(1), 1, GREEDY), Enter(-1, pack(1), 1, GREEDY)), pages), 200)
+    for name, tensor in before.items():
+        assert torch.equal(getattr(table, name), tensor), name
+
+
+def test_too_many_stop_ids() -> None:
+    sampling = Sampling(1.0, 0, 1.0, 0.0, 0, 1, 0, pack(*range(9)))
+    with pytest.raises(ValueError, match="slot 3: got 9 stop ids, wanted at most 8"):
+        list(pack_changes(make_step((Enter(3, pack(1), 1, sampling),), ()), 0, 100))
+
+
+def test_a_step_without_changes_sends_nothing() -> None:
+    assert list(pack_changes(make_step((), ()), 0, 100)) == []
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
