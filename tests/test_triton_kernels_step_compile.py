@@ -1,0 +1,47 @@
+"""The kernels around the model compile for GPUs that are not here, at the sizes of a real vocabulary."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from slot_tables import empty_step, random_table
+from tercet.triton_kernels import prepare as prepare_module
+from tercet.triton_kernels import sample as sample_module
+from tercet.triton_kernels import slot_table as slot_table_module
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.prepare import StepInputs, StepRows
+from tercet.triton_kernels.slot_table import SlotTable
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
+
+
+@pytest.fixture(autouse=True)
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (prepare_module, sample_module, slot_table_module):
+        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
+
+
+def on_meta(value: SlotTable | StepInputs | StepRows) -> dict[str, torch.Tensor]:
+    return {field.name: getattr(value, field.name).to("meta") for field in fields(value)}
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compile(capability: int) -> None:
+    table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
+    inputs, rows = empty_step([1, 2], [(3, 0, 40)], 64)
+    inputs, rows = StepInputs(**on_meta(inputs)), StepRows(**on_meta(rows))
+    words = torch.empty(4096, dtype=torch.int32, device="meta")
+    with compiling_for(capability) as kernels:
+        prepare_module.prepare(rows, table, inputs, page_size=64, num_pages=100)
+        slot_table_module.write_records(words, 0, 2, 5000, table)
+        slot_table_module.write_pages(words, 0, 9, table, 100)
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for num_rows in (1, 256):
+                logits = torch.empty(num_rows, 151936, dtype=dtype, device="meta")
+                slots = torch.empty(num_rows, dtype=torch.int32, device="meta")
+                sample_module.sample(logits, slots, slots, table)
+    assert len(kernels) == 3 + 3 * 2 * 3
+    for kernel in kernels:
+        assert kernel.asm["cubin"], kernel.name
