@@ -51,4 +51,6 @@ def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> tor
     """`auto`: the checkpoint's own type on a GPU, float32 on the CPU."""
     if wanted == "auto":
         return torch.float32 if device.type == "cpu" else DTYPES[config.dtype]
+    if wanted not in DTYPES:
+        raise ValueError(f"dtype is {wanted!r}; supported: {', '.join(DTYPES)}")
     return DTYPES[wanted]

@@ -19,7 +19,9 @@ PAGE = 16
 CPU = torch.device("cpu")
 
 
-def make_decoder(path: Path, group: Group | None = None, *, layout: str = "reordered") -> Decoder:
+def make_decoder(
+    path: Path, group: Group | None = None, *, layout: str = "reordered", deterministic: bool = False
+) -> Decoder:
     """`layout`: "reordered" as on a CPU, "fused" as on a GPU, "plain"."""
     group = group or Group.single(CPU)
     config, tensors = open_model(path)
@@ -34,7 +36,7 @@ def make_decoder(path: Path, group: Group | None = None, *, layout: str = "reord
     )
     if layout == "reordered":
         weights = reordered_for_cpu(weights)
-    return Decoder(config, weights, group, max_model_len=512)
+    return Decoder(config, weights, group, max_model_len=512, deterministic=deterministic)
 
 
 @dataclass

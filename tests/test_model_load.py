@@ -1,0 +1,71 @@
+"""From a path to a decoder: settings that go with a model, and settings that do not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoints import checkpoint
+from paged_sequences import Sequences
+from shapes import SHAPES, write_shape
+from tercet.model.checkpoint import read_config
+from tercet.model.load import load_decoder, resolve_dtype
+from tercet.model.parallel import Group
+
+CPU = torch.device("cpu")
+ALONE = Group.single(CPU)
+
+
+def test_auto_dtype() -> None:
+    config = read_config(checkpoint("llama"))
+    assert resolve_dtype("auto", config, CPU) == torch.float32
+    assert resolve_dtype("bfloat16", config, CPU) == torch.bfloat16
+    assert resolve_dtype("auto", config, torch.device("cuda")) == torch.float32  # the checkpoint's own
+    with pytest.raises(ValueError, match="dtype is 'int8'; supported: bfloat16, float16, float32"):
+        resolve_dtype("int8", config, CPU)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_comes_close(dtype: str) -> None:
+    path, prompt = checkpoint("qwen3"), list(range(3, 40))
+    logits = []
+    for kind in ("float32", dtype):
+        decoder = load_decoder(path, ALONE, dtype=kind, max_model_len=128)
+        run = Sequences(decoder, 1)
+        run.cache = run.cache.to(decoder.dtype)
+        run.step({}, {0: prompt[:-1]})
+        logits.append(run.step({0: prompt[-1]}, {})[0].float())
+    exact, rough = logits
+    assert (rough - exact).norm() < 0.1 * exact.norm()
+    assert not torch.equal(rough, exact)
+
+
+def test_dummy_needs_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((checkpoint("mistral") / "config.json").read_bytes())
+    seen: list[tuple[int, int]] = []
+    decoder = load_decoder(tmp_path, ALONE, dummy_seed=3, progress=lambda done, total: seen.append((done, total)))
+    assert decoder.max_model_len == 512
+    assert decoder.dtype == torch.float32
+    assert seen[-1][0] == seen[-1][1]
+    assert Sequences(decoder, 1).step({}, {0: [5, 6, 7]}).isfinite().all()
+    with pytest.raises(ValueError, match=r"no .safetensors file"):
+        load_decoder(tmp_path, ALONE)
+
+
+def test_too_long_and_too_many() -> None:
+    with pytest.raises(ValueError, match="--max-model-len is 600; this checkpoint allows 512"):
+        load_decoder(checkpoint("llama"), ALONE, max_model_len=600)
+    with pytest.raises(ValueError, match="--tensor-parallel-size is 3"):
+        load_decoder(checkpoint("llama"), Group(0, 3, CPU))
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_public_shapes_are_supported(name: str, tmp_path: Path) -> None:
+    config = read_config(write_shape(name, tmp_path / name))
+    billions = config.weight_bytes(torch.int8, 1) / 1e9
+    named = {"qwen3-0.6b": 0.6, "qwen3-8b": 8.2, "qwen3-32b": 32.8, "llama-3.1-8b": 8.0}[name]
+    assert billions == pytest.approx(named, rel=0.01)
+    assert json.loads((tmp_path / name / "config.json").read_text()) == SHAPES[name]
+    with pytest.raises(ValueError, match="shape 'gpt-2' is unknown"):
+        write_shape("gpt-2", tmp_path)
