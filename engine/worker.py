@@ -164,6 +164,7 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         dtype=config.dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
+        deterministic=config.deterministic,
         progress=lambda done, total: link.tell(Phase("bytes of weights", done, total)),
     )
     settings = RunnerSettings(
@@ -174,15 +175,16 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         max_lease=config.max_lease,
         enforce_eager=config.enforce_eager,
     )
-    num_bytes = config.kv_cache_memory or CPU_BYTES
-    if on_gpu and config.kv_cache_memory is None:
+    if config.kv_cache_memory is not None:
+        num_bytes = config.kv_cache_memory
+    elif on_gpu:
         num_bytes = kv_cache_bytes(decoder, settings, config.page_size, config.gpu_memory_utilization)
+    else:
+        num_bytes = CPU_BYTES
     num_pages = count_pages(decoder.config, num_bytes, config.page_size, decoder.dtype, group)
     kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, decoder.dtype, device, group.size)
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens", 1, 1))
-    return Runner(
-        decoder, kv_cache, settings, progress=lambda done, total: link.tell(Phase("CUDA graphs", done, total))
-    )
+    return Runner(decoder, kv_cache, settings, lambda done, total: link.tell(Phase("graphs", done, total)))
 
 
 if __name__ == "__main__":

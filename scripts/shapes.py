@@ -1,11 +1,14 @@
 """Public model shapes as config.json contents, so that speed can be measured with random weights and no download.
 
-`write_shape(name, folder)` makes a folder that `--load-format dummy` can serve by token ids.
+`write_shape(name, folder)` makes a folder that `--load-format dummy` can serve, with a tokenizer of made-up words, so
+that turning ids into text costs what it costs.
 """
 
 import json
 from pathlib import Path
 from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
@@ -69,4 +72,15 @@ def write_shape(name: str, folder: Path) -> Path:
         raise ValueError(f"shape {name!r} is unknown; want one of {', '.join(SHAPES)}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(SHAPES[name], indent=2), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(_made_up_tokenizer(SHAPES[name]["vocab_size"]), encoding="utf-8")
     return folder
+
+
+def _made_up_tokenizer(vocab_size: int) -> str:
+    """A byte-level tokenizer with a word for each id: a letter for the first ones, then a space and a number."""
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    words = [*letters, *(f"\u0120{index}" for index in range(vocab_size - len(letters)))]
+    tokenizer = Tokenizer(models.BPE(vocab={word: index for index, word in enumerate(words)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return str(tokenizer.to_str())
