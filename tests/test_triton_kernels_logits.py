@@ -1,0 +1,133 @@
+"""Penalties, biases, masks and log-probabilities against plain Python, by the references and by the kernels."""
+
+import math
+
+import pytest
+import torch
+
+from interpreted import rerun_interpreted
+from slot_tables import random_table
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.log_probabilities import log_probabilities
+from tercet.triton_kernels.logits import IN_PROMPT, add_bias, apply_bitmask, count_tokens, penalize
+
+INTS = torch.int32
+VOCAB, ROWS, SLOTS = 133, 4, 6
+TYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+
+
+def wide(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """Random logits in rows that lie apart."""
+    return (torch.randn(rows, vocab + 7, generator=torch.Generator().manual_seed(seed)) * 4).to(dtype)[:, :vocab]
+
+
+def test_counts() -> None:
+    table = random_table(SLOTS, 5, 16, VOCAB // 4, 3)
+    table.num_prompt_S[:] = torch.tensor([1, 9, 30, 79, 5, 1])
+    slots = torch.tensor([4, 0, SLOTS, 3, 1, -1], dtype=INTS)
+    counts = count_tokens(slots, table, VOCAB).tolist()
+    for row, slot in enumerate(slots.tolist()):
+        if not 0 <= slot < SLOTS:
+            assert not any(counts[row])
+            continue
+        num_prompt, length = int(table.num_prompt_S[slot]), int(table.length_S[slot])
+        ids = table.token_ids_SL[slot].tolist()
+        for token in range(VOCAB):
+            prompt = IN_PROMPT if token in ids[: min(num_prompt, length)] else 0
+            assert counts[row][token] == prompt + ids[num_prompt:length].count(token)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_penalties(dtype: torch.dtype) -> None:
+    logits = wide(ROWS, VOCAB, dtype)
+    before = logits.clone()
+    generator = torch.Generator().manual_seed(1)
+    counts = torch.randint(0, 3, (ROWS, VOCAB), generator=generator, dtype=INTS)
+    counts += torch.randint(0, 2, (ROWS, VOCAB), generator=generator, dtype=INTS) * IN_PROMPT
+    slots = torch.tensor([2, 0, 5, 9], dtype=INTS)
+    repetition = torch.tensor([1.3, 1.0, 1.0, 1.0, 1.0, 0.8])
+    presence = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -0.5])
+    frequency = torch.tensor([0.25, 0.0, 0.0, 0.0, 0.0, 0.1])
+    penalize(logits, counts, slots, repetition, presence, frequency)
+    assert torch.equal(logits[0], before[0]), "a neutral row keeps its bits"
+    assert torch.equal(logits[3], before[3]), "a slot outside the table changes nothing"
+    for row, slot in ((1, 0), (2, 5)):
+        for token in range(VOCAB):
+            x, count = float(before[row, token]), int(counts[row, token])
+            if count:
+                x = x / float(repetition[slot]) if x > 0 else x * float(repetition[slot])
+            generated = count & (IN_PROMPT - 1)
+            x -= float(frequency[slot]) * generated + (float(presence[slot]) if generated else 0.0)
+            assert float(logits[row, token]) == pytest.approx(x, rel=torch.finfo(dtype).eps * 2, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_biases(dtype: torch.dtype) -> None:
+    logits = wide(ROWS, VOCAB, dtype)
+    wanted = logits.float()
+    slots = torch.tensor([1, 3, 1000, 0], dtype=INTS)
+    ids = torch.full((SLOTS, 5), -1, dtype=INTS)
+    bias = torch.zeros(SLOTS, 5)
+    ids[1, :3], bias[1, :3] = torch.tensor([0, VOCAB - 1, 7], dtype=INTS), torch.tensor([1.5, -100.0, float("-inf")])
+    ids[3, 1:], bias[3, 1:] = torch.tensor([VOCAB, 2**31 - 1, 5, 6], dtype=INTS), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    for row, slot in ((0, 1), (1, 3)):
+        for token, value in zip(ids[slot].tolist(), bias[slot].tolist(), strict=True):
+            if 0 <= token < VOCAB:
+                wanted[row, token] += value
+    add_bias(logits, slots, ids, bias)
+    assert torch.equal(logits, wanted.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("vocab", [32, 33, 1500])
+def test_bitmask(dtype: torch.dtype, vocab: int) -> None:
+    logits = wide(3, vocab, dtype)
+    before = logits.clone()
+    words = -(-vocab // 32) + 1
+    mask = torch.randint(-(2**31), 2**31 - 1, (3, words), generator=torch.Generator().manual_seed(2)).to(INTS)
+    mask[1] = -1
+    mask[2] = 0
+    mask[2, 0] = -(2**31)
+    apply_bitmask(logits, mask)
+    assert torch.equal(logits[1], before[1])
+    for row in range(3):
+        for token in range(vocab):
+            allowed = (int(mask[row, token // 32]) & 0xFFFFFFFF) >> (token % 32) & 1
+            assert float(logits[row, token]) == (float(before[row, token]) if allowed else -math.inf)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("vocab", "top"), [(50, 20), (50, 0), (50, 50), (5000, 3)])
+def test_log_probabilities(dtype: torch.dtype, vocab: int, top: int) -> None:
+    logits = wide(4, vocab, dtype, seed=vocab)
+    logits[1, 10:14] = logits[1].max()  # ties go by id
+    logits[2, ::2] = float("-inf")
+    tokens = torch.tensor([3, 12, 4, vocab], dtype=INTS)
+    chosen, ranks, top_ids, top_values = log_probabilities(logits, tokens, top)
+    for row in range(4):
+        x = logits[row].tolist()
+        log_sum = max(x) + math.log(math.fsum(math.exp(value - max(x)) for value in x))
+        token = int(tokens[row])
+        if token == vocab:
+            assert (float(chosen[row]), int(ranks[row])) == (-math.inf, -1)
+        else:
+            assert float(chosen[row]) == pytest.approx(x[token] - log_sum, abs=1e-4)
+            assert int(ranks[row]) == 1 + sum(value > x[token] for value in x)
+        order = sorted(range(vocab), key=lambda i: (-x[i], i))[:top]
+        assert top_ids[row].tolist() == order
+        assert top_values[row].tolist() == pytest.approx([x[i] - log_sum for i in order], abs=1e-4)
+
+
+def test_wrong_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="wanted at least 5"):
+        apply_bitmask(torch.zeros(2, VOCAB), torch.zeros(2, 4, dtype=INTS))
+    with pytest.raises(ValueError, match="num_top is 51; want 0 to 50"):
+        log_probabilities(torch.zeros(1, 50), torch.zeros(1, dtype=INTS), 51)
+    with pytest.raises(ValueError, match=r"bias: got shape \[2, 3\]"):
+        add_bias(torch.zeros(1, 50), torch.zeros(1, dtype=INTS), torch.zeros(2, 4, dtype=INTS), torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="rows without gaps"):
+        apply_bitmask(torch.zeros(2, 100)[:, ::2], torch.zeros(2, 2, dtype=INTS))
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
