@@ -19,6 +19,7 @@ from tercet.ipc.messages import (
     FinishReason,
     Load,
     SamplingParams,
+    Started,
     Tokens,
     ToTokenizer,
     Unservable,
@@ -28,6 +29,7 @@ from tercet.ipc.messages import (
 Client = bytes
 Item = Delta | Finished | Failed
 _NOBODY: dict[int, Ended] = {}
+_NOT_STARTED = Started(0, 0, 0.0, 0.0)
 
 
 class Live:
@@ -44,7 +46,7 @@ class Live:
         "num_prompt",
         "number",
         "request_id",
-        "submitted_at",
+        "started",
     )
 
     def __init__(self, client: Client, request_id: str, number: int) -> None:
@@ -53,8 +55,8 @@ class Live:
         self.number = number
         self.num_prompt = 0
         self.num_generated = 0
-        self.submitted_at = 0.0
         self.first_token_at = 0.0
+        self.started = _NOT_STARTED
         self.detokenizer: Detokenizer | None = None
         """None until the request is submitted."""
         self.keeps_stop = False
@@ -90,10 +92,9 @@ class FrontDesk:
         live = mine[request_id] = self._by_number[self._last_number] = Live(client, request_id, self._last_number)
         return live
 
-    def submit(self, live: Live, num_prompt: int, params: SamplingParams, now: float) -> None:
+    def submit(self, live: Live, num_prompt: int, params: SamplingParams) -> None:
         """The request goes to the scheduler; its tokens may come from now on."""
         live.num_prompt = num_prompt
-        live.submitted_at = now
         live.keeps_stop = params.include_stop_str_in_output
         live.detokenizer = Detokenizer(
             self._pieces,
@@ -170,6 +171,9 @@ class FrontDesk:
     ) -> None:
         ended = {one.number: one for one in tokens.ended} if tokens.ended else _NOBODY
         by_number = self._by_number
+        for started in tokens.started:
+            if (live := by_number.get(started.number)) is not None:
+                live.started = started
         numbers, token_ids = memoryview(tokens.numbers).cast("q"), memoryview(tokens.token_ids).cast("i")
         for number, token_id in zip(numbers, token_ids, strict=True):
             live = by_number.get(number)
@@ -208,15 +212,15 @@ class FrontDesk:
         return Finished(live.request_id, text, token_ids, reason, stop, usage)
 
     def _usage(self, live: Live, now: float) -> Usage:
-        """For a request that ends here. What only the scheduler knows is not in it: its queue counts as prefill."""
+        """For a request that ends here; only the scheduler knows how often it was preempted."""
         first_token_at = live.first_token_at or now
         return Usage(
             num_prompt_tokens=live.num_prompt,
             num_generated_tokens=live.num_generated,
-            num_cached_tokens=0,
+            num_cached_tokens=live.started.num_cached_tokens,
             num_preemptions=0,
-            queued_s=0.0,
-            prefill_s=first_token_at - (live.submitted_at or now),
+            queued_s=live.started.queued_s,
+            prefill_s=live.started.prefill_s,
             decode_s=now - first_token_at,
         )
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tercet.engine.pages import PagePool, PrefixHasher
 from tercet.engine.request import Request, end_reason, extend_hashes, make_request
-from tercet.ipc.messages import Abort, Ended, Enter, Load, Sampled, Step, Submit, Tokens, Unservable
+from tercet.ipc.messages import Abort, Ended, Enter, Load, Sampled, Started, Step, Submit, Tokens, Unservable
 
 _MAX_STOP_IDS = 8
 
@@ -298,7 +298,7 @@ class Planner:
         message = None
         if len(slots):
             numbers = self._number[slots].tobytes()
-            message = Tokens(numbers, token_ids.tobytes(), self._find_ends(slots, lengths, token_ids, now))
+            message = Tokens(numbers, token_ids.tobytes(), *self._find_ends(slots, lengths, token_ids, now))
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
             self._give_back(plan.step_id)
@@ -306,25 +306,28 @@ class Planner:
 
     def _find_ends(
         self, slots: NDArray[np.int32], lengths: NDArray[np.int32], token_ids: NDArray[np.int32], now: float
-    ) -> tuple[Ended, ...]:
+    ) -> tuple[tuple[Ended, ...], tuple[Started, ...]]:
+        """Who ends and who begins with these tokens; full pages are remembered on the way."""
         first = lengths == self._num_prompt[slots] + 1
         full = lengths % self._settings.page_size == 1  # the page before this token is full, and computed
         stops = (self._stop_ids[slots] == token_ids[:, None]).any(1)
         ends = (lengths >= self._max_length[slots]) | stops
-        ended = []
+        ended, started = [], []
         for row in np.flatnonzero(ends | full | first).tolist():
             request = self._by_slot[slots[row]]
             assert request is not None
             length = int(lengths[row])
             if request.first_token is None:
                 request.first_token = now
+                usage = request.usage(length, now)
+                started.append(Started(request.number, usage.num_cached_tokens, usage.queued_s, usage.prefill_s))
             if full[row]:
                 extend_hashes(request, self._hasher, self._tokens[request.slot, :length])
                 self._remember(request, length // self._settings.page_size)
             if ends[row] and (reason := end_reason(int(token_ids[row]), request, length)):
                 ended.append(Ended(request.number, *reason, request.usage(length, now)))
                 self._leave(request, comes_back=False)
-        return tuple(ended)
+        return tuple(ended), tuple(started)
 
     # -------------------------------------------------------------------------------------------- ends
 

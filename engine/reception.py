@@ -108,11 +108,11 @@ class Reception:
         except (TemplateRefused, TextRefused) as error:
             raise Refusal("invalid_request", str(error)) from None
 
-    def submit(self, live: Live, request: Request, prompt_ids: Sequence[int], now: float) -> Submit:
+    def submit(self, live: Live, request: Request, prompt_ids: Sequence[int]) -> Submit:
         """What the scheduler gets. Raises `Refusal`."""
         check_prompt_ids(prompt_ids, self._rules)
         sampling = resolve(request.params, len(prompt_ids), live.number, self._rules)
-        self._desk.submit(live, len(prompt_ids), request.params, now)
+        self._desk.submit(live, len(prompt_ids), request.params)
         packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
         return Submit(live.number, packed, sampling, request.cache_salt)
 

@@ -40,6 +40,7 @@ from tercet.ipc.messages import (
     Finished,
     Hello,
     Limits,
+    Load,
     Loaded,
     Rejected,
     Request,
@@ -81,6 +82,7 @@ class Tokenizer:
         config = self._link.spec.config
         self._name, self._limits = config.served_model_name or config.model, limits
         self._version = version("tercet")
+        self._desk.load = Load(0, 0, limits.num_pages - 1, limits.num_pages, 0, 0, 0, 0)  # until the scheduler says
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -141,7 +143,7 @@ class Tokenizer:
                 self._refuse(live, refusal)
 
     def _submit(self, live: Live, request: Request, prompt_ids: Iterable[int]) -> None:
-        submit = self._reception.submit(live, request, list(prompt_ids), time.monotonic())
+        submit = self._reception.submit(live, request, list(prompt_ids))
         if not self._scheduler.try_send(submit):
             raise Refusal("overloaded", "the scheduler is far behind; ask again later")
 

@@ -214,12 +214,22 @@ class Ended(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     usage: Usage
 
 
+class Started(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How a request came to its first token: what the tokenizer needs where it ends a request itself."""
+
+    number: int
+    num_cached_tokens: int
+    queued_s: float
+    prefill_s: float
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """What one step sampled: one token (int32) for each request number (int64), and who ended with it."""
+    """What one step sampled: one token (int32) for each request number (int64), who ended and who began with it."""
 
     numbers: bytes
     token_ids: bytes
     ended: tuple[Ended, ...]
+    started: tuple[Started, ...] = ()
 
 
 class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -3,11 +3,12 @@
 import random
 from array import array
 
+import msgspec
 import pytest
 
 from tercet.engine.front_desk import Client, FrontDesk, Item, Live
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import Delta, Ended, Failed, Finished, Load, SamplingParams, Tokens, Unservable
+from tercet.ipc.messages import Delta, Ended, Failed, Finished, Load, SamplingParams, Started, Tokens, Unservable
 from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 A, B = b"client a", b"client b"
@@ -21,7 +22,7 @@ def desk() -> FrontDesk:
 def submitted(desk: FrontDesk, client: Client, name: str, params: SamplingParams | None = None) -> Live:
     live = desk.open(client, name)
     assert live is not None
-    desk.submit(live, 3, params or SamplingParams(), 10.0)
+    desk.submit(live, 3, params or SamplingParams())
     return live
 
 
@@ -82,7 +83,9 @@ def test_the_text_of_the_token_that_ends(desk: FrontDesk, params: SamplingParams
 def test_a_stop_string_ends_at_once_and_aborts(desk: FrontDesk) -> None:
     x = submitted(desk, A, "x", SamplingParams(stop="END"))
     sampled = ids_of("one END two")
-    items, aborts = desk.accept([tokens({x.number: token_id}) for token_id in sampled], 12.0)
+    messages = [tokens({x.number: token_id}) for token_id in sampled]
+    messages[0] = msgspec.structs.replace(messages[0], started=(Started(x.number, 2, 0.5, 1.25),))
+    items, aborts = desk.accept(messages, 12.0)
     assert aborts == [x.number]
     (finished,) = items[A]
     assert isinstance(finished, Finished)
@@ -90,7 +93,8 @@ def test_a_stop_string_ends_at_once_and_aborts(desk: FrontDesk) -> None:
     assert finished.token_ids == array("i", sampled[:7]).tobytes()
     assert finished.usage.num_generated_tokens == 7
     assert finished.usage.num_prompt_tokens == 3
-    assert (finished.usage.prefill_s, finished.usage.decode_s) == (2.0, 0.0)
+    assert finished.usage.num_cached_tokens == 2
+    assert (finished.usage.queued_s, finished.usage.prefill_s, finished.usage.decode_s) == (0.5, 1.25, 0.0)
     # What the scheduler had on the way is dropped.
     assert desk.accept([tokens({x.number: EOS}, ended(x, EOS))], 13.0) == ({}, [])
 
