@@ -1,6 +1,8 @@
 """What many tests share: models small enough to make on the spot, and no threads fighting over two cores."""
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,3 +14,11 @@ def ids_only_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ids_only")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": 2}))
     return folder
+
+
+@pytest.fixture(scope="module")
+def nan_memory() -> Iterator[None]:
+    """Workers started meanwhile get `torch.empty` filled with NaN."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "nan_memory"), prepend=os.pathsep)
+        yield

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import msgspec
 import pytest
-import zmq
 
+from raw_client import RawClient
 from tercet.ipc import messages
 from tercet.ipc.messages import Abort, Ended
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
@@ -26,34 +25,10 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProces
         yield process
 
 
-class RawClient:
-    """zmq and msgpack, nothing else."""
-
-    def __init__(self, address: str) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.connect(address)
-
-    def ask(self, *message: Any) -> None:
-        self.socket.send(msgpack.packb(message))
-
-    def receive(self) -> list[Any]:
-        assert self.socket.poll(10_000), "no answer"
-        return msgpack.unpackb(self.socket.recv())
-
-    def items(self) -> Iterator[list[Any]]:
-        """Deltas and ends, wherever they come."""
-        while True:
-            kind, *fields = self.receive()
-            yield from fields[0] if kind == "Batch" else [[kind, *fields]]
-
-
 @pytest.fixture
 def raw(engine: TokenizerProcess) -> Iterator[RawClient]:
-    client = RawClient(engine.address)
-    yield client
-    client.socket.close(linger=0)
-    client.context.term()
+    with RawClient(engine.address) as client:
+        yield client
 
 
 def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess, tmp_path: Path) -> None:
@@ -77,7 +52,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 0, 0]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),

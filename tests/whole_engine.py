@@ -1,0 +1,80 @@
+"""Whole engines, their real processes around tiny checkpoints, and the settings and answers that tests share."""
+
+import functools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import anyio
+
+from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
+from tercet.engine.llm import LLM, RequestOutput
+from tercet.ipc.client import Client
+from tercet.ipc.messages import EngineInfo, SamplingParams
+
+NUM_TOKENS = 64
+PAGE_SIZE = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+def tiny_engine(family: str, **options: Any) -> LLM:
+    """An engine of a tiny checkpoint on the CPU."""
+    defaults = {"device": "cpu", "page_size": PAGE_SIZE, "kv_cache_memory": 32 << 20}
+    return LLM(str(checkpoint(family)), **{**defaults, **options})
+
+
+def bytes_of_pages(family: str, num_pages: int) -> int:
+    """What `num_pages` pages of a tiny checkpoint's cache take in fp32, on one rank."""
+    config = reference_model(checkpoint(family)).config
+    per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim(config)
+    return num_pages * PAGE_SIZE * per_token
+
+
+def head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+@functools.cache
+def greedy_cases(family: str) -> tuple[list[list[int]], list[list[int]]]:
+    """22 prompts, and what transformers says to them; checked to be worth comparing with."""
+    prompts = random_prompts(22, 3, 90, seed=7)
+    answers = reference_greedy(checkpoint(family), prompts, NUM_TOKENS)
+    check_diverse(answers)
+    return prompts, answers
+
+
+def check_diverse(answers: list[list[int]]) -> None:
+    """Answers that follow their prompts and do not just repeat a few tokens."""
+    assert len(set(map(tuple, answers))) == len(answers)
+    assert len({answer[0] for answer in answers}) > len(answers) // 2
+    assert min(len(set(answer)) for answer in answers) > NUM_TOKENS // 4
+
+
+def ids_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def generate(llm: LLM, prompts: Any, params: Any) -> list[list[int]]:
+    """Token ids of the answers."""
+    return ids_of(llm.generate(prompts, params, use_tqdm=False))
+
+
+def info(address: str) -> EngineInfo:
+    """What the engine says of itself now."""
+
+    async def ask() -> EngineInfo:
+        async with Client(address) as client:
+            return await client.info()
+
+    return anyio.run(ask)
+
+
+def wait_until_empty(address: str, timeout: float = 10.0) -> EngineInfo:
+    """The gauges, once nothing runs; every page but the padding's is free then, or the test fails."""
+    deadline = time.monotonic() + timeout
+    while True:
+        gauges = info(address)
+        if not (gauges.num_running or gauges.num_waiting) and gauges.num_free_pages == gauges.num_pages - 1 > 0:
+            return gauges
+        assert time.monotonic() < deadline, f"not at rest: {gauges}"
+        time.sleep(0.05)
