@@ -56,11 +56,11 @@ def _search(
         for start in range(0, V, BLOCK):
             token_ids = start + tl.arange(0, BLOCK)
             x = masked_logits(row_ptr, token_ids, stop_ptr, banned, V, E)
-            key = (order_key(x) >> SHIFT).to(tl.int64)
+            key = order_key(x) >> SHIFT
             weight = (token_ids < V).to(tl.float32) if COUNT else tl.exp((x - largest) * inverse_temperature)
-            sum_1 += tl.where(key >= pivot_1, weight, 0.0)
-            sum_2 += tl.where(key >= pivot_2, weight, 0.0)
-            sum_3 += tl.where(key >= pivot_3, weight, 0.0)
+            sum_1 += tl.where(key >= pivot_1.to(tl.int32), weight, 0.0)
+            sum_2 += tl.where(key >= pivot_2.to(tl.int32), weight, 0.0)
+            sum_3 += tl.where(key >= pivot_3.to(tl.int32), weight, 0.0)
         if tl.sum(sum_3) >= wanted:
             low = pivot_3
         elif tl.sum(sum_2) >= wanted:
@@ -73,6 +73,19 @@ def _search(
 
 
 @triton.jit
+def _kth_of_block(x, k, low, high, SHIFT: tl.constexpr):
+    """The shifted key of the k-th largest of a block in registers; `low` if it has fewer than k."""
+    key = (order_key(x) >> SHIFT).to(tl.int64)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if tl.sum((key >= middle).to(tl.int32)) >= k:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
 def threshold_kernel(
     logits_ptr, slots_ptr, positions_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, min_length_ptr,
     stop_ids_ptr, threshold_ptr, smallest_temperature, S,
@@ -80,7 +93,9 @@ def threshold_kernel(
 ):  # fmt: skip
     """Grid (R,): one program reads its row again and again until top-k, then top-p, have their keys.
 
-    Rows that sample nothing, are greedy, or allow everything leave at once.
+    Both searches start near their end. The k-th largest of the maxima of BLOCK columns is no larger than the k-th
+    largest of all. And what lies under the largest by temperature * log(V / (1 - p)) has, all together, less than the
+    share 1 - p. Rows that sample nothing, are greedy, or allow everything leave at once.
     """
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
@@ -106,18 +121,20 @@ def threshold_kernel(
             high = (order_key(largest) >> SHIFT).to(tl.int64) + 1
             if by_k:
                 low = _search(
-                    row_ptr, stop_ptr, banned, low, high, top_k.to(tl.float32), largest, inverse_temperature,
-                    V, E, SHIFT, True, BLOCK,
+                    row_ptr, stop_ptr, banned, _kth_of_block(best, top_k, low, high, SHIFT), high,
+                    top_k.to(tl.float32), largest, inverse_temperature, V, E, SHIFT, True, BLOCK,
                 )  # fmt: skip
             if top_p < 1.0:
                 total = tl.zeros([BLOCK], tl.float32)
                 for start in range(0, V, BLOCK):
                     x = masked_logits(row_ptr, start + tl.arange(0, BLOCK), stop_ptr, banned, V, E)
-                    kept = (order_key(x) >> SHIFT).to(tl.int64) >= low
+                    kept = (order_key(x) >> SHIFT) >= low.to(tl.int32)
                     total += tl.where(kept, tl.exp((x - largest) * inverse_temperature), 0.0)
+                reach = tl.log(V / (1.0 - top_p)) + 0.1  # more than rounding can take away
+                bound = (order_key(largest - temperature * reach) >> SHIFT).to(tl.int64)
                 low = _search(
-                    row_ptr, stop_ptr, banned, low, high, top_p * tl.sum(total), largest, inverse_temperature,
-                    V, E, SHIFT, False, BLOCK,
+                    row_ptr, stop_ptr, banned, tl.maximum(low, bound), high, top_p * tl.sum(total), largest,
+                    inverse_temperature, V, E, SHIFT, False, BLOCK,
                 )  # fmt: skip
             threshold = (low << SHIFT).to(tl.int32)
             if min_p > 0.0:

@@ -22,6 +22,7 @@ GREEDY_BELOW = 1e-5
 """Temperatures below this are taken for 0: dividing by them would leave the range of fp32."""
 
 _BLOCK = 1024
+_SEARCH_BLOCK = 8192
 
 
 @triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
@@ -108,7 +109,7 @@ def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotT
     threshold_kernel[(R,)](
         logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
         table.min_length_S, table.stop_ids_SE, thresholds_R, GREEDY_BELOW, S,
-        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, SHIFT=unused_bits(logits_RV.dtype), BLOCK=4 * _BLOCK,
+        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, SHIFT=unused_bits(logits_RV.dtype), BLOCK=_SEARCH_BLOCK,
         num_warps=16,
     )  # fmt: skip
     _score_tiles_kernel[(R, num_tiles)](
