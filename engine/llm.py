@@ -18,6 +18,9 @@ from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, Usage
 
 Prompt = str | Sequence[int]
 
+_MOST_LIVE = 16_384
+"""Requests in the engine at a time: enough to keep any batch full, and fewer than it would refuse."""
+
 
 class CompletionOutput(msgspec.Struct, frozen=True):
     """One continuation of a prompt."""
@@ -119,11 +122,13 @@ class LLM:
     ) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         num_prompt = num_generated = 0
+        places = anyio.Semaphore(_MOST_LIVE)
         with tqdm(total=len(prompts), desc="generate", unit="req", disable=not use_tqdm) as bar:
 
             async def one(index: int) -> None:
                 nonlocal num_prompt, num_generated
-                generation = await self._client.generate(prompts[index], params[index])
+                async with places:
+                    generation = await self._client.generate(prompts[index], params[index])
                 outputs[index] = _output(prompts[index], generation)
                 num_prompt += generation.usage.num_prompt_tokens
                 num_generated += generation.usage.num_generated_tokens

@@ -142,6 +142,7 @@ def _load_model(link: SupervisorLink) -> StepRunner:
     from tercet.model.parallel import Group, set_cpu_threads
     from tercet.model.runner import Runner, RunnerSettings
 
+    link.tell(Phase("imports", 1, 1))
     spec, config = link.spec, link.spec.config
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     if config.device == "cuda" and not on_gpu:
