@@ -11,32 +11,39 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 
 # Registers of one program hold its whole row.
 _MAX_D = 16384
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
     """Grid (T,): one program norms one row, which it holds in registers."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
-    x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * weight
     tl.store(out_ptr + row * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _add_rms_norm_kernel(x_ptr, residual_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def _add_rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr
+):
     """Grid (T,): one program adds one row into the residual and norms the rounded sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     # Rounded before the norm: the same numbers as when another kernel had written the residual.
     total = (residual + x).to(residual_ptr.dtype.element_ty)
     tl.store(residual_ptr + row * D + columns, total, mask=mask)
@@ -53,8 +60,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     out_TD = torch.empty_like(x_TD)
     D = x_TD.shape[-1]
     if T := x_TD.numel() // D:
-        block, num_warps = _block(D)
-        _rms_norm_kernel[(T,)](x_TD, weight_D, out_TD, eps, D=D, BLOCK_D=block, num_warps=num_warps)
+        _rms_norm_kernel[(T,)](x_TD, weight_D, out_TD, eps, D=D, **_options(D, x_TD))
     return out_TD
 
 
@@ -68,8 +74,7 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     out_TD = torch.empty_like(x_TD)
     D = x_TD.shape[-1]
     if T := x_TD.numel() // D:
-        block, num_warps = _block(D)
-        _add_rms_norm_kernel[(T,)](x_TD, residual_TD, weight_D, out_TD, eps, D=D, BLOCK_D=block, num_warps=num_warps)
+        _add_rms_norm_kernel[(T,)](x_TD, residual_TD, weight_D, out_TD, eps, D=D, **_options(D, x_TD))
     return out_TD
 
 
@@ -94,7 +99,7 @@ def _check(x_TD: Tensor, weight_D: Tensor) -> None:
     check_same("weight", weight_D, x_TD)
 
 
-def _block(D: int) -> tuple[int, int]:
-    """Columns of one program, and its warps."""
+def _options(D: int, x_TD: Tensor) -> dict[str, int | bool]:
+    """Columns of one program, its warps, and how it is launched. A row's bits depend on D alone."""
     block = triton.next_power_of_2(D)
-    return block, min(max(block // 512, 1), 16)
+    return {"BLOCK_D": block, "num_warps": min(max(block // 512, 1), 16), **overlap_options(x_TD)}

@@ -14,7 +14,7 @@ from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_launch import can_use_tma, launch_matmul
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_interleaved_reference
-from tercet.triton_kernels.tuning import MatmulConfig, choose_matmul
+from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, choose_matmul
 
 _NORMING = ("vector", "split")
 
@@ -113,8 +113,10 @@ def _run(
     if not out.numel():
         return
     config = _choose(op, x_MK, w_NK, deterministic)
-    if config.kernel == "persistent" and not can_use_tma(x_MK, w_NK, out):
+    if config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK, out):
         config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
+    elif config.kernel == "hopper" and bias_N is not None:
+        config = MatmulConfig("persistent", 128, 256, 64, num_warps=8)
     launch_matmul(config, x_MK, w_NK, out, epilogue, bias_N)
 
 

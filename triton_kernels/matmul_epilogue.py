@@ -1,4 +1,4 @@
-"""What the product kernels share: how a finished fp32 tile reaches memory, and how a launch overlaps the one before.
+"""How a finished fp32 tile of any product kernel reaches memory.
 
 Shape suffixes: M rows, N output columns (before the gate halves them).
 """
@@ -39,32 +39,3 @@ def finish_tile(
     if EPILOGUE == ADD:
         y += tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def let_next_start(PDL: tl.constexpr):
-    """Programmatic dependent launch: the next kernel may start and load its weights now."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
-def wait_for_previous(PDL: tl.constexpr):
-    """Programmatic dependent launch: from here on, what earlier kernels wrote is there to read."""
-    if PDL:
-        tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch_rows(start_ptr, BYTES: tl.constexpr, CHUNKS: tl.constexpr):
-    """Ask for BYTES contiguous bytes to come to the L2 cache: nothing waits, no register is taken."""
-    size: tl.constexpr = BYTES // CHUNKS
-    addresses = start_ptr.to(tl.int64) + tl.arange(0, CHUNKS) * size
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [addresses, tl.full([CHUNKS], size, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )

@@ -3,18 +3,20 @@
 Knows each kernel's arguments and grid; chooses nothing. Shape suffixes as in matmul.py.
 """
 
-import functools
-
 import torch
 import triton
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, STORE
+from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
-from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel
+from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
-from tercet.triton_kernels.tuning import MatmulConfig, has_tma
+from tercet.triton_kernels.tuning import KERNELS, MatmulConfig
 
 EPILOGUES = {"store": STORE, "add": ADD, "gate": GATE}
 
@@ -35,7 +37,7 @@ def launch_matmul(
     """
     M, K = x_MK.shape
     N = w_NK.shape[0]
-    pdl = has_tma(x_MK.device)
+    pdl = is_hopper(x_MK.device)
     fixed = {
         "N": N,
         "K": K,
@@ -51,25 +53,24 @@ def launch_matmul(
         fixed["launch_pdl"] = True
     bias = out if bias_N is None else bias_N
     norm = x_MK if norm_K is None else norm_K
-    tiles_n = triton.cdiv(N, config.block_n)
+    width = config.block_n * 3 // 2 if config.extra else config.block_n
+    tiles_n = triton.cdiv(N, width)
     tiles = triton.cdiv(M, config.block_m) * tiles_n
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles: it must not reach beyond the last row.
-    prefetch = config.prefetch if pdl and N % config.block_n == 0 else 0
+    prefetch = config.prefetch if pdl and N % width == 0 else 0
     match config.kernel:
         case "vector":
             assert M == 1
             vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **fixed)
         case "split":
-            assert config.block_m >= M
-            split_kernel[(tiles_n,)](
+            split_kernel[(tiles,)](
                 x_MK, norm, eps, w_NK, bias, out, M, BLOCK_M=config.block_m, SPLITS=config.splits, PRECISION=precision,
                 NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
             )  # fmt: skip
         case "skinny":
             assert norm_K is None
-            assert config.block_m >= M
-            skinny_kernel[(tiles_n,)](
+            skinny_kernel[(tiles,)](
                 x_MK, w_NK, bias, out, M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, **fixed
             )
         case "tile":
@@ -77,6 +78,25 @@ def launch_matmul(
             tile_kernel[(tiles,)](
                 x_MK, w_NK, bias, out, M, BLOCK_M=config.block_m, GROUP_M=config.group_m, PRECISION=precision, **fixed
             )
+        case "wave":
+            assert norm_K is None
+            wave_kernel[(tiles,)](
+                TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
+                TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
+                TensorDescriptor.from_tensor(w_NK, [config.block_n // 2, config.block_k]),
+                w_NK, bias, out, M, BLOCK_M=config.block_m, EXTRA=config.extra, PREFETCH=prefetch, **fixed,
+            )  # fmt: skip
+        case "hopper":
+            assert norm_K is None
+            assert bias_N is None
+            num_programs = min(multiprocessors(x_MK.device), tiles)
+            hopper_kernel[(num_programs,)](
+                _hopper_descriptor(x_MK, config.block_m, config.block_k),
+                _hopper_descriptor(w_NK, config.block_n, config.block_k),
+                _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
+                out, M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
+                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl,
+            )  # fmt: skip
         case "persistent":
             assert norm_K is None
             num_programs = min(multiprocessors(x_MK.device), tiles)
@@ -88,17 +108,17 @@ def launch_matmul(
                 M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **fixed,
             )  # fmt: skip
         case _:
-            raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted vector, split, skinny, tile or persistent")
+            raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted one of {KERNELS}")
+
+
+def _hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
+    dtype = gl.float16 if tensor.dtype == torch.float16 else gl.bfloat16
+    return HopperDescriptor.from_tensor(tensor, list(block), gl.NVMMASharedLayout.get_default_for(list(block), dtype))
 
 
 def can_use_tma(x_MK: Tensor, w_NK: Tensor, out: Tensor) -> bool:
     """TMA wants 16-byte rows and starts, and a card that has it."""
-    return has_tma(x_MK.device) and all(
+    return is_hopper(x_MK.device) and all(
         tensor.stride(0) * tensor.itemsize % 16 == 0 and tensor.data_ptr() % 16 == 0 and tensor.itemsize == 2
         for tensor in (x_MK, w_NK, out)
     )
-
-
-@functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4

@@ -9,7 +9,8 @@ Shape suffixes: M rows, K reduced size, N output size; S parts of K.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import finish_tile, let_next_start, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.matmul_epilogue import finish_tile
+from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -18,15 +19,20 @@ def skinny_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of all rows; M <= BLOCK_M. K in plain order."""
-    start_n = tl.program_id(0) * BLOCK_N
+    """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of BLOCK_M rows. Plain K order.
+
+    Programs on the same weights are neighbours.
+    """
+    num_m = tl.cdiv(M, BLOCK_M)
+    tile_m = tl.program_id(0) % num_m
+    start_n = tl.program_id(0) // num_m * BLOCK_N
     w_rows = tl.arange(0, BLOCK_N)
     if N % BLOCK_N:
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
-    rows = tl.arange(0, BLOCK_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)
     w_start = w_ptr + start_n.to(tl.int64) * K
-    if PREFETCH > 0:
+    if PREFETCH > 0 and tile_m == 0:
         prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
@@ -50,20 +56,22 @@ def split_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of all rows; M <= BLOCK_M.
+    """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of BLOCK_M rows.
 
     Part s of SPLITS takes the s-th BLOCK_K columns of every SPLITS * BLOCK_K. With NORM the rows enter times the norm's
     weight, and the product is scaled by the rows' inverse RMS afterwards: x is read once.
     """
-    start_n = tl.program_id(0) * BLOCK_N
+    num_m = tl.cdiv(M, BLOCK_M)
+    tile_m = tl.program_id(0) % num_m
+    start_n = tl.program_id(0) // num_m * BLOCK_N
     w_rows = tl.arange(0, BLOCK_N)
     if N % BLOCK_N:
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
-    rows = tl.arange(0, BLOCK_M)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns_SK = tl.arange(0, SPLITS)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     step: tl.constexpr = SPLITS * BLOCK_K
     w_start = w_ptr + start_n.to(tl.int64) * K
-    if PREFETCH > 0:
+    if PREFETCH > 0 and tile_m == 0:
         prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     w_ptrs = w_start + w_rows[None, :, None] * K + columns_SK[:, None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, None, :] * K + columns_SK[:, :, None]

@@ -1,5 +1,5 @@
 """Products for many rows, output tile by output tile, K in plain order: a pointer kernel for every card, and a
-persistent kernel that moves its tiles with Hopper's tensor memory accelerator (TMA).
+two kernels that load through Hopper's tensor memory accelerator (TMA), for a wave of tiles and for many waves.
 
 Shape suffixes: M rows, K reduced size, N output size.
 """
@@ -7,14 +7,8 @@ Shape suffixes: M rows, K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import (
-    ADD,
-    GATE,
-    finish_tile,
-    gate_pairs,
-    let_next_start,
-    wait_for_previous,
-)
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, finish_tile, gate_pairs
+from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit
@@ -56,6 +50,41 @@ def tile_kernel(
             w = tl.load(w_ptrs + k)
         acc = tl.dot(x, w, acc, input_precision=PRECISION)
     finish_tile(acc, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def wave_kernel(
+    x_desc, w_desc, half_desc, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EXTRA: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(M / BLOCK_M) * ceil(N / width),): one program owns one output tile; TMA clips what lies outside.
+
+    width = BLOCK_N, or with EXTRA BLOCK_N * 3 / 2 in two accumulators: the size that deals N out to all multiprocessors
+    is seldom a power of two. Programs on the same weights are neighbours.
+    """
+    width: tl.constexpr = BLOCK_N * 3 // 2 if EXTRA else BLOCK_N
+    num_m = tl.cdiv(M, BLOCK_M)
+    tile_m = tl.program_id(0) % num_m
+    start_m, start_n = tile_m * BLOCK_M, tl.program_id(0) // num_m * width
+    if PREFETCH > 0 and tile_m == 0:
+        start = w_ptr + start_n.to(tl.int64) * K
+        prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if EXTRA:
+        extra = tl.zeros((BLOCK_M, BLOCK_N // 2), tl.float32)
+    for k in range((K + BLOCK_K - 1) // BLOCK_K):
+        x = x_desc.load([start_m, k * BLOCK_K])
+        acc = tl.dot(x, w_desc.load([start_n, k * BLOCK_K]).T, acc)
+        if EXTRA:
+            extra = tl.dot(x, half_desc.load([start_n + BLOCK_N, k * BLOCK_K]).T, extra)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    finish_tile(acc, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+    if EXTRA:
+        start_n += BLOCK_N
+        finish_tile(extra, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N // 2, EPILOGUE, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])

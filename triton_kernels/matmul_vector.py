@@ -8,7 +8,8 @@ Shape suffixes: K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import finish_tile, let_next_start, wait_for_previous
+from tercet.triton_kernels.matmul_epilogue import finish_tile
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 
 @triton.jit

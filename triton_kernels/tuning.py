@@ -6,23 +6,29 @@ same sizes and bucket of rows always get the same answer, so their bits agree fr
 
 import functools
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from tercet.triton_kernels.dispatch import gpu_name, is_hopper
 
 # A product's rows round up to one of these; its kernel is chosen by that alone.
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
-PLAIN_ORDER = ("skinny", "tile", "persistent")
+PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
+KERNELS = ("vector", "split", *PLAIN_ORDER)
+NEED_TMA = ("wave", "persistent", "hopper")
 
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """One way to run a product. `prefetch`: parts in which a program asks the L2 cache for its weights ahead."""
+    """One way to run a product.
 
-    kernel: str  # vector, split, skinny, tile or persistent
+    `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`: tiles half as wide again.
+    """
+
+    kernel: str  # one of KERNELS
     block_m: int
     block_n: int
     block_k: int
@@ -31,9 +37,7 @@ class MatmulConfig:
     splits: int = 1
     group_m: int = 8
     prefetch: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    extra: bool = False
 
 
 def row_bucket(num_rows: int) -> int:
@@ -51,18 +55,7 @@ def choose_matmul(
     op: str, num_rows: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, device: torch.device
 ) -> MatmulConfig:
     """The tuned configuration of `op` (a wrapper's name) for these weights and this many rows, or a sane one."""
-    return _choose(op, row_bucket(num_rows), N, K, dtype, deterministic, gpu_name(device))
-
-
-@functools.cache
-def gpu_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
-@functools.cache
-def has_tma(device: torch.device) -> bool:
-    """Whether the device has Hopper's tensor memory accelerator and programmatic dependent launch."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in (9, 10)
+    return _choose(op, row_bucket(num_rows), N, K, dtype, deterministic, gpu_name(device), is_hopper(device))
 
 
 @functools.cache
@@ -77,17 +70,19 @@ def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
 
 @functools.cache
 def _choose(
-    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str
+    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str, hopper: bool
 ) -> MatmulConfig:  # fmt: skip
     tuned = load_table(gpu).get(table_key(op, N, K, dtype, deterministic), {})
-    # The nearest larger bucket serves too: it holds the rows.
+    # The nearest larger bucket serves too.
     for larger in sorted(tuned):
         if larger >= bucket:
             return tuned[larger]
-    return heuristic(bucket, N, K, dtype, deterministic)
+    return heuristic(bucket, N, K, dtype, deterministic, hopper)
 
 
-def heuristic(bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> MatmulConfig:
+def heuristic(
+    bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, hopper: bool = False
+) -> MatmulConfig:
     """Block sizes that are never far off: few rows stream weights, many rows fill tiles."""
     wide = dtype.itemsize == 4
     if bucket == 1 and not deterministic:
@@ -102,9 +97,9 @@ def heuristic(bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bo
         return MatmulConfig("tile", 64, 64, 32, num_warps=4, num_stages=3)
     if bucket <= 256:
         return MatmulConfig("tile", 64, 64, 64, num_warps=4, num_stages=4)
-    if bucket <= 1024:
+    if bucket <= 1024 or not hopper:
         return MatmulConfig("tile", 128, 128, 64, num_warps=8, num_stages=3)
-    return MatmulConfig("persistent", 128, 256, 64, num_warps=8, num_stages=3)
+    return MatmulConfig("hopper", 128, 256, 64, num_warps=4, num_stages=4)
 
 
 def _power_of_2(number: int) -> int:

@@ -1,0 +1,189 @@
+"""Which configurations the tuner tries for a product, and the products that it tunes for.
+
+Knows sizes and kernels; runs nothing.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tercet.triton_kernels.tuning import MatmulConfig
+
+NORMED = "rms_norm_"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One weight of a model and what is fused with it: `op` is the wrapper's name."""
+
+    name: str
+    op: str
+    N: int
+    K: int
+
+    @property
+    def epilogue(self) -> str:
+        return {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate"}[self.op.removeprefix(NORMED)]
+
+    @property
+    def normed(self) -> bool:
+        return self.op.startswith(NORMED)
+
+
+PRODUCTS = (
+    Product("0.6b.qkv", "matmul", 4096, 1024),
+    Product("0.6b.o", "matmul_add", 1024, 2048),
+    Product("0.6b.gate_up", "matmul_silu_and_mul", 6144, 1024),
+    Product("0.6b.down", "matmul_add", 1024, 3072),
+    Product("0.6b.lm_head", "matmul", 151936, 1024),
+    Product("8b.qkv", "matmul", 6144, 4096),
+    Product("8b.o", "matmul_add", 4096, 4096),
+    Product("8b.gate_up", "matmul_silu_and_mul", 24576, 4096),
+    Product("8b.down", "matmul_add", 4096, 12288),
+    Product("8b.lm_head", "matmul", 151936, 4096),
+    Product("0.6b.norm_qkv", "rms_norm_matmul", 4096, 1024),
+    Product("0.6b.norm_gate_up", "rms_norm_matmul_silu_and_mul", 6144, 1024),
+    Product("8b.norm_qkv", "rms_norm_matmul", 6144, 4096),
+    Product("8b.norm_gate_up", "rms_norm_matmul_silu_and_mul", 24576, 4096),
+)
+
+_SHARED_BYTES = 227 * 1024
+_MULTIPROCESSORS = 132
+
+
+def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
+    """What may be fast for this product and this many rows, of every family that may be."""
+    N, K = product.N, product.K
+    found: list[MatmulConfig] = []
+    if product.normed and num_rows > 1:
+        return list(_splits(max(num_rows, 8), N, K)) if num_rows <= 16 else []
+    if num_rows == 1:
+        return list(
+            _vectors(K, 2 if product.epilogue == "gate" else 1)
+        )  # without them a single row is served as eight are
+    if num_rows <= 64:
+        found += _splits(max(num_rows, 8), N, K)
+        found += _skinny(max(num_rows, 8), N, K)
+    if 32 <= num_rows <= 512:
+        found += _waves(num_rows, N, K)
+    if num_rows >= 128 or (num_rows >= 64 and N > 50000):
+        found += _hopper(num_rows, N)
+    if num_rows >= 512 or (num_rows >= 64 and N > 50000):
+        found += _persistent(num_rows, N, K)
+    return found
+
+
+def _vectors(K: int, least: int) -> Iterator[MatmulConfig]:
+    power = 1 << (K - 1).bit_length()
+    for block_n in (size for size in (1, 2, 4, 8, 16) if size >= least):
+        for block_k in {min(power, size) for size in (1024, 2048, 4096)}:
+            for warps in (1, 2, 4, 8):
+                if 16 <= block_n * block_k // (32 * warps) <= 256:
+                    yield MatmulConfig("vector", 1, block_n, block_k, warps)
+
+
+def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
+    for block_m in {rows, 16, 32} if rows > 16 else {rows}:
+        if block_m > rows:
+            continue
+        for block_n in (16, 32, 64) if N > 2048 else (16,):
+            for splits, block_k in ((2, 128), (4, 64), (4, 128), (8, 64), (8, 128), (4, 256)):
+                if block_m * block_n > 2048 or (N > 50000 and block_n == 16):
+                    continue
+                warps = splits * (2 if block_n == 64 and splits == 2 else 1)
+                step = splits * block_k
+                if step >= K:
+                    if block_m <= 16:
+                        yield MatmulConfig("split", block_m, block_n, block_k, warps, 1, splits)
+                    continue
+                for stages in (3, 5):
+                    shared = stages * step * (block_n + block_m) * 2
+                    if shared <= _SHARED_BYTES:
+                        for prefetch in (0, 128) if rows <= 16 else (0,):
+                            yield MatmulConfig(
+                                "split", block_m, block_n, block_k, warps, stages, splits, prefetch=prefetch
+                            )
+
+
+def _skinny(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
+    for block_m in {rows, rows // 2, rows // 4} if rows > 16 else {rows}:
+        for block_n in (16, 32, 64, 128):
+            if N // block_n < 32 or (N > 50000 and block_n == 16):
+                continue
+            for block_k in (64, 128, 256):
+                for stages in (3, 5, 8):
+                    shared = stages * block_k * (block_n + block_m) * 2
+                    if shared > _SHARED_BYTES or (block_n < 32 and stages == 3):
+                        continue
+                    for warps in {max(block_n // 16, 1), 4 if block_n * block_m >= 512 else 1, 2 if rows > 16 else 1}:
+                        for prefetch in (0, 128) if rows <= 16 else (0,):
+                            yield MatmulConfig("skinny", block_m, block_n, block_k, warps, stages, prefetch=prefetch)
+
+
+def _waves(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
+    for block_m in (64, 128, 256):
+        if block_m > max(num_rows, 64):
+            continue
+        for block_n in (32, 64, 128, 256):
+            for extra in (False, True):
+                width = block_n * 3 // 2 if extra else block_n
+                if block_m * width > 256 * 192:
+                    continue
+                tiles = -(-num_rows // block_m) * -(-N // width)
+                if tiles < 32 or tiles > 8 * _MULTIPROCESSORS:
+                    if N < 50000:
+                        continue
+                    if block_m * width < 128 * 128:
+                        continue
+                waves = -(-tiles // _MULTIPROCESSORS)
+                if (
+                    tiles > 0.4 * _MULTIPROCESSORS
+                    and tiles / (waves * _MULTIPROCESSORS) < 0.6
+                    and block_m * width > 8192
+                ):
+                    continue
+                for block_k in (64, 128):
+                    for stages in (3, 4, 6):
+                        shared = stages * block_k * (block_m + width) * 2
+                        if shared > _SHARED_BYTES - 2048 or (block_k == 128 and stages == 6):
+                            continue
+                        if stages == 3 and shared < 100 * 1024:
+                            continue
+                        for warps in (4, 8):
+                            if warps == 8 and block_m == 64:
+                                continue
+                            if warps == 4 and block_m * width > 128 * 128:
+                                continue
+                            for prefetch in (0, 128) if num_rows <= 256 else (0,):
+                                yield MatmulConfig(
+                                    "wave", block_m, block_n, block_k, warps, stages, prefetch=prefetch, extra=extra
+                                )
+
+
+def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
+    for block_m, block_n, block_k, warps, all_stages in (
+        (128, 256, 64, 8, (3, 4)),
+        (256, 128, 64, 8, (3, 4)),
+        (128, 128, 64, 8, (4, 5)),
+        (128, 128, 64, 4, (4, 5)),
+        (128, 256, 128, 8, (2,)),
+    ):
+        if block_m > num_rows:
+            continue
+        for stages in all_stages:
+            for group in (4, 8, 16) if num_rows > 512 else (8,):
+                yield MatmulConfig("persistent", block_m, block_n, block_k, warps, stages, group_m=group)
+
+
+def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
+    for block_m, block_n in ((128, 256), (256, 128), (128, 128), (128, 64), (256, 64)):
+        if block_m > num_rows or (num_rows > 512 and block_n == 64):
+            continue
+        tiles = -(-num_rows // block_m) * -(-N // block_n)
+        if tiles < 48:
+            continue
+        for block_k in (64, 128):
+            stage = block_k * (block_m + block_n) * 2
+            stages = min((_SHARED_BYTES - 1024 - block_m * block_n) // stage, 8)
+            if stages >= 2:
+                for group in (4, 8, 16) if num_rows > 512 else (8,):
+                    yield MatmulConfig("hopper", block_m, block_n, block_k, 4, stages, group_m=group)

@@ -1,0 +1,228 @@
+"""Measure every candidate of every product on this GPU, and write the table that the engine picks from.
+
+    python scripts/tune.py measure --rows 1,8,64 --log tune.jsonl --seconds 500
+    python scripts/tune.py select --log tune.jsonl --table triton_kernels/tuned/NVIDIA_H200.json
+
+Resumable: what the log holds is not measured again. Kernels compile in parallel processes first; a kernel that hangs
+ends the measuring process after a while, and the next start goes on behind it. Times are microseconds inside a CUDA
+graph over weights that rotate past the L2 cache, with cuBLAS (`torch.mm`) as the peer in the same run.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernel_timing import Stopwatch
+from matmul_candidates import PRODUCTS, Product, candidates
+from matmul_case import MatmulCase
+from tercet.triton_kernels import matmul_launch
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.matmul_launch import launch_matmul
+from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, table_key
+
+_HANG_SECONDS = 15.0
+_TOLERANCE = 5e-3  # relative to float64; bf16 outputs alone are 2e-3 off
+_NORM_US = 1.2
+
+
+def work(rows: list[int], names: list[str], kernels: list[str]) -> Iterator[tuple[Product, int, MatmulConfig]]:
+    for num_rows in rows:
+        for product in PRODUCTS:
+            if (not names or product.name in names) and not (num_rows > 512 and "lm_head" in product.name):
+                for config in candidates(product, num_rows):
+                    if not kernels or config.kernel in kernels:
+                        yield product, num_rows, config
+
+
+def log_key(product: Product, num_rows: int, config: MatmulConfig | None) -> str:
+    return json.dumps([product.name, num_rows, asdict(config) if config else "cublas"])
+
+
+def compile_share(share: int, shares: int, rows: list[int], names: list[str], kernels: list[str]) -> None:
+    """Fill Triton's cache with this process's part of the kernels."""
+    matmul_launch.is_hopper = lambda device: True
+    matmul_launch.multiprocessors = lambda device: 132
+    for index, (product, num_rows, config) in enumerate(work(rows, names, kernels)):
+        if index % shares == share:
+            x, w = (torch.empty(n, product.K, dtype=torch.bfloat16, device="meta") for n in (num_rows, product.N))
+            columns = product.N // 2 if product.epilogue == "gate" else product.N
+            out = torch.empty(num_rows, columns, dtype=torch.bfloat16, device="meta")
+            try:
+                with compiling_for(90):
+                    launch_matmul(config, x, w, out, product.epilogue, None, x[0] if product.normed else None, 1e-6)
+            except Exception as error:  # noqa: BLE001  a candidate that does not compile is a result, not a failure
+                print("compile", product.name, num_rows, config, str(error)[:200], flush=True)
+
+
+def measure(rows: list[int], names: list[str], kernels: list[str], log: Path, seconds: float) -> None:
+    begin = last = time.monotonic()
+    done = {json.dumps(json.loads(line)["key"]) for line in log.read_text().splitlines()} if log.exists() else set()
+    stopwatch = Stopwatch()
+    current = log_key(PRODUCTS[0], 0, None)
+
+    def watch() -> None:
+        while time.monotonic() - last < _HANG_SECONDS:
+            time.sleep(0.5)
+        write(current, us=None, error="hangs")
+        os._exit(3)
+
+    def write(key: str, **result: object) -> None:
+        with log.open("a") as file:
+            file.write(json.dumps({"key": json.loads(key), **result}) + "\n")
+
+    threading.Thread(target=watch, daemon=True).start()
+    case: MatmulCase | None = None
+    for product, num_rows, config in work(rows, names, kernels):
+        last = time.monotonic()
+        if last - begin > seconds:
+            print("out of time", flush=True)
+            return
+        nodes = 24 if num_rows <= 512 else 4
+        current = log_key(product, num_rows, config)
+        if current in done:
+            continue
+        if case is None or (case.product, case.x.shape[0]) != (product, num_rows):
+            case = MatmulCase(stopwatch, product, num_rows)
+            if not product.normed and log_key(product, num_rows, None) not in done:
+                us = stopwatch.microseconds(case.peer, len(case.weights), nodes)
+                write(log_key(product, num_rows, None), us=us)
+        try:
+            error = case.error(config)
+            us = stopwatch.microseconds(partial(case.run, config), len(case.weights), nodes)
+            write(current, us=us, off=error)
+        except Exception as error:  # noqa: BLE001  out of shared memory and the like: a result of this candidate
+            write(current, us=None, error=str(error)[:200])
+            if "CUDA error" in str(error):
+                os._exit(4)
+
+
+@dataclass
+class Best:
+    """The fastest right configuration of one product in one bucket, with and without plain order of K."""
+
+    peer: float | None = None
+    anyhow: tuple[float, dict[str, Any]] | None = None
+    plain: tuple[float, dict[str, Any]] | None = None
+
+    def offer(self, us: float, config: dict[str, Any]) -> None:
+        if self.anyhow is None or us < self.anyhow[0]:
+            self.anyhow = us, config
+        if config["kernel"] in PLAIN_ORDER and (self.plain is None or us < self.plain[0]):
+            self.plain = us, config
+
+
+def select(log: Path, table: Path, margin: float) -> None:
+    """Print and write the fastest right candidates; the plain-order one where the default gains less than `margin`.
+
+    A fused norm is taken where it costs less than the norm's own kernel would (_NORM_US).
+    """
+    best: dict[tuple[str, int], Best] = {}
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        name, num_rows, config = row["key"]
+        entry = best.setdefault((name, num_rows), Best())
+        if config == "cublas":
+            entry.peer = row["us"]
+        elif row["us"] is not None and row["off"] < _TOLERANCE:
+            entry.offer(row["us"], config)
+    rows: dict[str, dict[str, Any]] = {}
+    for (name, num_rows), entry in sorted(best.items(), key=lambda item: (item[0][1], item[0][0])):
+        product = next(product for product in PRODUCTS if product.name == name)
+        assert entry.anyhow is not None
+        chosen = entry.anyhow
+        if entry.plain is not None and entry.plain[0] * (1 - margin) <= chosen[0]:
+            chosen = entry.plain
+        cells = [f"{name:17} M={num_rows:<5} cublas {entry.peer or float('nan'):8.2f}", show(chosen, entry.peer)]
+        key = table_key(product.op, product.N, product.K, torch.bfloat16, False)
+        if product.normed:
+            whole = best[name.replace("norm_", ""), num_rows].anyhow
+            if whole is not None and chosen[0] > whole[0] + _NORM_US:
+                print(" | ".join(cells), "| not fused")
+                chosen = whole  # a kernel that norms nothing says so
+        rows.setdefault(key, {})[str(num_rows)] = chosen[1]
+        if entry.plain is not None:
+            cells.append(show(entry.plain, entry.peer))
+            key = table_key(product.op, product.N, product.K, torch.bfloat16, True)
+            rows.setdefault(key, {})[str(num_rows)] = entry.plain[1]
+        print(" | ".join(cells))
+    if str(table) != "-":
+        defaults = asdict(MatmulConfig("", 0, 0, 0, 0))
+        lines = (
+            f" {json.dumps(key)}: {{\n"
+            + ",\n".join(
+                f"  {json.dumps(m)}: {json.dumps({k: v for k, v in config.items() if defaults[k] != v})}"
+                for m, config in rows[key].items()
+            )
+            + "\n }"
+            for key in sorted(rows)
+        )
+        table.write_text('{"matmul": {\n' + ",\n".join(lines) + "\n}}\n")
+
+
+def show(measured: tuple[float, dict[str, Any]], peer: float | None) -> str:
+    us, c = measured
+    return (
+        f"{us:8.2f} ({(peer or float('nan')) / us:.2f}x) {c['kernel']} {c['block_m']}x{c['block_n']}x{c['block_k']}"
+        f"{'+' if c['extra'] else ''} w{c['num_warps']} s{c['num_stages']} k{c['splits']} g{c['group_m']}"
+        f" p{c['prefetch']}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("measure", "select", "compile", "time", "count"))
+    parser.add_argument("--rows", default="1,8,16,64,256,8192", help="numbers of rows to measure, each a bucket")
+    parser.add_argument("--products", default="", help="names, by default all")
+    parser.add_argument("--kernels", default="", help="kernels of the candidates, by default all")
+    parser.add_argument("--log", type=Path, default=Path("tune.jsonl"))
+    parser.add_argument("--table", type=Path, default=Path("-"))
+    parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--margin", type=float, default=0.02)
+    parser.add_argument("--share", default="0/1")
+    args = parser.parse_args()
+    rows = [int(number) for number in args.rows.split(",")]
+    names = [name for name in args.products.split(",") if name]
+    kernels = [name for name in args.kernels.split(",") if name]
+    match args.what:
+        case "count":
+            print(sum(1 for _ in work(rows, names, kernels)))
+        case "select":
+            select(args.log, args.table, args.margin)
+        case "compile":
+            share, shares = map(int, args.share.split("/"))
+            compile_share(share, shares, rows, names, kernels)
+        case "time":
+            measure(rows, names, kernels, args.log, args.seconds)
+        case "measure":
+            begin = time.monotonic()
+            shares = os.cpu_count() or 1
+            options = ["--rows", args.rows, "--products", args.products, "--kernels", args.kernels]
+            command = [sys.executable, __file__]
+            compilers = [
+                subprocess.Popen([*command, "compile", "--share", f"{share}/{shares}", *options])
+                for share in range(shares)
+            ]
+            for compiler in compilers:
+                compiler.wait()
+            print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
+            for _ in range(6):
+                left = args.seconds - (time.monotonic() - begin)
+                timer = [*command, "time", *options, "--log", str(args.log), "--seconds", str(left)]
+                if left < 10 or subprocess.run(timer).returncode == 0:
+                    break
+            select(args.log, args.table, args.margin)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The kernels compile for GPUs that are not here: every product of the tuned tables, and samples for older cards."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from triton.compiler import CompiledKernel
+
+from tercet.triton_kernels import add_rms_norm, embedding, matmul_launch, overlap, rotary, silu_and_mul, tuning
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul_launch import launch_matmul
+from tercet.triton_kernels.tuning import MatmulConfig, heuristic, load_table
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
+SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+TABLES = sorted(Path(tuning.__file__).parent.glob("tuned/*.json"))
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def check(kernel: CompiledKernel, capability: int) -> None:
+    assert kernel.asm["cubin"]
+    assert kernel.metadata.shared <= SHARED_BYTES[capability], (kernel.name, kernel.metadata.shared)
+
+
+def compile_product(
+    config: MatmulConfig, op: str, N: int, K: int, capability: int, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    rows = 1 if config.kernel == "vector" else 4 * config.block_m
+    epilogue = {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate"}[op.removeprefix("rms_norm_")]
+    normed = op.startswith("rms_norm_") and config.kernel in ("vector", "split")
+    x, w = meta(rows, K, dtype=dtype), meta(N, K, dtype=dtype)
+    out = meta(rows, N // 2 if epilogue == "gate" else N, dtype=dtype)
+    with compiling_for(capability) as kernels:
+        launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6)
+    (kernel,) = kernels
+    check(kernel, capability)
+    if config.kernel == "hopper":
+        assert "wgmma" in kernel.asm["ptx"]
+        assert "setmaxnreg" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
+def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each configuration once for each epilogue: other sizes are other constants in the same code."""
+    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
+    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
+    rows = load_table(table.stem.replace("_", " "))
+    assert rows.keys() == json.loads(table.read_text())["matmul"].keys()
+    seen = set()
+    for key, buckets in rows.items():
+        found = re.fullmatch(r"(\w+) (\d+)x(\d+) bfloat16 (default|deterministic)", key)
+        assert found, key
+        op, N, K, mode = found[1], int(found[2]), int(found[3]), found[4]
+        for bucket, config in buckets.items():
+            assert bucket in tuning.ROW_BUCKETS
+            assert mode == "default" or config.kernel in tuning.PLAIN_ORDER
+            assert config.kernel != "vector" or bucket == 1
+            if (op, config) not in seen:
+                seen.add((op, config))
+                compile_product(config, op, N, K, 90)
+    assert len(seen) > 20
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: capability == 90)
+    for bucket, dtype, op, K in (
+        (1, torch.bfloat16, "rms_norm_matmul", 3072),
+        (8, torch.bfloat16, "matmul_add", 1024),
+        (64, torch.float16, "matmul_silu_and_mul", 576),
+        (256, torch.bfloat16, "matmul", 1024),
+        (1024, torch.bfloat16, "matmul", 1024),
+        (8192, torch.float32, "matmul", 1000),
+    ):
+        config = heuristic(bucket, 1536, K, dtype, deterministic, hopper=capability == 90)
+        compile_product(config, op, 1536, K, capability, dtype)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_pointwise(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (add_rms_norm, embedding, rotary, silu_and_mul):
+        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
+    monkeypatch.setattr(overlap, "is_hopper", lambda device: capability == 90)
+    x, w, positions = meta(7, 4096), meta(4096), meta(7, dtype=torch.int32)
+    table = meta(4096, 128, dtype=torch.float32)
+    calls: list[Callable[[], object]] = [
+        lambda: add_rms_norm.rms_norm(x, w, 1e-6),
+        lambda: add_rms_norm.add_rms_norm(x, x, w, 1e-6),
+        lambda: add_rms_norm.rms_norm(meta(7, 16, 128), meta(128), 1e-6),
+        lambda: embedding.embedding(positions, meta(1000, 4096), 5),
+        lambda: silu_and_mul.silu_and_mul(x),
+        lambda: silu_and_mul.silu_and_mul_interleaved(x),
+        lambda: rotary.rotary(meta(7, 16, 128), meta(7, 8, 128), positions, table),
+    ]
+    for call in calls:
+        with compiling_for(capability) as kernels:
+            call()
+        (kernel,) = kernels
+        check(kernel, capability)
+
+
+def test_sizes_do_not_recompile() -> None:
+    """Numbers of rows that steps differ in: one compiled kernel for all of them."""
+    w = meta(512, 256)
+    for config in (
+        MatmulConfig("skinny", 16, 16, 64, 1),
+        MatmulConfig("split", 16, 16, 64, 4, splits=4),
+        MatmulConfig("tile", 64, 64, 64, 4),
+    ):
+        with compiling_for(90) as kernels:
+            for rows in (1, 2, 13, 16, 64, 1000):
+                launch_matmul(config, meta(rows, 256), w, meta(rows, 512))
+        assert len({kernel.hash for kernel in kernels}) == 1

@@ -1,0 +1,199 @@
+"""Products against float64: every kernel in the interpreter, wrappers and references anywhere, bits on a GPU."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from interpreted import rerun_interpreted
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul import (
+    matmul,
+    matmul_add,
+    matmul_silu_and_mul,
+    rms_norm_matmul,
+    rms_norm_matmul_silu_and_mul,
+)
+from tercet.triton_kernels.matmul_launch import launch_matmul
+from tercet.triton_kernels.tuning import MatmulConfig, heuristic
+
+EPS = 1e-5
+DTYPES = [torch.float32, torch.float16]
+CONFIGS = [
+    MatmulConfig("vector", 1, 4, 64, 4),
+    MatmulConfig("vector", 1, 2, 128, 4),
+    MatmulConfig("split", 8, 16, 32, 4, splits=2),
+    MatmulConfig("split", 16, 16, 32, 4, splits=4),
+    MatmulConfig("skinny", 16, 16, 32, 1),
+    MatmulConfig("tile", 16, 32, 32, 4, group_m=2),
+    MatmulConfig("persistent", 16, 32, 32, 4, group_m=2),
+    MatmulConfig("wave", 16, 32, 32, 4),
+    MatmulConfig("wave", 16, 32, 32, 4, extra=True),
+]
+# The last pair fits no block; rows of TMA tensors are multiples of 16 bytes.
+SHAPES = [(1, 64, 64), (7, 48, 96), (16, 96, 160), (37, 144, 72), (5, 44, 100)]
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    return {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[dtype]
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def inputs(M: int, N: int, K: int, dtype: torch.dtype, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, w, bias and norm weight, fresh each time."""
+    x, w, bias = torch.randn(M, K), torch.randn(N, K) * K**-0.5, torch.randn(N)
+    return tuple(tensor.to(device, dtype) for tensor in (x, w, bias, torch.rand(K) + 0.5))  # type: ignore[return-value]
+
+
+def exact(x: Tensor, w: Tensor, bias: Tensor | None = None, norm: Tensor | None = None) -> Tensor:
+    x = x.double()
+    if norm is not None:
+        x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + EPS) * norm.double()
+    y = x @ w.double().T
+    return y if bias is None else y + bias.double()
+
+
+def gated(y: Tensor) -> Tensor:
+    return F.silu(y[:, 0::2]) * y[:, 1::2]
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}{'+' if c.extra else ''}k{c.splits}")
+@pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
+def test_kernels(config: MatmulConfig, epilogue: str, dtype: torch.dtype) -> None:
+    for M, N, K in SHAPES:
+        if config.kernel == "vector" and M > 1:
+            continue
+        width = N // 2 if epilogue == "gate" else N
+        if config.kernel in ("persistent", "wave") and any(size * dtype.itemsize % 16 for size in (K, width)):
+            continue
+        for normed in (False, True) if config.kernel in ("vector", "split") else (False,):
+            x, w, bias, norm = inputs(M, N, K, dtype)
+            out = torch.full((M, width), float("nan"), dtype=dtype)
+            wanted = exact(x, w, bias, norm if normed else None)
+            if epilogue == "gate":
+                wanted = gated(wanted)
+            if epilogue == "add":
+                out = torch.randn(M, N).to(dtype)
+                wanted = wanted + out.double()
+            launch_matmul(config, x, w, out, epilogue, bias, norm if normed else None, EPS)
+            assert distance(out, wanted) < tolerance(dtype), (M, N, K, normed)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 3, 20, 70])
+def test_wrappers(rows: int, deterministic: bool, dtype: torch.dtype) -> None:
+    check_wrappers(rows, 40, 88, dtype, deterministic, "cpu")
+
+
+def check_wrappers(M: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, device: str) -> None:
+    x, w, bias, norm = inputs(M, N, K, dtype, device)
+    near = tolerance(dtype) * 2  # a fused norm scales after rounding, the references round before the gate
+    for got, wanted in (
+        (matmul(x, w, deterministic=deterministic), exact(x, w)),
+        (matmul(x, w, bias, deterministic=deterministic), exact(x, w, bias)),
+        (rms_norm_matmul(x, norm, EPS, w, deterministic=deterministic), exact(x, w, norm=norm)),
+        (rms_norm_matmul(x, norm, EPS, w, bias, deterministic=deterministic), exact(x, w, bias, norm)),
+        (matmul_silu_and_mul(x, w, deterministic=deterministic), gated(exact(x, w))),
+        (
+            rms_norm_matmul_silu_and_mul(x, norm, EPS, w, deterministic=deterministic),
+            gated(exact(x, w, norm=norm)),
+        ),
+    ):
+        assert got.shape == wanted.shape
+        assert got.dtype == dtype
+        assert M == 0 or distance(got, wanted) < near
+    out = torch.full((M, N), float("nan"), dtype=dtype, device=device)
+    assert matmul(x, w, out=out, deterministic=deterministic) is out
+    assert M == 0 or distance(out, exact(x, w)) < near
+    residual = torch.randn(M, N).to(device, dtype)
+    wanted = residual.double() + exact(x, w)
+    matmul_add(x, w, residual, deterministic=deterministic)
+    assert M == 0 or distance(residual, wanted) < near
+
+
+def bad_calls() -> Iterator[tuple[str, object]]:
+    x, w = torch.randn(3, 8), torch.randn(6, 8)
+    yield "w: got shape", lambda: matmul(x, torch.randn(6, 9))
+    yield "w: got torch.float16", lambda: matmul(x, w.half())
+    yield "x: got torch.int64", lambda: matmul(x.long(), w)
+    yield "x: got shape", lambda: matmul(x[0], w)
+    yield "x: got strides", lambda: matmul(torch.randn(8, 3).T, w)
+    yield "w: got strides", lambda: matmul(x, torch.randn(8, 6).T)
+    yield "bias: got shape", lambda: matmul(x, w, torch.randn(5))
+    yield "out: got shape", lambda: matmul(x, w, out=torch.empty(6, 3))
+    yield "residual: got shape", lambda: matmul_add(x, w, torch.randn(3, 5))
+    yield "residual: got strides", lambda: matmul_add(x, w, torch.randn(6, 3).T)
+    yield "w: got 5 rows", lambda: matmul_silu_and_mul(x, torch.randn(5, 8))
+    yield "norm: got shape", lambda: rms_norm_matmul(x, torch.randn(7), EPS, w)
+
+
+@pytest.mark.parametrize(("message", "call"), list(bad_calls()), ids=lambda value: str(value)[:24])
+def test_bad_input(message: str, call: object) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("bucket", [1, 8, 16, 64, 256, 1024, 8192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_heuristic_keeps_plain_order(bucket: int, dtype: torch.dtype) -> None:
+    assert heuristic(bucket, 4096, 1024, dtype, True).kernel in ("skinny", "tile", "persistent", "wave", "hopper")
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
+
+
+# On a GPU: (N, K) of Qwen3-0.6B and 8B, and one that no table knows.
+GPU_SHAPES = [(4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (6144, 4096), (4096, 12288), (1000, 360)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("N", "K"), GPU_SHAPES)
+def test_gpu(N: int, K: int, deterministic: bool) -> None:
+    for M in (1, 2, 8, 13, 33, 64, 100, 256, 500, 1030, 3000):
+        check_wrappers(M, N, K, torch.bfloat16, deterministic, "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("N", "K"), GPU_SHAPES)
+def test_rows_keep_their_bits(N: int, K: int) -> None:
+    """`deterministic`: a row alone and the same row anywhere among others, in every wrapper."""
+    x, w, _, norm = inputs(4100, N, K, torch.bfloat16, "cuda")
+    residual = torch.randn(4100, N, device="cuda", dtype=torch.bfloat16)
+
+    def everything(rows: slice) -> list[Tensor]:
+        added = residual[rows].clone()
+        matmul_add(x[rows], w, added, deterministic=True)
+        return [
+            added,
+            matmul(x[rows], w, deterministic=True),
+            matmul_silu_and_mul(x[rows], w, deterministic=True),
+            rms_norm_matmul(x[rows], norm, EPS, w, deterministic=True),
+            rms_norm_matmul_silu_and_mul(x[rows], norm, EPS, w, deterministic=True),
+        ]
+
+    whole = everything(slice(0, 4100))
+    for start, size in (
+        (0, 1),
+        (1111, 1),
+        (7, 5),
+        (64, 8),
+        (5, 16),
+        (300, 31),
+        (9, 64),
+        (128, 128),
+        (1, 255),
+        (0, 777),
+    ):
+        rows = slice(start, start + size)
+        for got, wanted in zip(everything(rows), whole, strict=True):
+            assert torch.equal(got, wanted[rows]), (start, size)

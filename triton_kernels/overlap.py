@@ -1,0 +1,46 @@
+"""How a kernel starts before the one ahead of it has ended: programmatic dependent launch (PDL), on Hopper.
+
+The order that pays: load what no kernel of the step writes (weights), let the next kernel start, wait for the previous
+one, load activations. Every kernel of a step that is launched with `launch_pdl` must wait, or one that comes later may
+read what is not there yet. Triton's interpreter knows none of this: PDL is a constexpr, off there.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.dispatch import is_hopper
+
+
+def overlap_options(tensor: Tensor) -> dict[str, bool]:
+    """Launch arguments of a kernel with a PDL constexpr: overlap where the GPU can."""
+    return {"PDL": True, "launch_pdl": True} if is_hopper(tensor.device) else {"PDL": False}
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """Programmatic dependent launch: the next kernel may start and load its weights now."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_previous(PDL: tl.constexpr):
+    """Programmatic dependent launch: from here on, what earlier kernels wrote is there to read."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch_rows(start_ptr, BYTES: tl.constexpr, CHUNKS: tl.constexpr):
+    """Ask for BYTES contiguous bytes to come to the L2 cache: nothing waits, no register is taken."""
+    size: tl.constexpr = BYTES // CHUNKS
+    addresses = start_ptr.to(tl.int64) + tl.arange(0, CHUNKS) * size
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [addresses, tl.full([CHUNKS], size, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
