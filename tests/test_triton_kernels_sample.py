@@ -2,12 +2,12 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from plain_sampling import deviations, plain_allowed, plain_gumbel
 from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.noise import gumbel_reference
@@ -99,30 +99,6 @@ def test_stop_ids_end_a_request_and_are_banned_before_min_length() -> None:
     assert sample(logits[:1], slots[:1], positions[:1], table).tolist() == [42]
 
 
-def plain_gumbel(seed: int, position: int, token: int) -> float:
-    """The noise in Python's own integers."""
-    mask = 2**32 - 1
-
-    def mix(x: int) -> int:
-        x = ((x ^ (x >> 16)) * 0x7FEB352D) & mask
-        x = ((x ^ (x >> 15)) * 0x846CA68B) & mask
-        return x ^ (x >> 16)
-
-    golden = 0x9E3779B9
-    key = mix((seed + golden) & mask)
-    key = mix(key ^ ((seed >> 32) & mask))
-    key_1 = mix((key + position) & mask)
-    key_2 = mix(key_1 ^ golden)
-    x = token ^ key_1
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & mask
-    x = (x ^ (x >> 15)) + key_2 & mask
-    x = (x * 0x846CA68B) & mask
-    x = ((x ^ (x >> 13)) * 0x7FEB352D) & mask
-    x ^= x >> 16
-    uniform = np.float32(x) * np.float32(2.0**-32) + np.float32(2.0**-33)  # its rounding belongs to the definition
-    return -math.log(-math.log1p(-min(float(uniform), 1 - 2.0**-24)))
-
-
 def test_noise_is_the_hash_of_seed_position_and_token() -> None:
     seeds = [0, 1, 2**32 - 1, 2**32, 2**63 - 1, 0x123456789ABCDEF]
     positions = [0, 1, 31, 4096, 77, 2**20]
@@ -150,22 +126,6 @@ def test_drawn_tokens_are_the_plain_argmax() -> None:
             scores = [x / temperature + plain_gumbel(seed, position, i) for i, x in enumerate(logits[row].tolist())]
         wanted.append(max(range(vocab), key=scores.__getitem__))
     assert sample(logits, slots, positions, table).tolist() == wanted
-
-
-def plain_allowed(logits: list[float], temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """top-k, then top-p over what is left, then min-p, by definition; ties with the last one stay."""
-    order = sorted(range(len(logits)), key=lambda i: -logits[i])
-    if 0 < top_k < len(order):
-        order = [i for i in order if logits[i] >= logits[order[top_k - 1]]]
-    weights = {i: math.exp((logits[i] - logits[order[0]]) / temperature) for i in order}
-    if top_p < 1:
-        total, mass, last = math.fsum(weights.values()), 0.0, 0
-        for last in order:
-            mass += weights[last]
-            if mass >= top_p * total:
-                break
-        order = [i for i in order if logits[i] >= logits[last]]
-    return {i for i in order if weights[i] >= min_p}
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -243,13 +203,7 @@ def test_frequencies_follow_the_softmax(temperature: float, top_k: int, top_p: f
     expected = torch.softmax(logits[allowed].double() / temperature, 0) * draws
     counts = torch.bincount(torch.cat(tokens), minlength=vocab).double()
     assert int(counts.sum()) == int(counts[allowed].sum()) == draws
-    big = expected >= 5
-    chi_square = float((((counts[allowed] - expected) ** 2) / expected)[big].sum())
-    freedom = int(big.sum()) - 1
-    # Wilson-Hilferty: the cube root is nearly normal. Five deviations: once in millions of runs.
-    z = ((chi_square / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
-    assert z < 5, (chi_square, freedom)
-    assert chi_square > 0
+    assert deviations(counts[allowed].tolist(), expected.tolist()) < 5  # more: once in millions of runs
 
 
 @pytest.mark.skipif(INTERPRETED, reason="speaks of the noise, not of a kernel")
