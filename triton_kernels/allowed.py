@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-EVERYTHING = -(2**31)
+EVERYTHING: tl.constexpr = tl.constexpr(-(2**31))
 """The key of a row that allows all."""
 
 _UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
@@ -100,7 +100,7 @@ def threshold_kernel(
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row)
-    threshold = tl.full([], -2147483648, tl.int32)
+    threshold = tl.full([], EVERYTHING, tl.int32)
     if (position >= 0) & (slot >= 0) & (slot < S):
         temperature = tl.load(temperature_ptr + slot)
         top_k = tl.load(top_k_ptr + slot)

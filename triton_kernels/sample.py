@@ -12,7 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.allowed import masked_logits, order_key, threshold_kernel, threshold_reference, unused_bits
+from tercet.triton_kernels.allowed import (
+    EVERYTHING,
+    masked_logits,
+    order_key,
+    threshold_kernel,
+    threshold_reference,
+    unused_bits,
+)
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.noise import gumbel, gumbel_reference, row_keys
@@ -42,6 +49,7 @@ def _score_tiles_kernel(
     if (position >= 0) & (slot >= 0) & (slot < S):
         temperature = tl.load(temperature_ptr + slot)
         banned = position < tl.load(min_length_ptr + slot)
+        inverse_temperature = 1.0 / tl.maximum(temperature, smallest_temperature)
         threshold = tl.load(threshold_ptr + row)
         key_1, key_2 = row_keys(tl.load(seed_ptr + slot), position)
         row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
@@ -51,8 +59,9 @@ def _score_tiles_kernel(
             token_ids = tile * TILE + start + tl.arange(0, BLOCK)
             score = masked_logits(row_ptr, token_ids, stop_ids_ptr + slot * E, banned, V, E)
             if temperature >= smallest_temperature:
-                score = tl.where(order_key(score) >= threshold, score, float("-inf"))
-                score = score / temperature + gumbel(token_ids, key_1, key_2)
+                if threshold > EVERYTHING:
+                    score = tl.where(order_key(score) >= threshold, score, float("-inf"))
+                score = score * inverse_temperature + gumbel(token_ids, key_1, key_2)
             better = score > best
             best = tl.where(better, score, best)
             best_ids = tl.where(better, token_ids, best_ids)
@@ -157,7 +166,7 @@ def _draw(logits_NV: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTa
     temperature_N = table.temperature_S[slots_N]
     top_k_N, top_p_N, min_p_N = table.top_k_S[slots_N], table.top_p_S[slots_N], table.min_p_S[slots_N]
     filtered_N = ((top_k_N > 0) | (top_p_N < 1) | (min_p_N > 0)).nonzero().squeeze(1)
-    scaled_NV = logits_NV.float() / temperature_N[:, None]
+    scaled_NV = logits_NV.float() * temperature_N.reciprocal()[:, None]
     if len(filtered_N):
         some_NV, parameters = logits_NV[filtered_N], (temperature_N, top_k_N, top_p_N, min_p_N)
         threshold_N = threshold_reference(some_NV, *(parameter[filtered_N] for parameter in parameters))
