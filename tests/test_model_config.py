@@ -9,11 +9,10 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from tercet.model.config_json import parse_config, read_config_json
-from tercet.model.rope import rotary_table
-
 import checkpoints
 from checkpoints import FAMILIES, checkpoint, reference_model
+from tercet.model.config_json import parse_config, read_config_json
+from tercet.model.rope import rotary_table
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

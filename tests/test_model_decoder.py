@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_sequences import Sequences, make_decoder
 from torch import Tensor
 
 from checkpoints import FAMILIES, checkpoint, random_prompts, reference_greedy, reference_model
+from paged_sequences import Sequences, make_decoder
 
 
 @pytest.fixture(autouse=True)

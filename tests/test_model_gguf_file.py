@@ -10,12 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from checkpoints import checkpoint
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.rope import Rope
 from tercet.model.weights import Weights, load_weights
-
-from checkpoints import checkpoint
 
 CPU = torch.device("cpu")
 _NAMES = {

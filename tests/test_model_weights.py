@@ -9,11 +9,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from checkpoints import checkpoint
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.weights import Weights, load_weights
-
-from checkpoints import checkpoint
 
 CPU = torch.device("cpu")
 

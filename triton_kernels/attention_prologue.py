@@ -4,6 +4,7 @@ Shape suffixes: T tokens, N = q heads + 2 kv heads times head size, H q heads, D
 dimension; caches are of one layer, [page, kv head, token of the page, D].
 """
 
+import torch
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
@@ -38,8 +39,8 @@ def attention_prologue(
     check_device("positions", positions_T, qkv_TN)
     if (q_norm_weight_D is None) != (k_norm_weight_D is None):
         raise ValueError("q_norm_weight and k_norm_weight: got one, wanted both or neither")
-    heads_THD = qkv_TN.view(T, -1, head_dim)
-    q_THD, k_THD, v_THD = heads_THD.split([num_q_heads, num_kv_heads, num_kv_heads], dim=1)
+    heads_THD = qkv_TN.view(T, num_q_heads + 2 * num_kv_heads, head_dim)
+    q_THD, k_THD, v_THD = torch.split(heads_THD, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm_weight_D is not None and k_norm_weight_D is not None:
         q_THD = rms_norm(q_THD.contiguous(), q_norm_weight_D, eps)
         k_THD = rms_norm(k_THD.contiguous(), k_norm_weight_D, eps)

@@ -146,7 +146,8 @@ def _attend_together(q_BHD: Tensor, k: Tensor, v: Tensor, lengths: list[int], sc
 def _weights(q: Tensor, k: Tensor, positions: Tensor, scoring: Scoring, num_queries: int) -> Tensor:
     """Softmax over L of q [..., kv head, G x T, D] times k [..., kv head, L, D]; `positions` broadcasts to
     [..., kv head, G, T, L]."""
-    scores = (q.float() @ k.float().transpose(-1, -2)).mul_(scoring.scale).unflatten(-2, (-1, num_queries))
+    products = (q.float() @ k.float().transpose(-1, -2)).mul_(scoring.scale)
+    scores = products.view(*products.shape[:-2], -1, num_queries, products.shape[-1])
     if scoring.softcap:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
     distances = positions - torch.arange(k.shape[-2], device=k.device)
