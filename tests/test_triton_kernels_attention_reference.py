@@ -1,0 +1,117 @@
+"""The attention references against attention written out query by query, over pages full of NaN where nothing is."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tercet.triton_kernels.attention import decode_attention, prefill_attention
+from tercet.triton_kernels.attention_prologue import attention_prologue
+
+SLOTS, PAGES_EACH, SCALE = 6, 6, 0.3
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"window": 5},
+    {"softcap": 3.0},
+    {"alibi_slopes_H": True},
+    {"window": 9, "softcap": 2.0, "alibi_slopes_H": True},
+]
+
+
+class Paged:
+    """Random sequences in a paged cache, and attention to them the slow way."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, page: int, options: dict[str, Any]) -> None:
+        self.num_heads, self.group = num_heads, num_heads // num_kv_heads
+        self.options = dict(options)
+        if "alibi_slopes_H" in options:
+            self.options["alibi_slopes_H"] = torch.rand(num_heads)
+        num_pages = SLOTS * PAGES_EACH + 1
+        self.k_cache = torch.full((num_pages, num_kv_heads, page, head_dim), float("nan"))
+        self.v_cache = self.k_cache.clone()
+        self.table = torch.randperm(num_pages - 1)[: SLOTS * PAGES_EACH].view(SLOTS, -1).int() + 1
+        self.lengths = [0, 1, page, page + 1, 5 * page + 3, 2 * page + 5]
+        self.keys = [torch.randn(length, num_kv_heads, head_dim) for length in self.lengths]
+        self.values = [torch.randn(length, num_kv_heads, head_dim) for length in self.lengths]
+        for slot, length in enumerate(self.lengths):
+            for position in range(length):
+                at = int(self.table[slot, position // page]), slice(None), position % page
+                self.k_cache[at], self.v_cache[at] = self.keys[slot][position], self.values[slot][position]
+
+    def attend(self, q_HD: Tensor, slot: int, position: int) -> Tensor:
+        out = torch.zeros_like(q_HD)
+        first = max(0, position + 1 - self.options.get("window", position + 1))
+        seen = slice(first, position + 1)
+        for head in range(self.num_heads):
+            scores = self.keys[slot][seen, head // self.group] @ q_HD[head] * SCALE
+            if cap := self.options.get("softcap"):
+                scores = cap * torch.tanh(scores / cap)
+            if "alibi_slopes_H" in self.options:
+                scores -= self.options["alibi_slopes_H"][head] * (position - torch.arange(first, position + 1))
+            out[head] = scores.softmax(0) @ self.values[slot][seen, head // self.group]
+        return out
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "+".join(options) or "plain")
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "page"), [(6, 2, 16, 16), (4, 4, 24, 16), (7, 1, 8, 32)])
+def test_decode_and_prefill(heads: int, kv_heads: int, head_dim: int, page: int, options: dict[str, Any]) -> None:
+    paged = Paged(heads, kv_heads, head_dim, page, options)
+    caches = paged.k_cache, paged.v_cache, paged.table
+
+    order = torch.randperm(SLOTS)
+    lengths = torch.tensor(paged.lengths)[order].int()
+    q = torch.randn(SLOTS, heads, head_dim)
+    out = torch.full_like(q, float("nan"))
+    got = decode_attention(q, *caches, order.int(), lengths, SCALE, out=out, **paged.options)
+    assert got is out
+    for row, slot in enumerate(order.tolist()):
+        length = paged.lengths[slot]
+        wanted = paged.attend(q[row], slot, length - 1) if length else torch.zeros(heads, head_dim)
+        torch.testing.assert_close(out[row], wanted, rtol=1e-4, atol=1e-5)
+
+    chunks = [(4, 0, 20), (5, 30, 7), (1, 0, 1), (0, 0, 0), (2, page - 1, 1)]  # slot, start, count
+    slots, starts, counts = (torch.tensor(column).int() for column in zip(*chunks, strict=True))
+    begins = torch.cat((torch.zeros(1), counts.cumsum(0))).int()
+    q = torch.randn(int(counts.sum()) + 3, heads, head_dim)  # three tokens of padding
+    out = torch.full_like(q, float("nan"))
+    prefill_attention(q, *caches, slots, starts, begins, SCALE, out=out, **paged.options)
+    token = 0
+    for slot, start, count in chunks:
+        for position in range(start, start + count):
+            wanted = paged.attend(q[token], slot, position)
+            torch.testing.assert_close(out[token], wanted, rtol=1e-4, atol=1e-5)
+            token += 1
+    assert out[token:].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_prologue(normed: bool) -> None:
+    T, heads, kv_heads, head_dim, page = 5, 6, 2, 8, 16
+    qkv = torch.randn(T, (heads + 2 * kv_heads) * head_dim)
+    positions = torch.tensor([3, 0, 17, 17, 40]).int()
+    angles = torch.outer(torch.arange(64.0), 10_000.0 ** (-torch.arange(0, head_dim, 2) / head_dim))
+    cos_sin = torch.cat((angles.cos(), angles.sin()), 1)
+    q_norm, k_norm = torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5
+    k_cache = torch.full((4, kv_heads, page, head_dim), float("nan"))
+    v_cache = k_cache.clone()
+    kv_slots = torch.tensor([3 * page + 3, page, 2 * page + 1, page + 1, 3 * page + 8])
+    norms = (q_norm, k_norm) if normed else (None, None)
+    arguments = (positions, kv_slots, cos_sin, *norms, 1e-6, k_cache, v_cache, heads)
+    q_THD = attention_prologue(qkv.clone(), *arguments)
+
+    def wanted(x_HD: Tensor, token: int, norm: Tensor | None) -> Tensor:
+        if norm is not None:
+            x_HD = x_HD / (x_HD.square().mean(1, keepdim=True) + 1e-6).sqrt() * norm
+        # A pair (first half, second half) is one complex number, turned by its angle.
+        pairs = torch.complex(x_HD[:, : head_dim // 2], x_HD[:, head_dim // 2 :])
+        turned = pairs * torch.polar(torch.ones(head_dim // 2), angles[int(positions[token])])
+        return torch.cat((turned.real, turned.imag), 1)
+
+    for token in range(T):
+        q, k, v = qkv[token].view(-1, head_dim).split([heads, kv_heads, kv_heads])
+        at = int(kv_slots[token]) // page, slice(None), int(kv_slots[token]) % page
+        torch.testing.assert_close(q_THD[token], wanted(q, token, norms[0]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(k_cache[at], wanted(k, token, norms[1]), rtol=1e-4, atol=1e-5)
+        assert torch.equal(v_cache[at], v)
+    assert int(k_cache.isfinite().sum()) == T * kv_heads * head_dim  # nothing else was written
