@@ -28,7 +28,10 @@ def on_meta(value: SlotTable | StepInputs | StepRows) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_compile(capability: int) -> None:
+def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if capability == 90:
+        for module in (prepare_module, sample_module):
+            monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
     table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
     inputs, rows = empty_step([1, 2], [(3, 0, 40)], 64)
     inputs, rows = StepInputs(**on_meta(inputs)), StepRows(**on_meta(rows))
@@ -45,3 +48,5 @@ def test_compile(capability: int) -> None:
     assert len(kernels) == 3 + 3 * 2 * 3
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name
+    waiting = [kernel.name for kernel in kernels if "griddepcontrol.wait" in kernel.asm["ptx"]]
+    assert len(waiting) == (0 if capability == 80 else 1 + 3 * 2 * 3)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+
 EVERYTHING: tl.constexpr = tl.constexpr(-(2**31))
 """The key of a row that allows all."""
 
@@ -89,7 +91,7 @@ def _kth_of_block(x, k, low, high, SHIFT: tl.constexpr):
 def threshold_kernel(
     logits_ptr, slots_ptr, positions_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, min_length_ptr,
     stop_ids_ptr, threshold_ptr, smallest_temperature, S,
-    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (R,): one program reads its row again and again until top-k, then top-p, have their keys.
 
@@ -97,6 +99,8 @@ def threshold_kernel(
     largest of all. And what lies under the largest by temperature * log(V / (1 - p)) has, all together, less than the
     share 1 - p. Rows that sample nothing, are greedy, or allow everything leave at once.
     """
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.slot_table import SlotTable
 
 _BLOCK = 64
@@ -70,12 +71,14 @@ def _prepare_kernel(
     slots_ptr, chunk_starts_ptr, chunk_lengths_ptr, page_table_ptr, token_ids_ptr, length_ptr, done_ptr,
     input_ids_ptr, positions_ptr, kv_slots_ptr, decode_lengths_ptr, query_starts_ptr, sample_rows_ptr,
     sample_positions_ptr, B, T, S, L, M, num_pages,
-    C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+    C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of decode rows + tiles of prefill tokens,); the program of the first prefill tile does the chunks.
 
     Each prefill program sums up the chunks' lengths for itself and finds each token's chunk by counting ends.
     """
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     tile = tl.program_id(0)
     num_decode_tiles = tl.cdiv(B, BLOCK)
     if tile < num_decode_tiles:
@@ -145,6 +148,7 @@ def prepare(rows: StepRows, table: SlotTable, inputs: StepInputs, *, page_size: 
         inputs.decode_lengths_B, inputs.query_starts_C1, inputs.sample_rows_R, rows.positions_R,
         B, T, S, L, table.page_table_SM.shape[1], num_pages,
         C=C, BLOCK_C=triton.next_power_of_2(max(C, 1)), BLOCK=_BLOCK, PAGE=page_size, num_warps=2,
+        **overlap_options(rows.slots_R),
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from tercet.triton_kernels.allowed import (
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.noise import gumbel, gumbel_reference, row_keys
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 
 GREEDY_BELOW = 1e-5
@@ -36,12 +37,14 @@ _SEARCH_BLOCK = 8192
 def _score_tiles_kernel(
     logits_ptr, slots_ptr, positions_ptr, threshold_ptr, temperature_ptr, seed_ptr, min_length_ptr, stop_ids_ptr,
     scores_ptr, ids_ptr, smallest_temperature, S,
-    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, K): one program finds the best score among TILE tokens of one row, and its lowest id.
 
     A maximum is the same however the vocabulary is cut: tiles may follow the batch size.
     """
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     tile = tl.program_id(1)
     slot = tl.load(slots_ptr + row)
@@ -75,8 +78,11 @@ def _score_tiles_kernel(
 def _append_kernel(
     scores_ptr, ids_ptr, slots_ptr, positions_ptr, token_ids_ptr, length_ptr, max_length_ptr, min_length_ptr, done_ptr,
     stop_ids_ptr, out_ptr, S, L, K: tl.constexpr, BLOCK_K: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (R,): one program finds the best tile of its row and appends the token to the row's slot."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0)
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row)
@@ -115,21 +121,22 @@ def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotT
     if not R:
         return token_ids_R
     S, L = table.token_ids_SL.shape
+    overlap = overlap_options(logits_RV)
     threshold_kernel[(R,)](
         logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
         table.min_length_S, table.stop_ids_SE, thresholds_R, GREEDY_BELOW, S,
         STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, SHIFT=unused_bits(logits_RV.dtype), BLOCK=_SEARCH_BLOCK,
-        num_warps=16,
+        num_warps=16, **overlap,
     )  # fmt: skip
     _score_tiles_kernel[(R, num_tiles)](
         logits_RV, slots_R, positions_R, thresholds_R, table.temperature_S, table.seed_S, table.min_length_S,
         table.stop_ids_SE, scores_RK, ids_RK, GREEDY_BELOW, S,
-        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, TILE=tile, BLOCK=_BLOCK, num_warps=4,
+        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, TILE=tile, BLOCK=_BLOCK, num_warps=4, **overlap,
     )  # fmt: skip
     _append_kernel[(R,)](
         scores_RK, ids_RK, slots_R, positions_R, table.token_ids_SL, table.length_S, table.max_length_S,
         table.min_length_S, table.done_S, table.stop_ids_SE, token_ids_R, S, L,
-        K=num_tiles, BLOCK_K=triton.next_power_of_2(num_tiles), V=V, E=MAX_STOP_IDS, num_warps=1,
+        K=num_tiles, BLOCK_K=triton.next_power_of_2(num_tiles), V=V, E=MAX_STOP_IDS, num_warps=1, **overlap,
     )  # fmt: skip
     return token_ids_R
 
