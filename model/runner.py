@@ -64,6 +64,7 @@ class Runner:
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
         self._shape = StepShape(0, 0, 0)
+        self._rows_on_device = self._shape, b"", b""
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         self.limits = Limits(self._num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
         if self._on_gpu:
@@ -77,10 +78,15 @@ class Runner:
         """Apply what a plan changes and remember its rows: one copy to the device, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
-        words, start, stop = self._plan.begin(), 0, 0
         if self._on_gpu:
             num_tokens = int(self._chunks[2].sum())
             self._shape = self._shapes.fit(len(self._decodes), self._chunks.shape[1], num_tokens)
+            rows = self._shape, step.decodes, step.chunks
+            if rows == self._rows_on_device and not step.enter and not step.pages:
+                return  # most of a long decode: the device has it all
+            self._rows_on_device = rows
+        words, start, stop = self._plan.begin(), 0, 0
+        if self._on_gpu:
             stop = write_rows(words, self._shape, self._decodes, self._chunks, self._dummy)
         for changes in pack_changes(step, self._row_words, _CHANGE_WORDS):
             if start:  # more than one run
