@@ -1,13 +1,12 @@
 """CUDA graphs of whole steps, one for each shape, in one pool of memory.
 
 Knows how to capture and replay a function of a shape; what the function does is the runner's matter. Graphs share
-their memory: they are replayed one after another on one stream, and a result is read before the next replay.
+their memory: they are replayed one after another, on one stream, and leave nothing in it for later.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from tercet.model.step_shape import StepShape
 
@@ -18,13 +17,13 @@ Progress = Callable[[int, int], None]
 class StepGraphs:
     """Captured steps."""
 
-    def __init__(self, run: Callable[[StepShape], Tensor]) -> None:
-        """`run`: launches a step of a shape on the current stream, the same launches each time, and returns its tokens.
+    def __init__(self, run: Callable[[StepShape], None]) -> None:
+        """`run`: launches a step of a shape on the current stream, the same launches each time.
 
         It is called with nothing but padding in the step.
         """
         self._run = run
-        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
@@ -36,18 +35,17 @@ class StepGraphs:
             # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                token_ids_R = self._run(shape)
+                self._run(shape)
             finally:
                 graph.capture_end()
-            self._graphs[shape] = (graph, token_ids_R)
+            self._graphs[shape] = graph
             if progress is not None:
                 progress(len(self._graphs), len(shapes))
 
-    def replay(self, shape: StepShape) -> Tensor | None:
-        """Launch a captured step; its tokens, valid on this stream until the next replay. None without such a graph."""
-        captured = self._graphs.get(shape)
-        if captured is None:
-            return None
-        graph, token_ids_R = captured
+    def replay(self, shape: StepShape) -> bool:
+        """Launch a captured step; False without such a graph."""
+        graph = self._graphs.get(shape)
+        if graph is None:
+            return False
         graph.replay()
-        return token_ids_R
+        return True

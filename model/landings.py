@@ -1,16 +1,17 @@
 """Tokens on their way from the device to whoever waits for them.
 
-On a GPU they leave through a ring of pinned memory: launching a step never waits for an earlier one unless the whole
-ring is in use. Knows bytes and events, not steps.
+On a GPU the sampling kernel writes them into a ring of pinned memory, at the turn that the device counts: no copy, and
+launching a step never waits for an earlier one unless the whole ring is in use. Knows memory and events, not steps.
 """
 
-import queue
+import threading
 from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from tercet.triton_kernels.sample import TokenRing
 
 _TIMEOUT_S = 600.0
 
@@ -34,28 +35,36 @@ class DoneLanding:
 
 
 class LandingRing:
-    """Pinned places for the tokens of steps in flight."""
+    """Pinned places for the tokens of steps in flight. Host and device count the turns each for itself."""
 
-    def __init__(self, depth: int, max_rows: int) -> None:
-        self._memory = torch.zeros(depth, max_rows, dtype=torch.int32, pin_memory=True)
-        self._arrays: NDArray[np.int32] = self._memory.numpy()
+    def __init__(self, depth: int, max_rows: int, device: torch.device) -> None:
+        places_KR = torch.zeros(depth, max_rows, dtype=torch.int32, pin_memory=True)
+        self.ring = TokenRing(places_KR, torch.zeros(1, dtype=torch.int32, device=device))
+        self._arrays: NDArray[np.int32] = places_KR.numpy()
         self._events = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for place in range(depth):
-            self._free.put(place)
+        self._in_use = [threading.Lock() for _ in range(depth)]
+        self._turn = 0
 
-    def send(self, token_ids_R: Tensor, rows: NDArray[np.intp] | slice) -> Landing:
-        """Start copying on the current stream. `rows`: which of the step's rows are not padding."""
-        place = self._free.get(timeout=_TIMEOUT_S)  # only to notice that nobody waits any more
-        self._memory[place, : token_ids_R.shape[0]].copy_(token_ids_R, non_blocking=True)
-        self._events[place].record()
-        return _RingLanding(self, place, rows)
+    def restart(self) -> None:
+        """Before the first step that counts: forget the turns of warming up."""
+        self.ring.turn_1.zero_()
+
+    def reserve(self) -> None:
+        """Before each launch: wait until the next place is free."""
+        self._turn = (self._turn + 1) % len(self._events)
+        if not self._in_use[self._turn].acquire(timeout=_TIMEOUT_S):  # nobody waits for tokens any more
+            raise TimeoutError(f"nobody took the tokens of a step for {_TIMEOUT_S:g} s")
+
+    def launched(self, rows: NDArray[np.intp] | slice) -> Landing:
+        """After each launch. `rows`: which of the step's rows are not padding."""
+        self._events[self._turn].record()
+        return _RingLanding(self, self._turn, rows)
 
     def take(self, place: int, rows: NDArray[np.intp] | slice) -> NDArray[np.int32]:
         """Wait for one place's tokens, and free it."""
         self._events[place].synchronize()
         token_ids = self._arrays[place, rows].copy()
-        self._free.put(place)
+        self._in_use[place].release()
         return token_ids
 
 

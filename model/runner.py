@@ -15,11 +15,11 @@ from tercet.ipc.messages import Limits, Step
 from tercet.model.decoder import Decoder
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
-from tercet.model.sampler import sample_step
+from tercet.model.sampler import sample_step, sample_step_into
 from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_changes
 from tercet.model.step_buffers import StepBuffers, write_rows
 from tercet.model.step_shape import Shapes, StepShape
-from tercet.triton_kernels.prepare import prepare
+from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
 from tercet.triton_kernels.slot_table import write_pages, write_records
 
 _CHANGE_WORDS = 2**18
@@ -68,10 +68,9 @@ class Runner:
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         self.limits = Limits(self._num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
         if self._on_gpu:
-            # Only rank 0 answers; what the others sample is the same.
             depth = (settings.run_ahead + 2) * settings.max_lease
-            self._landings = LandingRing(depth, self._shapes.max_rows) if decoder.group.rank == 0 else None
-            self._graphs = StepGraphs(self._run)
+            self._landings = LandingRing(depth, self._shapes.max_rows, device)
+            self._graphs = StepGraphs(self._run_on_gpu)
             self._warm_up(settings.enforce_eager, progress)
 
     def begin(self, step: Step) -> None:
@@ -120,34 +119,44 @@ class Runner:
         if len(computed):
             shape = StepShape(len(alive), self._chunks.shape[1], int(self._chunks[2].sum()))
             write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
-            token_ids_R[computed] = self._run(shape).numpy()
+            token_ids_R[computed] = self._run_on_cpu(shape).numpy()
         return DoneLanding(token_ids_R)
 
     def _launch_on_gpu(self) -> Landing:
-        token_ids_R = self._graphs.replay(self._shape)
-        if token_ids_R is None:
-            token_ids_R = self._run(self._shape)
-        if self._landings is None:
+        answers = self._decoder.group.rank == 0  # what the others sample is the same, and nobody waits for it
+        if answers:
+            self._landings.reserve()
+        if not self._graphs.replay(self._shape):
+            self._run_on_gpu(self._shape)
+        if not answers:
             return DoneLanding(np.zeros(0, np.int32))
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
         if not num_chunks:
-            return self._landings.send(token_ids_R, slice(num_decodes))
+            return self._landings.launched(slice(num_decodes))
         padded = self._shape.num_decodes
         rows = np.concatenate([np.arange(num_decodes), np.arange(padded, padded + num_chunks)])
-        return self._landings.send(token_ids_R, rows)
+        return self._landings.launched(rows)
 
-    @torch.inference_mode()
-    def _run(self, shape: StepShape) -> Tensor:
+    def _forward(self, shape: StepShape) -> tuple[Tensor, StepInputs, StepRows]:
         inputs, rows = self._buffers.cut(shape)
         prepare(rows, self.table, inputs, page_size=self._page_size, num_pages=self._num_pages)
         hidden_TD = self._decoder.forward(inputs, self._kv_cache, self.table.page_table_SM)
-        return sample_step(self._decoder, hidden_TD, inputs, rows, self.table)
+        return hidden_TD, inputs, rows
+
+    @torch.inference_mode()
+    def _run_on_cpu(self, shape: StepShape) -> Tensor:
+        return sample_step(self._decoder, *self._forward(shape), self.table)
+
+    @torch.inference_mode()
+    def _run_on_gpu(self, shape: StepShape) -> None:
+        sample_step_into(self._landings.ring, self._decoder, *self._forward(shape), self.table)
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
         shapes = self._shapes.for_graphs()
         for shape in (*self._shapes.for_warm_up(), *(shapes if enforce_eager else ())):
-            self._run(shape)
+            self._run_on_gpu(shape)
         if not enforce_eager:
             self._graphs.capture(shapes, progress)
+        self._landings.restart()
         torch.cuda.current_stream().synchronize()

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor
 
 from tercet.model.decoder import Decoder
-from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
-from tercet.triton_kernels.sample import sample
+from tercet.triton_kernels.sample import TokenRing, sample, sample_into
 from tercet.triton_kernels.slot_table import SlotTable
 
 
 def sample_step(decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable) -> Tensor:
-    """Token of each row, int32 [R], -1 where it samples none. Every rank computes the same.
+    """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    With kernels all rows are computed, padding too: fixed shapes, graph-safe. Without, only rows that sample.
+    Every rank computes the same.
     """
-    if use_kernels(hidden_TD):
-        return _sample_all(decoder, hidden_TD, inputs, rows, table)
     token_ids_R = torch.full_like(rows.positions_R, -1)
     rows_N = (rows.positions_R >= 0).nonzero().squeeze(1)
     if len(rows_N):  # all ranks agree on this: their tables are the same
@@ -32,8 +29,11 @@ def sample_step(decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: S
     return token_ids_R
 
 
-def _sample_all(decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable) -> Tensor:
+def sample_step_into(
+    ring: TokenRing, decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable
+) -> None:
+    """The same for all rows, padding too, into the next place of the ring: kernels only, fixed shapes, graph-safe."""
     # Decode rows alone are in their place already.
     alone = not inputs.chunk_slots_C.shape[0]
     hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
-    return sample(decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)
+    sample_into(ring, decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)

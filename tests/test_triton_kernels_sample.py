@@ -11,7 +11,7 @@ from plain_sampling import deviations, plain_allowed, plain_gumbel
 from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.noise import gumbel_reference
-from tercet.triton_kernels.sample import sample, sample_reference
+from tercet.triton_kernels.sample import TokenRing, sample, sample_into, sample_reference
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 
 INTS = torch.int32
@@ -217,6 +217,22 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
         assert float(correlation.abs().max()) < 6 / math.sqrt(2000)
         assert abs(float(noise.mean()) - 0.5772) < 0.02
         assert abs(float(noise.var()) - math.pi**2 / 6) < 0.05
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a ring is for kernels")
+def test_tokens_go_round_the_ring() -> None:
+    table = table_for(3, 50)
+    ring = TokenRing(torch.full((2, 5), -9, dtype=INTS), torch.zeros(1, dtype=INTS))
+    slots, positions = torch.arange(3, dtype=INTS), torch.tensor([4, -1, 6], dtype=INTS)
+    for turn, (tokens, place) in enumerate([((3, 4), 1), ((5, 6), 0), ((7, 8), 1)]):
+        logits = torch.zeros(3, 50)
+        logits[0, tokens[0]] = logits[2, tokens[1]] = 1.0
+        sample_into(ring, logits, slots, positions + turn * (positions >= 0), table)
+        assert int(ring.turn_1) == place
+        assert ring.places_KR[place].tolist() == [tokens[0], -1, tokens[1], -9, -9]
+    assert ring.places_KR[0].tolist() == [5, -1, 6, -9, -9]
+    with pytest.raises(ValueError, match=r"places: got shape \[2, 2\], wanted \[\*, 3 or more\]"):
+        sample_into(TokenRing(torch.zeros(2, 2, dtype=INTS), ring.turn_1), logits, slots, positions, table)
 
 
 def test_wrong_arguments_are_refused() -> None:

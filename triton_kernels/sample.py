@@ -7,6 +7,8 @@ ids are no candidates at positions below the slot's min_length.
 Shape suffixes: R rows of a step, V vocabulary, K tiles of the vocabulary, N rows of some kind, E stop ids of a slot.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -29,24 +31,38 @@ from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 GREEDY_BELOW = 1e-5
 """Temperatures below this are taken for 0: dividing by them would leave the range of fp32."""
 
+
+@dataclass(frozen=True)
+class TokenRing:
+    """Places for the tokens of steps in flight, in memory that the host can read. Each step moves on by one place."""
+
+    places_KR: Tensor
+    """int32, pinned: the device writes it across the bus."""
+    turn_1: Tensor
+    """int32 on the device: the place of the last step."""
+
+
 _BLOCK = 1024
 _SEARCH_BLOCK = 8192
 
 
-@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
+@triton.jit(do_not_specialize=["S", "depth"], do_not_specialize_on_alignment=["S", "depth"])
 def _score_tiles_kernel(
     logits_ptr, slots_ptr, positions_ptr, threshold_ptr, temperature_ptr, seed_ptr, min_length_ptr, stop_ids_ptr,
-    scores_ptr, ids_ptr, smallest_temperature, S,
+    scores_ptr, ids_ptr, turn_ptr, smallest_temperature, S, depth,
     STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, K): one program finds the best score among TILE tokens of one row, and its lowest id.
 
-    A maximum is the same however the vocabulary is cut: tiles may follow the batch size.
+    A maximum is the same however the vocabulary is cut: tiles may follow the batch size. The first program also moves
+    the ring on.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
     tile = tl.program_id(1)
+    if (row == 0) & (tile == 0):
+        tl.store(turn_ptr, (tl.load(turn_ptr) + 1) % depth)
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row)
     if (position >= 0) & (slot >= 0) & (slot < S):
@@ -74,13 +90,13 @@ def _score_tiles_kernel(
         tl.store(ids_ptr + row * tl.num_programs(1) + tile, best_id)
 
 
-@triton.jit(do_not_specialize=["S", "L"], do_not_specialize_on_alignment=["S", "L"])
+@triton.jit(do_not_specialize=["S", "L", "place_size"], do_not_specialize_on_alignment=["S", "L", "place_size"])
 def _append_kernel(
     scores_ptr, ids_ptr, slots_ptr, positions_ptr, token_ids_ptr, length_ptr, max_length_ptr, min_length_ptr, done_ptr,
-    stop_ids_ptr, out_ptr, S, L, K: tl.constexpr, BLOCK_K: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
-    PDL: tl.constexpr,
+    stop_ids_ptr, places_ptr, turn_ptr, S, L, place_size,
+    K: tl.constexpr, BLOCK_K: tl.constexpr, V: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R,): one program finds the best tile of its row and appends the token to the row's slot."""
+    """Grid (R,): one program finds the best tile of its row and appends the token to the row's slot and to the ring."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
@@ -99,7 +115,7 @@ def _append_kernel(
         ended = position + 1 >= tl.minimum(tl.load(max_length_ptr + slot), L)
         if stopped | ended:
             tl.store(done_ptr + slot, 1)
-    tl.store(out_ptr + row, token)
+    tl.store(places_ptr + tl.load(turn_ptr) * place_size + row, token)
 
 
 def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
@@ -108,19 +124,39 @@ def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotT
     Mutates the table: token ids, length, and `done` on a stop id or at max_length. A slot is in one row at most.
     Rows of `logits_RV` may lie apart; fp32 inside; graph-safe.
     """
-    R, V = _check(logits_RV, slots_R, positions_R, table)
+    R, _ = _check(logits_RV, slots_R, positions_R, table)
     if not use_kernels(logits_RV):
         return sample_reference(logits_RV, slots_R, positions_R, table)
+    places_1R = torch.empty(1, R, dtype=torch.int32, device=logits_RV.device)
+    turn_1 = torch.zeros(1, dtype=torch.int32, device=logits_RV.device)
+    _launch(logits_RV, slots_R, positions_R, table, TokenRing(places_1R, turn_1))
+    return places_1R[0]
+
+
+def sample_into(ring: TokenRing, logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> None:
+    """As `sample`, with kernels only: the tokens go into the next place of the ring. Graph-safe."""
+    R, _ = _check(logits_RV, slots_R, positions_R, table)
+    check_dtype("places", ring.places_KR, torch.int32)
+    check_contiguous("places", ring.places_KR)
+    if ring.places_KR.ndim != 2 or ring.places_KR.shape[1] < R:
+        raise ValueError(f"places: got shape {list(ring.places_KR.shape)}, wanted [*, {R} or more]")
+    check_shape("turn", ring.turn_1, 1)
+    check_dtype("turn", ring.turn_1, torch.int32)
+    _launch(logits_RV, slots_R, positions_R, table, ring)
+
+
+def _launch(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, ring: TokenRing) -> None:
+    R, V = logits_RV.shape
+    if not R:
+        return
     tile = _BLOCK if R <= 16 else 8 * _BLOCK
     num_tiles = triton.cdiv(V, tile)
     device = logits_RV.device
     thresholds_R = torch.empty(R, dtype=torch.int32, device=device)
     scores_RK = torch.empty(R, num_tiles, dtype=torch.float32, device=device)
     ids_RK = torch.empty(R, num_tiles, dtype=torch.int32, device=device)
-    token_ids_R = torch.empty(R, dtype=torch.int32, device=device)
-    if not R:
-        return token_ids_R
     S, L = table.token_ids_SL.shape
+    depth, place_size = ring.places_KR.shape
     overlap = overlap_options(logits_RV)
     threshold_kernel[(R,)](
         logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
@@ -130,15 +166,14 @@ def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotT
     )  # fmt: skip
     _score_tiles_kernel[(R, num_tiles)](
         logits_RV, slots_R, positions_R, thresholds_R, table.temperature_S, table.seed_S, table.min_length_S,
-        table.stop_ids_SE, scores_RK, ids_RK, GREEDY_BELOW, S,
+        table.stop_ids_SE, scores_RK, ids_RK, ring.turn_1, GREEDY_BELOW, S, depth,
         STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, TILE=tile, BLOCK=_BLOCK, num_warps=4, **overlap,
     )  # fmt: skip
     _append_kernel[(R,)](
         scores_RK, ids_RK, slots_R, positions_R, table.token_ids_SL, table.length_S, table.max_length_S,
-        table.min_length_S, table.done_S, table.stop_ids_SE, token_ids_R, S, L,
+        table.min_length_S, table.done_S, table.stop_ids_SE, ring.places_KR, ring.turn_1, S, L, place_size,
         K=num_tiles, BLOCK_K=triton.next_power_of_2(num_tiles), V=V, E=MAX_STOP_IDS, num_warps=1, **overlap,
     )  # fmt: skip
-    return token_ids_R
 
 
 def sample_reference(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
