@@ -227,7 +227,7 @@ def test_tokens_go_round_the_ring() -> None:
     for turn, (tokens, place) in enumerate([((3, 4), 1), ((5, 6), 0), ((7, 8), 1)]):
         logits = torch.zeros(3, 50)
         logits[0, tokens[0]] = logits[2, tokens[1]] = 1.0
-        sample_into(ring, logits, slots, positions + turn * (positions >= 0), table)
+        sample_into(ring, logits, slots, positions + turn * (positions >= 0).to(INTS), table)
         assert int(ring.turn_1) == place
         assert ring.places_KR[place].tolist() == [tokens[0], -1, tokens[1], -9, -9]
     assert ring.places_KR[0].tolist() == [5, -1, 6, -9, -9]
