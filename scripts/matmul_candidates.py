@@ -63,7 +63,7 @@ def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
     if num_rows <= 64:
         found += _splits(max(num_rows, 8), N, K)
         found += _skinny(max(num_rows, 8), N, K)
-    if 32 <= num_rows <= 512:
+    if 32 <= num_rows <= 1024:
         found += _waves(num_rows, N, K)
     if num_rows >= 128 or (num_rows >= 64 and N > 50000):
         found += _hopper(num_rows, N)
@@ -176,7 +176,7 @@ def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
 
 def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
     for block_m, block_n in ((128, 256), (256, 128), (128, 128), (128, 64), (256, 64)):
-        if block_m > num_rows or (num_rows > 512 and block_n == 64):
+        if block_m > num_rows or (num_rows > 1024 and block_n == 64):
             continue
         tiles = -(-num_rows // block_m) * -(-N // block_n)
         if tiles < 48:

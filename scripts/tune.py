@@ -149,7 +149,7 @@ def select(log: Path, table: Path, margin: float) -> None:
             whole = best[name.replace("norm_", ""), num_rows].anyhow
             if whole is not None and chosen[0] > whole[0] + _NORM_US:
                 print(" | ".join(cells), "| not fused")
-                chosen = whole  # a kernel that norms nothing says so
+                chosen = 0.0, asdict(MatmulConfig("apart", 0, 0, 0, 0))
         rows.setdefault(key, {})[str(num_rows)] = chosen[1]
         if entry.plain is not None:
             cells.append(show(entry.plain, entry.peer))
@@ -157,7 +157,7 @@ def select(log: Path, table: Path, margin: float) -> None:
             rows.setdefault(key, {})[str(num_rows)] = entry.plain[1]
         print(" | ".join(cells))
     if str(table) != "-":
-        defaults = asdict(MatmulConfig("", 0, 0, 0, 0))
+        defaults = asdict(MatmulConfig("", -1, -1, -1, -1))
         lines = (
             f" {json.dumps(key)}: {{\n"
             + ",\n".join(

@@ -28,7 +28,7 @@ class MatmulConfig:
     `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`: tiles half as wide again.
     """
 
-    kernel: str  # one of KERNELS
+    kernel: str  # one of KERNELS, or "apart" for a fused norm that does not pay: it runs on its own
     block_m: int
     block_n: int
     block_k: int
