@@ -107,7 +107,8 @@ class Supervisor:
     def stop(self) -> None:
         """Ask for the end. Safe in signal handlers and other threads."""
         self._stops += 1
-        os.write(self._wake_write, b"x")
+        with contextlib.suppress(OSError):  # it has ended already
+            os.write(self._wake_write, b"x")
 
     def run(self) -> None:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
@@ -298,11 +299,13 @@ def main() -> None:
         except BrokenPipeError:
             pass  # the owner is gone; its end of our standard input says so too
 
-    config = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineConfig)
+    # Not sys.stdin: the interpreter closes that at its end, and dies of it while the watching thread is reading.
+    commands = os.fdopen(os.dup(0), "rb")
+    config = msgspec.json.decode(commands.readline(), type=EngineConfig)
     supervisor = Supervisor(config, report)
 
     def watch_owner() -> None:
-        for _ in sys.stdin.buffer:  # each line asks for the end: the first drains, the second is impatient
+        for _ in commands:  # each line asks for the end: the first drains, the second is impatient
             supervisor.stop()
         supervisor.stop()
         supervisor.stop()

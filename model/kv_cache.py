@@ -12,6 +12,8 @@ from tercet.model.parallel import Group
 CPU_BYTES = 2**30
 """What a CPU rank takes without --kv-cache-memory."""
 
+_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+
 
 def make_kv_cache(
     config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, tp_size: int
@@ -35,4 +37,5 @@ def count_pages(config: ModelConfig, num_bytes: int, page_size: int, dtype: torc
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 2**30 else f"{num_bytes / 2**30:.1f} GiB"
+    unit, name = next((unit, name) for unit, name in _UNITS if num_bytes >= unit or unit == 1)
+    return f"{num_bytes / unit:.1f} {name}" if unit > 1 else f"{num_bytes} bytes"

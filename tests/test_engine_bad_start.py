@@ -1,0 +1,121 @@
+"""What cannot be served ends the start at once, in words, and leaves nothing: models, settings, addresses in use."""
+
+import json
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.torch import load_file, save_file
+
+from checkpoints import checkpoint
+from tercet.engine.errors import StartupFailed
+from tercet.engine.llm import LLM
+from whole_engine import GREEDY, generate, greedy_cases, tiny_engine
+
+
+def start(model: Path | str, capfd: pytest.CaptureFixture[str], **options: Any) -> str:
+    """Why it did not start: in the exception, and nothing else is printed but what the machine said."""
+    with pytest.raises(StartupFailed) as caught:
+        LLM(str(model), device="cpu", kv_cache_memory=4 << 20, **options).close()
+    assert not psutil.Process().children(recursive=True)
+    said = capfd.readouterr().err
+    assert "Fatal" not in said
+    assert "Exception" not in said
+    return str(caught.value)
+
+
+def write_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def cut(file: Path, keep: float) -> None:
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * keep)])
+
+
+def drop_tensor(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+
+
+DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda folder: (folder / "config.json").unlink(), "config.json"),
+    (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+    (lambda folder: write_config(folder, architectures=["MambaForCausalLM"], model_type="mamba"), "MambaForCausalLM"),
+    (lambda folder: write_config(folder, hidden_act="gelu"), "hidden_act"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "safetensors"),
+    (lambda folder: cut(folder / "model.safetensors", 0.7), "model.safetensors"),
+    (lambda folder: cut(folder / "model.safetensors", 0.001), "model.safetensors"),
+    (lambda folder: drop_tensor(folder, "model.layers.1.mlp.down_proj.weight"), "layers.1.mlp.down_proj.weight"),
+    (lambda folder: cut(folder / "tokenizer.json", 0.5), "tokenizer.json"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES)
+def test_a_damaged_folder(
+    damage: Callable[[Path], Any], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    damage(folder)
+    assert words in start(folder, capfd)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(range(200)), b"not one at all" * 100])
+def test_a_file_that_is_no_gguf(content: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    assert "model.gguf" in start(file, capfd)
+
+
+def test_nothing_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "no such folder or file" in start(tmp_path / "missing", capfd)
+    (tmp_path / "notes.txt").touch()
+    assert "want a folder or a .gguf file" in start(tmp_path / "notes.txt", capfd)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tensor_parallel_size": 3}, ["--tensor-parallel-size", "3", "4"]),
+        ({"max_model_len": 4096}, ["--max-model-len", "4096", "512"]),
+        ({"kv_cache_memory": 1000}, ["--kv-cache-memory", "1000 bytes", "12.0 KiB"]),
+        ({"device": "cuda"}, ["--device cuda"]),
+    ],
+)
+def test_settings_that_do_not_fit_the_model(options: dict[str, Any], words: list[str]) -> None:
+    if options.get("device") == "cuda" and Path("/dev/nvidia0").exists():
+        pytest.skip("there is one")
+    with pytest.raises(StartupFailed) as caught:
+        tiny_engine("llama", **options).close()
+    for word in words:
+        assert word in str(caught.value)
+    assert not psutil.Process().children(recursive=True)
+
+
+def test_an_unknown_option_or_a_wrong_value() -> None:
+    with pytest.raises(TypeError, match="max_batch_size"):
+        LLM("x", max_batch_size=3)
+    with pytest.raises(ValueError, match=r"--page-size got 17; want one of 16, 32, 64, 128"):
+        LLM("x", page_size=17)
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_an_address_in_use(kind: str, tmp_path: Path) -> None:
+    """The second engine says so; the first goes on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"ipc://{tmp_path}/door" if kind == "ipc" else f"tcp://127.0.0.1:{port}"
+    prompts, answers = greedy_cases("llama")
+    with tiny_engine("llama", listen=(address,)) as llm:
+        with pytest.raises(StartupFailed, match="another process does") as caught:
+            tiny_engine("llama", listen=(address,)).close()
+        assert address in str(caught.value)
+        assert llm.address == address
+        assert generate(llm, prompts[:2], GREEDY) == answers[:2]
