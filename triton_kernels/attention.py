@@ -15,6 +15,14 @@ from tercet.triton_kernels.attention_reference import (
     prefill_attention_reference,
 )
 from tercet.triton_kernels.checks import FLOATS, check_device, check_dtype, check_same, check_shape
+from tercet.triton_kernels.decode_attention import (
+    DecodeWork,
+    launch_decode_attention,
+    make_decode_work,
+    plan_decode_work,
+)
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.prefill_attention import launch_prefill_attention
 
 
 def decode_attention(
@@ -26,6 +34,7 @@ def decode_attention(
     decode_lengths_B: Tensor,
     scale: float,
     *,
+    work: DecodeWork | None = None,
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes_H: Tensor | None = None,
@@ -33,13 +42,26 @@ def decode_attention(
 ) -> Tensor:
     """[B, H, D] -> [B, H, D]: row b attends to the first `decode_lengths_B[b]` positions of slot `decode_slots_B[b]`.
 
-    Rows of length 0 give zeros. Writes `out` if given and mutates nothing else; softmax in fp32.
+    Rows of length 0 give zeros. Writes `out` if given and the memory in `work`; softmax in fp32. `work`: planned for
+    these rows, once for all layers of a step; without it the call plans for itself. Graph-safe.
     """
     _check(q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B)
     check_shape("decode_slots", decode_slots_B, q_BHD.shape[0])
     check_shape("decode_lengths", decode_lengths_B, q_BHD.shape[0])
     out = _output(q_BHD, out)
     scoring = Scoring(scale, window, softcap, alibi_slopes_H)
+    if not q_BHD.shape[0]:
+        return out
+    if use_kernels(q_BHD):
+        if work is None:
+            heads, (num_pages, kv_heads, page_size, head_dim) = q_BHD.shape[1], k_cache.shape
+            sizes = (q_BHD.shape[0], num_pages, page_size, heads, kv_heads, head_dim)
+            work = make_decode_work(*sizes, q_BHD.device, deterministic=False)
+            plan_decode_work(decode_lengths_B, work, kv_heads, deterministic=False)
+        launch_decode_attention(
+            q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, scoring, work, out
+        )
+        return out
     decode_attention_reference(q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, scoring, out)
     return out
 
@@ -69,6 +91,13 @@ def prefill_attention(
     check_shape("query_starts", query_starts_C1, chunk_slots_C.shape[0] + 1)
     out = _output(q_THD, out)
     scoring = Scoring(scale, window, softcap, alibi_slopes_H)
+    if not q_THD.shape[0]:
+        return out
+    if use_kernels(q_THD):
+        launch_prefill_attention(
+            q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out
+        )
+        return out
     prefill_attention_reference(
         q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out
     )

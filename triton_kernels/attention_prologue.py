@@ -5,12 +5,73 @@ dimension; caches are of one layer, [page, kv head, token of the page, D].
 """
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_same, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.write_kv import write_kv
+
+
+@triton.jit
+def norm_and_turn(
+    head_ptrs, norm_ptr, cos_ptr, eps, mask, columns,
+    D: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Heads of one token, [heads, D]: normed, then turned by the position's row of cosines and sines; fp32.
+
+    The other half of each pair is loaded a second time, from its own address: it needs no exchange between threads.
+    """
+    x = tl.load(head_ptrs + columns, mask=mask, other=0.0).to(tl.float32)
+    half: tl.constexpr = R // 2
+    partner = tl.where(columns < half, columns + half, columns - half)
+    turns = columns < R
+    y = tl.load(head_ptrs + partner, mask=mask & turns, other=0.0).to(tl.float32)
+    if NORM:
+        inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
+        x *= inverse * tl.load(norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        y *= inverse * tl.load(norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
+    angle = columns % half
+    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
+    sin = tl.load(cos_ptr + half + angle, mask=turns, other=0.0)
+    return x * cos + tl.where(columns < half, -y, y) * sin
+
+
+@triton.jit(do_not_specialize=["num_cells", "P"], do_not_specialize_on_alignment=["num_cells", "P"])
+def _prologue_kernel(
+    qkv_ptr, positions_ptr, kv_slots_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr, v_cache_ptr, q_ptr,
+    num_cells, P, H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, KV_HEADS): one program owns one token's kv head and the q heads that share it."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    G: tl.constexpr = H // KV_HEADS
+    token = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    heads = tl.arange(0, BLOCK_G)[:, None]
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    row_ptr = qkv_ptr + token * (H + 2 * KV_HEADS) * D
+    position = tl.minimum(tl.maximum(tl.load(positions_ptr + token), 0), P - 1)
+    cos_ptr = cos_sin_ptr + position.to(tl.int64) * R
+
+    q_heads = kv_head * G + heads
+    q_mask = (heads < G) & (columns < D)
+    q = norm_and_turn(row_ptr + q_heads * D, q_norm_ptr, cos_ptr, eps, q_mask, columns, D, R, NORM)
+    tl.store(q_ptr + (token * H + q_heads) * D + columns, q.to(q_ptr.dtype.element_ty), mask=q_mask)
+
+    slot = tl.load(kv_slots_ptr + token)
+    mask = (columns < D) & (slot >= 0) & (slot < num_cells)
+    k_ptrs = row_ptr + (H + kv_head) * D + tl.zeros((1, 1), tl.int32)
+    k = norm_and_turn(k_ptrs, k_norm_ptr, cos_ptr, eps, columns < D, columns, D, R, NORM)
+    v = tl.load(row_ptr + (H + KV_HEADS + kv_head) * D + columns, mask=columns < D, other=0.0)
+    cell = (slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE
+    tl.store(k_cache_ptr + cell * D + columns, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(v_cache_ptr + cell * D + columns, v, mask=mask)
 
 
 def attention_prologue(
@@ -27,19 +88,55 @@ def attention_prologue(
 ) -> Tensor:
     """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`.
 
-    May use `qkv_TN` as scratch. fp32 inside.
+    May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe.
     """
-    num_kv_heads, _, head_dim = k_cache.shape[1:]
+    num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     T = qkv_TN.shape[0]
     check_dtype("qkv", qkv_TN, *FLOATS)
     check_contiguous("qkv", qkv_TN)
     check_shape("qkv", qkv_TN, None, (num_q_heads + 2 * num_kv_heads) * head_dim)
     check_same("k_cache", k_cache, qkv_TN)
+    check_same("v_cache", v_cache, qkv_TN)
     check_shape("positions", positions_T, T)
     check_device("positions", positions_T, qkv_TN)
+    check_shape("kv_slots", kv_slots_T, T)
+    check_dtype("kv_slots", kv_slots_T, torch.int64)
     if (q_norm_weight_D is None) != (k_norm_weight_D is None):
         raise ValueError("q_norm_weight and k_norm_weight: got one, wanted both or neither")
-    heads_THD = qkv_TN.view(T, num_q_heads + 2 * num_kv_heads, head_dim)
+    if not use_kernels(qkv_TN):
+        return attention_prologue_reference(
+            qkv_TN, positions_T, kv_slots_T, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache,
+            num_q_heads,
+        )  # fmt: skip
+    q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
+    norm = q_norm_weight_D is not None
+    if T:
+        _prologue_kernel[(T, num_kv_heads)](
+            qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
+            q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
+            num_pages * page_size, cos_sin_PR.shape[0],
+            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
+            BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads), BLOCK_D=triton.next_power_of_2(head_dim),
+            NORM=norm, num_warps=1, **overlap_options(qkv_TN),
+        )  # fmt: skip
+    return q_THD
+
+
+def attention_prologue_reference(
+    qkv_TN: Tensor,
+    positions_T: Tensor,
+    kv_slots_T: Tensor,
+    cos_sin_PR: Tensor,
+    q_norm_weight_D: Tensor | None,
+    k_norm_weight_D: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    num_q_heads: int,
+) -> Tensor:
+    """The same, step by step."""
+    num_kv_heads, _, head_dim = k_cache.shape[1:]
+    heads_THD = qkv_TN.view(qkv_TN.shape[0], num_q_heads + 2 * num_kv_heads, head_dim)
     q_THD, k_THD, v_THD = torch.split(heads_THD, [num_q_heads, num_kv_heads, num_kv_heads], dim=1)
     if q_norm_weight_D is not None and k_norm_weight_D is not None:
         q_THD = rms_norm(q_THD.contiguous(), q_norm_weight_D, eps)

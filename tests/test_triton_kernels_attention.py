@@ -1,4 +1,7 @@
-"""The attention references against attention written out query by query, over pages full of NaN where nothing is."""
+"""Attention against attention written out query by query, over pages full of NaN where nothing is.
+
+The references here; the kernels in Triton's interpreter, by running this file once more.
+"""
 
 from typing import Any
 
@@ -6,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from interpreted import rerun_interpreted
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 
@@ -115,3 +119,7 @@ def test_prologue(normed: bool) -> None:
         torch.testing.assert_close(k_cache[at], wanted(k, token, norms[1]), rtol=1e-4, atol=1e-5)
         assert torch.equal(v_cache[at], v)
     assert int(k_cache.isfinite().sum()) == T * kv_heads * head_dim  # nothing else was written
+
+
+def test_kernels_in_the_interpreter() -> None:
+    rerun_interpreted(__file__)

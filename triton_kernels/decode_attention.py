@@ -1,0 +1,251 @@
+"""Decode attention in Triton: one query a sequence over its paged keys and values.
+
+Each sequence is cut into splits, so that few long sequences fill the card as well as many short ones. A small kernel
+cuts them once per step, on the device, for all layers (`plan_decode_work`); a fixed number of programs then works the
+list of splits off, and a last kernel merges the splits of a sequence in their order. By default the length of a split
+follows from the work of the whole step; in deterministic mode it is fixed, so a row's bits depend on nothing else.
+
+Shape suffixes: B decode rows, H q heads, G q heads of one kv head, D head size, S slots, M pages of a slot, I splits;
+caches are [page, kv head, token of the page, D].
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.dispatch import multiprocessors
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+_FIXED_SPLIT = 512
+_SHORTEST_SPLIT = 64
+_PROGRAMS_PER_MULTIPROCESSOR = 4
+_MIN_DOT = 16
+_LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class DecodeWork:
+    """The splits of one step's decode rows, and memory for what they leave to be merged."""
+
+    items_I: Tensor
+    """int32: row + 65536 * index of the split in its row."""
+    starts_B: Tensor
+    """Index of each row's first split."""
+    head: Tensor
+    """int32: tokens of a split, number of splits."""
+    partial_IHD: Tensor
+    """fp32 weighted sums of values."""
+    stats_IH2: Tensor
+    """fp32 largest score and sum of weights."""
+
+
+def make_decode_work(
+    num_rows: int, num_pages: int, page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int,
+    device: torch.device, *, deterministic: bool,
+) -> DecodeWork:  # fmt: skip
+    """Memory for any step of `num_rows` decode rows over a cache of `num_pages`."""
+    if deterministic:
+        capacity = num_rows + num_pages * page_size // _FIXED_SPLIT
+    else:
+        capacity = num_rows + _wanted_splits(device, num_kv_heads)
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    return DecodeWork(
+        items_I=empty(capacity, dtype=torch.int32),
+        starts_B=empty(num_rows, dtype=torch.int32),
+        head=empty(2, dtype=torch.int32),
+        partial_IHD=empty(capacity, num_q_heads, head_dim),
+        stats_IH2=empty(capacity, num_q_heads, 2),
+    )
+
+
+def _wanted_splits(device: torch.device, num_kv_heads: int) -> int:
+    """Splits that, over all kv heads, give each program of the grid some."""
+    return max(1, 2 * _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device) // num_kv_heads)
+
+
+@triton.jit(do_not_specialize=["B", "wanted", "fixed"], do_not_specialize_on_alignment=["B", "wanted", "fixed"])
+def _work_kernel(
+    lengths_ptr, items_ptr, starts_ptr, head_ptr, B, wanted, fixed,
+    BLOCK_B: tl.constexpr, SHORTEST: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (1,): one program cuts all rows."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    rows = tl.arange(0, BLOCK_B)
+    lengths = tl.load(lengths_ptr + rows, mask=rows < B, other=0)
+    fitting = tl.cdiv(tl.cdiv(tl.sum(lengths, 0), wanted), SHORTEST) * SHORTEST
+    split = tl.where(fixed > 0, fixed, tl.maximum(fitting, SHORTEST))
+    counts = tl.cdiv(lengths, split)
+    starts = tl.cumsum(counts, 0) - counts
+    tl.store(starts_ptr + rows, starts, mask=rows < B)
+    tl.store(head_ptr, split)
+    tl.store(head_ptr + 1, tl.sum(counts, 0))
+    for index in range(tl.max(counts, 0)):
+        tl.store(items_ptr + starts + index, rows + index * 65536, mask=index < counts)
+
+
+def plan_decode_work(decode_lengths_B: Tensor, work: DecodeWork, num_kv_heads: int, *, deterministic: bool) -> None:
+    """Cut a step's rows into splits. Graph-safe: once per step, before the first layer."""
+    B = decode_lengths_B.shape[0]
+    _work_kernel[(1,)](
+        decode_lengths_B, work.items_I, work.starts_B, work.head, B,
+        _wanted_splits(decode_lengths_B.device, num_kv_heads), _FIXED_SPLIT if deterministic else 0,
+        BLOCK_B=triton.next_power_of_2(B), SHORTEST=_SHORTEST_SPLIT, num_warps=4,
+        **overlap_options(decode_lengths_B),
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def _decode_kernel(
+    q_ptr, k_ptr, v_ptr, page_table_ptr, slots_ptr, lengths_ptr, items_ptr, starts_ptr, head_ptr, slopes_ptr,
+    partial_ptr, stats_ptr, out_ptr, scale, softcap, M,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NUM_PROGRAMS: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (NUM_PROGRAMS,): each program takes every NUM_PROGRAMS-th pair of a split and a kv head.
+
+    A split's q heads are the rows of the dot products. Scores are in units of log 2.
+    """
+    G: tl.constexpr = H // KV_HEADS
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    split = tl.load(head_ptr)
+    num_pairs = tl.load(head_ptr + 1) * KV_HEADS
+    heads = tl.arange(0, BLOCK_G)
+    columns = tl.arange(0, BLOCK_D)
+    tokens = tl.arange(0, TILE)
+    column_mask = columns < D
+    for pair in range(tl.program_id(0), num_pairs, NUM_PROGRAMS):
+        item_index = pair // KV_HEADS
+        kv_head = pair % KV_HEADS
+        item = tl.load(items_ptr + item_index)
+        row = item % 65536
+        begin = (item // 65536) * split
+        length = tl.load(lengths_ptr + row)
+        end = tl.minimum(begin + split, length)
+        first = begin
+        if WINDOW > 0:
+            first = tl.maximum(begin, (length - WINDOW) // TILE * TILE)
+        pages_ptr = page_table_ptr + tl.load(slots_ptr + row).to(tl.int64) * M
+        q_heads = kv_head * G + heads
+        q_mask = (heads < G)[:, None] & column_mask[None, :]
+        q = tl.load(q_ptr + (row * H + q_heads)[:, None] * D + columns[None, :], mask=q_mask, other=0.0)
+        largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        weight = tl.zeros((BLOCK_G,), tl.float32)
+        acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+        for start in tl.range(first, end, TILE, num_stages=STAGES):
+            page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
+            cells = (page * KV_HEADS + kv_head) * PAGE + start % PAGE + tokens
+            offsets = cells[:, None] * D + columns[None, :]
+            if D == BLOCK_D:
+                k = tl.load(k_ptr + offsets)
+                v = tl.load(v_ptr + offsets)
+            else:
+                k = tl.load(k_ptr + offsets, mask=column_mask[None, :], other=0.0)
+                v = tl.load(v_ptr + offsets, mask=column_mask[None, :], other=0.0)
+            positions = start + tokens
+            inside = positions < end
+            if WINDOW > 0:
+                inside &= positions >= length - WINDOW
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            if SOFTCAP:
+                scores = softcap * (1 - 2 / (tl.exp2(2 * 1.4426950408889634 * scores / softcap) + 1))
+            if ALIBI:
+                slopes = tl.load(slopes_ptr + q_heads, mask=heads < G, other=0.0)
+                scores += slopes[:, None] * (positions - (length - 1)).to(tl.float32)[None, :]
+            scores = tl.where(inside[None, :], scores * 1.4426950408889634, float("-inf"))
+            # Cells beyond the end may hold anything, NaN too.
+            v = tl.where(inside[:, None], v, 0.0)
+            new = tl.maximum(largest, tl.max(scores, 1))
+            finite = tl.where(new == float("-inf"), 0.0, new)
+            weights = tl.exp2(scores - finite[:, None])
+            rescale = tl.exp2(largest - finite)
+            weight = weight * rescale + tl.sum(weights, 1)
+            acc = acc * rescale[:, None]
+            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+            largest = new
+        if length <= split:
+            y = acc / weight[:, None]
+            tl.store(
+                out_ptr + (row * H + q_heads)[:, None] * D + columns[None, :],
+                y.to(out_ptr.dtype.element_ty),
+                mask=q_mask,
+            )
+        else:
+            place = item_index.to(tl.int64) * H + q_heads
+            tl.store(partial_ptr + place[:, None] * D + columns[None, :], acc, mask=q_mask)
+            tl.store(stats_ptr + place * 2, largest, mask=heads < G)
+            tl.store(stats_ptr + place * 2 + 1, weight, mask=heads < G)
+
+
+@triton.jit
+def _merge_kernel(
+    lengths_ptr, starts_ptr, head_ptr, partial_ptr, stats_ptr, out_ptr,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (H, B): one program merges the splits of one row and head, in their order. Rows of length 0 become zeros."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(1)
+    head = tl.program_id(0)
+    length = tl.load(lengths_ptr + row)
+    split = tl.load(head_ptr)
+    count = tl.cdiv(length, split)
+    if count != 1:
+        columns = tl.arange(0, BLOCK_D)
+        mask = columns < D
+        start = tl.load(starts_ptr + row).to(tl.int64)
+        largest = float("-inf")
+        weight = 0.0
+        acc = tl.zeros((BLOCK_D,), tl.float32)
+        for first in range(0, count, BLOCK_I):
+            items = first + tl.arange(0, BLOCK_I)
+            place = (start + items) * H + head
+            own = tl.load(stats_ptr + place * 2, mask=items < count, other=float("-inf"))
+            weights = tl.load(stats_ptr + place * 2 + 1, mask=items < count, other=0.0)
+            sums = tl.load(
+                partial_ptr + place[:, None] * D + columns[None, :], mask=(items < count)[:, None] & mask, other=0.0
+            )
+            new = tl.maximum(largest, tl.max(own, 0))
+            finite = tl.where(new == float("-inf"), 0.0, new)
+            rescale = tl.exp2(largest - finite)
+            factors = tl.exp2(own - finite)
+            weight = weight * rescale + tl.sum(weights * factors, 0)
+            acc = acc * rescale + tl.sum(sums * factors[:, None], 0)
+            largest = new
+        y = tl.where(weight > 0, acc / tl.where(weight > 0, weight, 1.0), 0.0)
+        tl.store(out_ptr + (row * H + head) * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def launch_decode_attention(
+    q_BHD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, decode_slots_B: Tensor,
+    decode_lengths_B: Tensor, scoring: Scoring, work: DecodeWork, out_BHD: Tensor,
+) -> None:  # fmt: skip
+    """Two launches: the splits, and their merge. Graph-safe; `work` is planned."""
+    B, H, D = q_BHD.shape
+    kv_heads, page_size = k_cache.shape[1:3]
+    tile = min(page_size, 64 if q_BHD.dtype.itemsize == 2 else 32)
+    num_programs = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q_BHD.device)
+    overlap = overlap_options(q_BHD)
+    slopes = scoring.alibi_slopes_H
+    _decode_kernel[(num_programs,)](
+        q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, work.items_I, work.starts_B,
+        work.head, q_BHD if slopes is None else slopes, work.partial_IHD, work.stats_IH2, out_BHD,
+        scoring.scale, scoring.softcap, page_table_SM.shape[1],
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile,
+        BLOCK_G=max(_MIN_DOT, triton.next_power_of_2(H // kv_heads)), BLOCK_D=triton.next_power_of_2(D),
+        NUM_PROGRAMS=num_programs, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None,
+        PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3, num_warps=2, num_stages=3, **overlap,
+    )  # fmt: skip
+    _merge_kernel[(H, B)](
+        decode_lengths_B, work.starts_B, work.head, work.partial_IHD, work.stats_IH2, out_BHD,
+        H=H, D=D, BLOCK_D=triton.next_power_of_2(D), BLOCK_I=16, num_warps=2, **overlap,
+    )  # fmt: skip
