@@ -65,10 +65,10 @@ def _prefill_kernel(
     tile = num_tiles - 1 - tl.program_id(1)
     if tile < 0:
         num_tokens = tl.load(query_starts_ptr + C)
-        rows = num_tokens + (-1 - tile) * BLOCK_Q + tl.arange(0, BLOCK_Q)
-        out_ptrs = out_ptr + (rows.to(tl.int64) * H + head)[:, None] * D + columns[None, :]
+        padding = num_tokens + (-1 - tile) * BLOCK_Q + tl.arange(0, BLOCK_Q)
+        pad_ptrs = out_ptr + (padding.to(tl.int64) * H + head)[:, None] * D + columns[None, :]
         zeros = tl.zeros((BLOCK_Q, BLOCK_D), out_ptr.dtype.element_ty)
-        tl.store(out_ptrs, zeros, mask=(rows < T)[:, None] & (columns < D)[None, :])
+        tl.store(pad_ptrs, zeros, mask=(padding < T)[:, None] & (columns < D)[None, :])
     else:
         chunk = tl.sum((last_tiles <= tile).to(tl.int32), 0)
         is_own = chunks == chunk

@@ -1,0 +1,64 @@
+"""The attention kernels compile for GPUs that are not here, at real head sizes and with every option."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.triton_kernels import attention, attention_prologue, decode_attention, prefill_attention, write_kv
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
+
+MODULES = (attention, attention_prologue, write_kv)
+LAUNCHERS = (attention_prologue, decode_attention, prefill_attention, write_kv)
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("capability", "heads", "kv_heads", "head_dim", "options"),
+    [
+        (90, 16, 8, 128, {}),
+        (90, 32, 8, 128, {"window": 4096}),
+        (90, 7, 1, 64, {"softcap": 30.0}),
+        (90, 8, 8, 80, {"alibi_slopes_H": True}),
+        (90, 8, 2, 96, {}),
+        (90, 8, 4, 256, {}),
+        (80, 16, 8, 128, {}),
+        (89, 9, 3, 64, {}),
+    ],
+)
+def test_compile(
+    capability: int, heads: int, kv_heads: int, head_dim: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in MODULES:
+        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
+    if capability == 90:
+        for module in LAUNCHERS:
+            monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
+    if "alibi_slopes_H" in options:
+        options = {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
+    caches = meta(100, kv_heads, 64, head_dim), meta(100, kv_heads, 64, head_dim)
+    table, indices, cos_sin = (
+        meta(9, 64, dtype=torch.int32),
+        meta(5, dtype=torch.int32),
+        meta(4096, head_dim, dtype=torch.float32),
+    )
+    with compiling_for(capability) as kernels:
+        attention.decode_attention(meta(5, heads, head_dim), *caches, table, indices, indices, 0.1, **options)
+        attention.prefill_attention(
+            meta(300, heads, head_dim), *caches, table, indices, indices, meta(6, dtype=torch.int32), 0.1, **options
+        )
+        qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
+        slots = meta(5, dtype=torch.int64)
+        for norms in ((None, None), (meta(head_dim), meta(head_dim))):
+            attention_prologue.attention_prologue(qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads)
+        write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
+    # The plan of the decode rows, the splits, their merge, prefill, two prologues, the write.
+    assert len(kernels) == 7
+    if capability == 90:
+        assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
