@@ -5,6 +5,7 @@ temperature 0.6 with `ignore_eos`, so that every engine does the same work.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Prompts = list[list[int]]
@@ -75,13 +76,10 @@ def transformers(model: str, options: dict[str, Any]) -> BenchEngine:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    where: dict[str, Any] = {}
-    if model.endswith(".gguf"):
-        folder, _, file = model.rpartition("/")
-        model, where = folder, {"gguf_file": file}
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **where).to(device).eval()
+    load = _llama_from_gguf if model.endswith(".gguf") else AutoModelForCausalLM.from_pretrained
+    loaded = load(model, dtype=dtype).to(device).eval()
 
     def settings(length: int) -> GenerationConfig:
         return GenerationConfig(
@@ -94,15 +92,46 @@ def transformers(model: str, options: dict[str, Any]) -> BenchEngine:
         )
 
     def generate(prompts: Prompts, lengths: list[int]) -> None:
-        with torch.inference_mode():
-            if len(prompts) == 1:
-                ids = torch.tensor(prompts, device=device)
-                loaded.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings(lengths[0]))
-            else:
-                assert len(set(lengths)) == 1, "transformers' generate_batch takes one length for all"
-                loaded.generate_batch(prompts, generation_config=settings(lengths[0]))
+        if len(prompts) == 1:
+            ids = torch.tensor(prompts, device=device)
+            loaded.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings(lengths[0]))
+            return
+        assert len(set(lengths)) == 1, "transformers' generate_batch takes one length for all"
+        outputs = loaded.generate_batch(prompts, generation_config=settings(lengths[0]), progress_bar=False)
+        assert [len(output.generated_tokens) for output in outputs.values()] == lengths
 
     return BenchEngine(generate, lambda: None, {"threads": torch.get_num_threads()})
+
+
+def _llama_from_gguf(file: str, dtype: Any) -> Any:
+    """A GGUF file in transformers, through Tercet's reader: transformers' own wants one more package."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tercet.model.gguf_file import GgufCheckpoint
+
+    checkpoint = GgufCheckpoint(Path(file))
+    shape = checkpoint.config
+    if shape.family != "llama" or shape.rope.kind != "default" or shape.qkv_bias or shape.mlp_bias:
+        raise ValueError(f"{file} holds a {shape.family}; for transformers want a plain llama, or a folder")
+    state = {name: checkpoint.read(name, 0, 0, size[0]) for name, size in checkpoint.shapes().items()}
+    state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.max_position_embeddings,
+            rms_norm_eps=shape.rms_norm_eps,
+            tie_word_embeddings=shape.tie_word_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.rope.theta},
+        )
+    )
+    model.load_state_dict(state)
+    return model.to(dtype)
 
 
 ENGINES: dict[str, Callable[[str, dict[str, Any]], BenchEngine]] = {

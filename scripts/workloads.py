@@ -48,12 +48,19 @@ def first_token(context: int, name: str) -> Workload:
     return Workload(name, "ms to first token", _random_prompts(1, context), [1], repeats=5)
 
 
+def small(batch: int, name: str) -> Workload:
+    """`batch` prompts of 32 ids, 128 tokens each: what a CPU can do in seconds."""
+    return Workload(name, "output tok/s", _random_prompts(batch, 32), [128] * batch, repeats=4)
+
+
 def workload(name: str) -> Workload:
-    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C."""
+    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C, cpuB."""
     for pattern, make in _FAMILIES.items():
         if match := re.fullmatch(pattern, name):
             return make(name, *(int(number) for number in match.groups()))
-    raise ValueError(f"workload {name!r} is unknown; want nano256, bsB_ctxC such as bs8_ctx1024, prefill or ttft_C")
+    raise ValueError(
+        f"workload {name!r} is unknown; want nano256, bsB_ctxC such as bs8_ctx1024, prefill, ttft_C or cpuB"
+    )
 
 
 _FAMILIES: dict[str, Callable[..., Workload]] = {
@@ -61,6 +68,7 @@ _FAMILIES: dict[str, Callable[..., Workload]] = {
     r"bs(\d+)_ctx(\d+)": lambda name, batch, context: steady_decode(batch, context, name),
     "prefill": lambda name: prefill(),
     r"ttft_(\d+)": lambda name, context: first_token(context, name),
+    r"cpu(\d+)": lambda name, batch: small(batch, name),
 }
 
 STANDARD = [
