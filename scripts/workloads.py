@@ -59,7 +59,7 @@ def workload(name: str) -> Workload:
         if match := re.fullmatch(pattern, name):
             return make(name, *(int(number) for number in match.groups()))
     raise ValueError(
-        f"workload {name!r} is unknown; want nano256, bsB_ctxC such as bs8_ctx1024, prefill, ttft_C or cpuB"
+        f"workload {name!r} is unknown; want nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C or cpuB"
     )
 
 
