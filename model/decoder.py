@@ -63,17 +63,19 @@ class Decoder:
         residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
         self.group.all_reduce(residual_TD)
         update_TD = None
-        work = self._plan_decodes(inputs, kv_cache)
+        work = self._plan_decodes(inputs, kv_cache, page_table_SM)
         for index, layer in enumerate(self._layers):
             update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], work)
         return residual_TD if update_TD is None else residual_TD.add_(update_TD)
 
-    def _plan_decodes(self, inputs: StepInputs, kv_cache: Tensor) -> DecodeWork | None:
+    def _plan_decodes(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> DecodeWork | None:
         """Split the decode rows once, on the device, for the attention of all layers."""
         num_rows = inputs.decode_slots_B.shape[0]
         if not num_rows or not use_kernels(kv_cache):
             return None
-        _, _, num_pages, num_kv_heads, page_size, head_dim = kv_cache.shape
+        num_kv_heads, page_size, head_dim = kv_cache.shape[3:]
+        # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
+        num_pages = num_rows * page_table_SM.shape[1]
         num_heads = self.config.num_heads // self.group.size
         work = make_decode_work(
             num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim, kv_cache.device,
