@@ -7,9 +7,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_GRAPH_TOKENS = (32, 64, 128, 256, 512, 1024)
-"""Prefill tokens of graphs. Longer steps take so long that launching them kernel by kernel hides behind the last one,
-and padding them would cost more than launches do."""
+_GRAPH_TOKENS = (64, 128, 256, 512, 1024)
+"""Prefill tokens of graphs. With fewer than 64, attention takes smaller tiles, which do not give the same bits. Longer
+steps take so long that launching them kernel by kernel hides behind the last one, and padding them would cost more."""
 _GRAPH_CHUNKS = 8
 _EAGER_TOKENS = 128
 """Longer steps are padded to a multiple of this."""
@@ -49,7 +49,11 @@ class Shapes:
     def for_warm_up(self) -> list[StepShape]:
         """Steps without a graph that together use every kernel such steps use, the largest among them."""
         largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
-        shapes = [StepShape(self.decodes[-1], self._max_num_seqs, largest), StepShape(0, self._chunks, largest)]
+        shapes = [StepShape(self.decodes[-1], self._max_num_seqs, largest)]
+        chunks = self._chunks
+        while chunks < self._max_num_seqs:  # kernels are compiled for each number of chunks
+            shapes.append(StepShape(0, chunks, largest))
+            chunks *= 2
         tokens = 2 * self._tokens[-1] if self._tokens else _EAGER_TOKENS
         while tokens < largest:
             shapes.append(StepShape(0, self._chunks, tokens))

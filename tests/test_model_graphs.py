@@ -1,0 +1,149 @@
+"""On a GPU: graphs and eager steps say the same, to the bit in any batch; nothing compiles, nothing but Triton runs.
+
+On a small random model in bf16 with the heads and the vocabulary of a real one.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import triton
+
+from plan_driver import GREEDY, Job, pack, run_jobs
+from slot_tables import random_table
+from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.model.config import ModelConfig
+from tercet.model.decoder import Decoder
+from tercet.model.dummy import DummyCheckpoint
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.parallel import Group
+from tercet.model.rope import Rope
+from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.weights import load_weights
+from tercet.triton_kernels.sample import sample, sample_reference
+from tercet.triton_kernels.slot_table import SlotTable
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+PAGE, MAX_SEQS, MAX_LEN = 64, 40, 1024
+SETTINGS = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=MAX_LEN, max_num_batched_tokens=2048)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    device = torch.device("cuda", 0)
+    config = ModelConfig(
+        family="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=3, num_heads=16,
+        num_kv_heads=8, head_dim=128, rms_norm_eps=1e-6, rope=Rope(theta=1e6), max_position_embeddings=4096,
+        tie_word_embeddings=True, qk_norm=True, dtype="bfloat16",
+    )  # fmt: skip
+    tensors = DummyCheckpoint(config, 0, torch.bfloat16, device)
+    weights = load_weights(tensors, config, rank=0, size=1, dtype=torch.bfloat16, device=device, interleaved=True)
+    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=True)
+
+
+def make_runner(decoder: Decoder, *, eager: bool) -> Runner:
+    cache = make_kv_cache(decoder.config, 400, PAGE, torch.bfloat16, decoder.group.device, 1)
+    cache[:, :, 1:] = float("nan")
+    return Runner(decoder, cache, replace(SETTINGS, enforce_eager=eager))
+
+
+@pytest.fixture(scope="module")
+def runners(decoder: Decoder) -> tuple[Runner, Runner]:
+    return make_runner(decoder, eager=False), make_runner(decoder, eager=True)
+
+
+def jobs(count: int) -> list[Job]:
+    rng = random.Random(5)
+    return [
+        Job(
+            [rng.randrange(100_000) for _ in range(rng.randint(1, 500))],
+            Sampling((0.0, 1.0, 0.8)[i % 3], (0, 40)[i % 2], (1.0, 0.9)[i // 2 % 2], 0.0, i, 40, 0, b""),
+        )
+        for i in range(count)
+    ]
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """Names of kernels that compile from here on."""
+    names: list[str] = []
+    before = triton.knobs.runtime.jit_post_compile_hook
+
+    def hook(*args: Any, **kwargs: Any) -> None:
+        names.append(kwargs["fn"].name)
+
+    triton.knobs.runtime.jit_post_compile_hook = hook
+    yield names
+    triton.knobs.runtime.jit_post_compile_hook = before
+
+
+def test_same_tokens_whatever_the_schedule_and_nothing_compiles(
+    runners: tuple[Runner, Runner], compiled: list[str]
+) -> None:
+    graphs, eager = runners
+    outputs = []
+    for runner, max_seqs, budget in (
+        (graphs, 16, 60),
+        (graphs, 5, 2000),
+        (graphs, 1, 2000),
+        (eager, 16, 60),
+        (eager, 7, 900),
+    ):
+        batch = jobs(20)
+        run_jobs(runner, batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, budget=budget)
+        outputs.append([job.output for job in batch])
+    assert len({tuple(tokens) for tokens in outputs[0]}) == 20
+    for others in outputs[1:]:
+        assert others == outputs[0]
+    assert compiled == []
+
+
+def test_only_triton_runs(runners: tuple[Runner, Runner]) -> None:
+    runner, _ = runners
+    params = msgspec.structs.replace(GREEDY, max_tokens=500)
+    enter = (Enter(0, pack(*range(300)), 300, params), Enter(1, pack(*range(1500 // 2)), 750, params))
+    pages = [x for slot in range(2) for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for step in (
+            Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
+            Step(1, 1, b"", (), b"", pack(1, 0, 750), pack(0)),
+            Step(2, 4, b"", (), b"", b"", pack(1, 0)),
+        ):
+            runner.begin(step)
+            for index in range(step.count):
+                assert runner.launch(index).wait().min() >= 0
+        torch.cuda.synchronize()
+    names = {event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA}
+    assert {"_prepare_kernel", "_decode_kernel", "_prefill_kernel", "_append_kernel"} <= names
+    foreign = [
+        name for name in names if "::" in name or "cublas" in name or "cutlass" in name or "gemm" in name.lower()
+    ]
+    assert foreign == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_sampling_kernels_are_the_reference(dtype: torch.dtype) -> None:
+    rows, vocab = 64, 151_936
+    generator = torch.Generator().manual_seed(1)
+    table = random_table(rows + 1, 8, 64, vocab, 0)
+    table.length_S[:rows] = table.length_S[:rows].clamp(max=500)
+    table.temperature_S[:] = torch.rand(rows + 1, generator=generator) * 2
+    table.temperature_S[:6] = 0.0
+    table.top_k_S[:] = torch.randint(0, 60, (rows + 1,), generator=generator).int()
+    table.top_k_S[8:16] = 0
+    table.top_p_S[:] = 0.3 + torch.rand(rows + 1, generator=generator)
+    table.min_p_S[16:] = torch.rand(rows - 15, generator=generator) * 0.2
+    slots = torch.randperm(rows, generator=generator).int()
+    positions = table.length_S[slots.long()].clone()
+    positions[3] = -1
+    logits = (torch.randn(rows, vocab, generator=generator) * 3).to(dtype)
+    on_gpu = SlotTable(**{field.name: getattr(table, field.name).cuda() for field in fields(SlotTable)})
+    got = sample(logits.cuda(), slots.cuda(), positions.cuda(), on_gpu)
+    assert got.tolist() == sample_reference(logits, slots, positions, table).tolist()
+    for field in fields(SlotTable):
+        assert torch.equal(getattr(on_gpu, field.name).cpu(), getattr(table, field.name)), field.name
