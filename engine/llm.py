@@ -3,6 +3,7 @@
 A synchronous face on the async client: one event loop in a thread of its own carries all requests.
 """
 
+import atexit
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -58,6 +59,9 @@ class LLM:
         self._client_context = self._portal.wrap_async_context_manager(Client(self._engine.address))
         self._client = self._client_context.__enter__()
         self._open = True
+        # A program that ends without `close` must not leave it to the garbage collector, which comes when the loop's
+        # thread has stopped for good.
+        atexit.register(self.close)
 
     def generate(
         self,
@@ -97,6 +101,7 @@ class LLM:
         if not self._open:
             return
         self._open = False
+        atexit.unregister(self.close)
         self._client_context.__exit__(None, None, None)
         self._portal_context.__exit__(None, None, None)
         self._engine.close()

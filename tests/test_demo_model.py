@@ -1,0 +1,54 @@
+"""The demo model: a 4-bit GGUF file, through the whole engine, says what transformers says in fp32."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from checkpoints import greedy, llama_gguf_in_transformers
+from demo import demo_file
+from tercet.engine.llm import LLM
+from tercet.engine.text_codec import load_codec
+from tercet.ipc.messages import SamplingParams
+
+PROMPTS = [
+    "The opposite of hot is",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):\n",
+    "Water boils at a temperature of",
+    "My favourite book is about",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Dear Sir or Madam,\n\n",
+    "The three primary colours are",
+    "To make a cup of tea, first",
+    "In 1969, people",
+]
+NUM_TOKENS = 48
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    demo_file()
+    with LLM("demo", device="cpu", max_model_len=512, kv_cache_memory=256 << 20) as engine:
+        yield engine
+
+
+def test_greedy_text_equals_transformers(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    codec = load_codec(demo_file())
+    prompt_ids = [codec.encode(prompt) for prompt in PROMPTS]
+    torch.set_num_threads(2)
+    model = llama_gguf_in_transformers(demo_file())
+    # One by one: padding in a batch is enough to make transformers decide a close call otherwise.
+    answers = [answer for ids in prompt_ids for answer in greedy(model, [ids], NUM_TOKENS)]
+    assert [output.outputs[0].token_ids for output in outputs] == answers
+    assert len({output.outputs[0].text for output in outputs}) == len(PROMPTS)
+    assert all(len(output.outputs[0].text) > NUM_TOKENS for output in outputs)
+
+
+def test_it_knows_the_capital_of_france(llm: LLM) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    (output,) = llm.chat(question, SamplingParams(temperature=0, max_tokens=40), use_tqdm=False)
+    assert "Paris" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"

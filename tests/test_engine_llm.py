@@ -1,0 +1,124 @@
+"""The offline API over a whole engine: what it takes, what it gives back, how it refuses, how it ends."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from tercet.engine.llm import LLM
+from tercet.ipc.client import RequestRefused
+from tercet.ipc.messages import SamplingParams
+from whole_engine import GREEDY, ids_of, tiny_engine, wait_until_empty
+
+SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with tiny_engine("llama") as engine:
+        yield engine
+
+
+def test_prompts_of_every_kind(llm: LLM) -> None:
+    text, ids = "the cat sat", tokenizer().encode("the cat sat", add_special_tokens=False)
+    for one in (text, ids, [text], [ids], tuple(ids)):
+        (output,) = llm.generate(one, SHORT, use_tqdm=False)
+        assert output.prompt == (text if one in (text, [text]) else None)
+        assert output.prompt_token_ids in (None, ids)
+        assert output.usage.num_prompt_tokens == len(ids)
+        assert output.usage.num_generated_tokens == 5
+        assert len(output.outputs[0].token_ids) == 5
+    assert llm.generate([], SHORT, use_tqdm=False) == []
+    mixed = llm.generate([text, ids], SHORT, use_tqdm=False)
+    assert ids_of(mixed)[0] == ids_of(mixed)[1]
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    lengths = [40, 1, 23, 7, 2, 39]
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
+    outputs = llm.generate([[7, 8, i] for i in range(3, 9)], params, use_tqdm=False)
+    assert [len(ids) for ids in ids_of(outputs)] == lengths
+    assert [output.prompt_token_ids for output in outputs] == [[7, 8, i] for i in range(3, 9)]
+
+
+def test_chat(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "naïve café?"}]
+    rendered = tokenizer().apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+    ids = tokenizer().encode(rendered, add_special_tokens=False)
+    (one,) = llm.chat(conversation, SHORT, use_tqdm=False)
+    two = llm.chat([conversation, conversation], SHORT, use_tqdm=False)
+    assert one.usage.num_prompt_tokens == len(ids)
+    assert ids_of([one, *two]) == ids_of(llm.generate([ids] * 3, SHORT, use_tqdm=False))
+    assert llm.chat([], use_tqdm=False) == []
+
+
+def test_stop_strings_end_an_answer_before_they_appear(llm: LLM) -> None:
+    (whole,) = llm.generate([9, 10, 11], GREEDY, use_tqdm=False)
+    text = whole.outputs[0].text
+    stop = text[10:13]
+    (cut,) = llm.generate([9, 10, 11], SamplingParams(temperature=0, stop=stop, ignore_eos=True), use_tqdm=False)
+    assert cut.outputs[0].text == text[: text.index(stop)]
+    assert (cut.outputs[0].finish_reason, cut.outputs[0].stop_reason) == ("stop", stop)
+    wait_until_empty(llm.address)
+
+
+def test_a_refusal_is_an_exception_and_the_engine_goes_on(llm: LLM) -> None:
+    with pytest.raises(RequestRefused, match=f"token id {VOCAB_SIZE}"):
+        llm.generate([[5, 6], [VOCAB_SIZE], [7]], GREEDY, use_tqdm=False)
+    with pytest.raises(RequestRefused, match="temperature"):
+        llm.generate([5, 6], SamplingParams(temperature=float("nan")), use_tqdm=False)
+    with pytest.raises(ValueError, match="got 2 prompts and 1 params"):
+        llm.generate([[5, 6], [7]], [GREEDY], use_tqdm=False)
+    with pytest.raises(ValueError, match="int32 token ids"):
+        llm.generate([[2**40]], GREEDY, use_tqdm=False)
+    wait_until_empty(llm.address)  # the others of a refused batch were cancelled
+    assert len(llm.generate([5, 6], SHORT, use_tqdm=False)[0].outputs[0].token_ids) == 5
+
+
+def test_the_bar_shows_rates(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate([[5, 6]] * 3, SHORT)
+    said = capfd.readouterr()
+    assert "3/3" in said.err
+    assert "prefill" in said.err
+    assert "decode" in said.err
+    assert not said.out
+
+
+def test_closed() -> None:
+    engine = tiny_engine("llama")
+    engine.close()
+    engine.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        engine.generate([5], SHORT)
+
+
+PROGRAM = """
+import sys
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+llm = LLM(sys.argv[1], device="cpu", kv_cache_memory=1 << 22)
+print(len(llm.generate([5, 6], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids), flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "import os; os._exit(0)"])
+def test_a_program_without_a_main_guard_that_never_closes(end: str) -> None:
+    """However it ends, its engine ends too."""
+    before = {process.pid for process in psutil.process_iter()}
+    command: list[Any] = [sys.executable, "-c", PROGRAM.format(end=end), str(checkpoint("llama"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "3\n"
+    left = [p for p in psutil.process_iter() if p.pid not in before and _is_of(p, str(checkpoint("llama")))]
+    assert not psutil.wait_procs(left, timeout=10)[1]
+
+
+def _is_of(process: psutil.Process, model: str) -> bool:
+    try:
+        return any("tercet.engine" in word or model in word for word in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
