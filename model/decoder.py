@@ -81,7 +81,7 @@ class Decoder:
             num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim, kv_cache.device,
             deterministic=self._deterministic,
         )  # fmt: skip
-        plan_decode_work(inputs.decode_lengths_B, work, num_kv_heads, deterministic=self._deterministic)
+        plan_decode_work(inputs.decode_lengths_B, inputs.decode_slots_B, work, num_kv_heads)
         return work
 
     @torch.inference_mode()

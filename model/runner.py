@@ -17,7 +17,7 @@ from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
 from tercet.model.sampler import sample_step, sample_step_into
 from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_changes
-from tercet.model.step_buffers import StepBuffers, write_rows
+from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
 from tercet.triton_kernels.slot_table import write_pages, write_records
@@ -58,7 +58,7 @@ class Runner:
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
         self._dummy = settings.max_num_seqs
         self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens)
-        self._row_words = 3 * self._shapes.max_rows
+        self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._decodes = np.zeros(0, np.int32)

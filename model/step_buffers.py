@@ -29,7 +29,8 @@ class StepBuffers:
         """Views of this shape."""
         B, C, _ = shape
         T, R = B + shape.num_prefill_tokens, B + C
-        slots_R, starts_C = self._words_W[:R], self._words_W[R : R + C]
+        starts, lengths, _ = _offsets(shape)
+        slots_R, starts_C = self._words_W[:R], self._words_W[starts : starts + C]
         inputs = StepInputs(
             input_ids_T=self._input_ids[:T],
             positions_T=self._positions[:T],
@@ -41,7 +42,7 @@ class StepBuffers:
             query_starts_C1=self._query_starts[: C + 1],
             sample_rows_R=self._sample_rows[:R],
         )
-        return inputs, StepRows(slots_R, starts_C, self._words_W[R + C : R + 2 * C], self._sample_positions[:R])
+        return inputs, StepRows(slots_R, starts_C, self._words_W[lengths : lengths + C], self._sample_positions[:R])
 
 
 def write_rows(
@@ -49,14 +50,29 @@ def write_rows(
 ) -> int:
     """Write a step's rows, padded to `shape`, where `cut` reads them; `chunks` is [3, C]. Returns the words used."""
     B, C, _ = shape
-    R = B + C
+    starts, lengths, end = _offsets(shape)
     num_decodes, num_chunks = len(decodes), chunks.shape[1]
     words[:num_decodes] = decodes
+    words[num_decodes:end] = 0
     words[num_decodes:B] = dummy
-    if C:
-        words[B : B + num_chunks] = chunks[0]
-        words[B + num_chunks : R] = dummy
-        words[R : R + 2 * C] = 0
-        words[R : R + num_chunks] = chunks[1]
-        words[R + C : R + C + num_chunks] = chunks[2]
-    return R + 2 * C
+    words[B : B + num_chunks] = chunks[0]
+    words[B + num_chunks : B + C] = dummy
+    words[starts : starts + num_chunks] = chunks[1]
+    words[lengths : lengths + num_chunks] = chunks[2]
+    return end
+
+
+def max_row_words(max_rows: int) -> int:
+    """Words that the rows of any step take at most."""
+    return _offsets(StepShape(0, max_rows, 0))[2]
+
+
+def _offsets(shape: StepShape) -> tuple[int, int, int]:
+    """Where starts and lengths of chunks are, and the end. Aligned to 16 bytes, or kernels would compile once more."""
+    starts = _aligned(shape.num_decodes + shape.num_chunks)
+    lengths = starts + _aligned(shape.num_chunks)
+    return starts, lengths, lengths + _aligned(shape.num_chunks)
+
+
+def _aligned(num_words: int) -> int:
+    return -(-num_words // 4) * 4

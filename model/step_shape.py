@@ -28,12 +28,14 @@ class Shapes:
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.decodes = _decode_sizes(max_num_seqs)
-        self.decodes_beside_prefill = [0, *(size for size in self.decodes if size in (8, 64) or size == max_num_seqs)]
+        # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
+        largest = _round_up(max_num_seqs, 4)
+        self.decodes_beside_prefill = [0, *(size for size in (8, 64) if size < largest), largest]
         self._tokens = [size for size in _GRAPH_TOKENS if size <= max_num_batched_tokens]
         self._chunks = min(_GRAPH_CHUNKS, max_num_seqs)
         self._max_num_seqs = max_num_seqs
-        self.max_rows = self.decodes[-1] + max(self._chunks, max_num_seqs)
-        self.max_tokens = self.decodes[-1] + _round_up(max_num_batched_tokens, _EAGER_TOKENS)
+        self.max_rows = largest + max_num_seqs
+        self.max_tokens = largest + _round_up(max_num_batched_tokens, _EAGER_TOKENS)
         self._max_num_batched_tokens = max_num_batched_tokens
 
     def for_graphs(self) -> list[StepShape]:
@@ -49,7 +51,7 @@ class Shapes:
     def for_warm_up(self) -> list[StepShape]:
         """Steps without a graph that together use every kernel such steps use, the largest among them."""
         largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
-        shapes = [StepShape(self.decodes[-1], self._max_num_seqs, largest)]
+        shapes = [StepShape(self.decodes_beside_prefill[-1], self._max_num_seqs, largest)]
         chunks = self._chunks
         while chunks < self._max_num_seqs:  # kernels are compiled for each number of chunks
             shapes.append(StepShape(0, chunks, largest))
@@ -67,7 +69,7 @@ class Shapes:
         if self._tokens and num_chunks <= self._chunks and num_tokens <= self._tokens[-1]:
             padded = _smallest(self.decodes_beside_prefill, num_decodes)
             return StepShape(padded, self._chunks, _smallest(self._tokens, num_tokens))
-        padded = _smallest([0, *self.decodes], num_decodes)
+        padded = _round_up(_smallest([0, *self.decodes], num_decodes), 4)
         return StepShape(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
 
     def _round_chunks(self, num_chunks: int) -> int:

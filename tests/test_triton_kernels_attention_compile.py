@@ -40,6 +40,7 @@ def test_compile(
     if capability == 90:
         for module in LAUNCHERS:
             monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
+        monkeypatch.setattr(prefill_attention, "is_hopper", lambda device: True)
     if "alibi_slopes_H" in options:
         options = {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
     caches = meta(100, kv_heads, 64, head_dim), meta(100, kv_heads, 64, head_dim)

@@ -57,10 +57,8 @@ def decode_attention(
             heads, (num_pages, kv_heads, page_size, head_dim) = q_BHD.shape[1], k_cache.shape
             sizes = (q_BHD.shape[0], num_pages, page_size, heads, kv_heads, head_dim)
             work = make_decode_work(*sizes, q_BHD.device, deterministic=False)
-            plan_decode_work(decode_lengths_B, work, kv_heads, deterministic=False)
-        launch_decode_attention(
-            q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, scoring, work, out
-        )
+            plan_decode_work(decode_lengths_B, decode_slots_B, work, kv_heads)
+        launch_decode_attention(q_BHD, k_cache, v_cache, page_table_SM, scoring, work, out)
         return out
     decode_attention_reference(q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, scoring, out)
     return out

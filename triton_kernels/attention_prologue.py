@@ -16,13 +16,16 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.write_kv import write_kv
 
+_FEW_TOKENS = 512
+"""Up to here a program for each token and kv head; beyond, programs with more to do at once."""
+
 
 @triton.jit
 def norm_and_turn(
-    head_ptrs, norm_ptr, cos_ptr, eps, mask, columns,
+    head_ptrs, norm_ptr, cos_ptrs, eps, mask, columns,
     D: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Heads of one token, [heads, D]: normed, then turned by the position's row of cosines and sines; fp32.
+    """Heads, [heads, D], normed, then turned by their positions' rows of cosines and sines; fp32.
 
     The other half of each pair is loaded a second time, from its own address: it needs no exchange between threads.
     """
@@ -36,42 +39,47 @@ def norm_and_turn(
         x *= inverse * tl.load(norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
         y *= inverse * tl.load(norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
     angle = columns % half
-    cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
-    sin = tl.load(cos_ptr + half + angle, mask=turns, other=0.0)
+    cos = tl.load(cos_ptrs + angle, mask=mask & turns, other=1.0)
+    sin = tl.load(cos_ptrs + half + angle, mask=mask & turns, other=0.0)
     return x * cos + tl.where(columns < half, -y, y) * sin
 
 
-@triton.jit(do_not_specialize=["num_cells", "P"], do_not_specialize_on_alignment=["num_cells", "P"])
+@triton.jit(do_not_specialize=["T", "num_cells", "P"], do_not_specialize_on_alignment=["T", "num_cells", "P"])
 def _prologue_kernel(
     qkv_ptr, positions_ptr, kv_slots_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr, v_cache_ptr, q_ptr,
-    num_cells, P, H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    T, num_cells, P, H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T, KV_HEADS): one program owns one token's kv head and the q heads that share it."""
+    """Grid (T / BLOCK_T, KV_HEADS): one program owns a kv head of BLOCK_T tokens and the q heads that share it."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     G: tl.constexpr = H // KV_HEADS
-    token = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
-    heads = tl.arange(0, BLOCK_G)[:, None]
     columns = tl.arange(0, BLOCK_D)[None, :]
-    row_ptr = qkv_ptr + token * (H + 2 * KV_HEADS) * D
-    position = tl.minimum(tl.maximum(tl.load(positions_ptr + token), 0), P - 1)
-    cos_ptr = cos_sin_ptr + position.to(tl.int64) * R
 
+    rows = tl.arange(0, BLOCK_T * BLOCK_G)[:, None]
+    tokens = (tl.program_id(0) * BLOCK_T + rows // BLOCK_G).to(tl.int64)
+    heads = rows % BLOCK_G
+    q_mask = (heads < G) & (tokens < T) & (columns < D)
+    positions = tl.load(positions_ptr + tokens, mask=tokens < T, other=0).to(tl.int64)
+    cos_ptrs = cos_sin_ptr + tl.minimum(tl.maximum(positions, 0), P - 1) * R
     q_heads = kv_head * G + heads
-    q_mask = (heads < G) & (columns < D)
-    q = norm_and_turn(row_ptr + q_heads * D, q_norm_ptr, cos_ptr, eps, q_mask, columns, D, R, NORM)
-    tl.store(q_ptr + (token * H + q_heads) * D + columns, q.to(q_ptr.dtype.element_ty), mask=q_mask)
+    head_ptrs = qkv_ptr + (tokens * (H + 2 * KV_HEADS) + q_heads) * D
+    q = norm_and_turn(head_ptrs, q_norm_ptr, cos_ptrs, eps, q_mask, columns, D, R, NORM)
+    tl.store(q_ptr + (tokens * H + q_heads) * D + columns, q.to(q_ptr.dtype.element_ty), mask=q_mask)
 
-    slot = tl.load(kv_slots_ptr + token)
-    mask = (columns < D) & (slot >= 0) & (slot < num_cells)
-    k_ptrs = row_ptr + (H + kv_head) * D + tl.zeros((1, 1), tl.int32)
-    k = norm_and_turn(k_ptrs, k_norm_ptr, cos_ptr, eps, columns < D, columns, D, R, NORM)
-    v = tl.load(row_ptr + (H + KV_HEADS + kv_head) * D + columns, mask=columns < D, other=0.0)
-    cell = (slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE
-    tl.store(k_cache_ptr + cell * D + columns, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
-    tl.store(v_cache_ptr + cell * D + columns, v, mask=mask)
+    tokens = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]).to(tl.int64)
+    slots = tl.load(kv_slots_ptr + tokens, mask=tokens < T, other=-1)
+    k_mask = (tokens < T) & (columns < D)
+    positions = tl.load(positions_ptr + tokens, mask=tokens < T, other=0).to(tl.int64)
+    cos_ptrs = cos_sin_ptr + tl.minimum(tl.maximum(positions, 0), P - 1) * R
+    k_ptrs = qkv_ptr + (tokens * (H + 2 * KV_HEADS) + H + kv_head) * D
+    k = norm_and_turn(k_ptrs, k_norm_ptr, cos_ptrs, eps, k_mask, columns, D, R, NORM)
+    v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=k_mask, other=0.0)
+    mask = k_mask & (slots >= 0) & (slots < num_cells)
+    cells = (slots // PAGE * KV_HEADS + kv_head) * PAGE + slots % PAGE
+    tl.store(k_cache_ptr + cells * D + columns, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
+    tl.store(v_cache_ptr + cells * D + columns, v, mask=mask)
 
 
 def attention_prologue(
@@ -111,13 +119,14 @@ def attention_prologue(
     q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
     norm = q_norm_weight_D is not None
     if T:
-        _prologue_kernel[(T, num_kv_heads)](
+        block_t = 1 if T <= _FEW_TOKENS else 8
+        _prologue_kernel[(triton.cdiv(T, block_t), num_kv_heads)](
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
-            num_pages * page_size, cos_sin_PR.shape[0],
+            T, num_pages * page_size, cos_sin_PR.shape[0],
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
-            BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads), BLOCK_D=triton.next_power_of_2(head_dim),
-            NORM=norm, num_warps=1, **overlap_options(qkv_TN),
+            BLOCK_T=block_t, BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads),
+            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, num_warps=1 if block_t == 1 else 4, **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD
 

@@ -23,120 +23,149 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 _FIXED_SPLIT = 512
 _SHORTEST_SPLIT = 64
 _PROGRAMS_PER_MULTIPROCESSOR = 4
+_SPLITS_PER_MULTIPROCESSOR = 8
 _MIN_DOT = 16
-_LOG2_E = 1.4426950408889634
+_SIZES = ["B", "wanted", "fixed", "capacity"]
 
 
 @dataclass(frozen=True)
 class DecodeWork:
     """The splits of one step's decode rows, and memory for what they leave to be merged."""
 
-    items_I: Tensor
-    """int32: row + 65536 * index of the split in its row."""
+    items_I8: Tensor
+    """int32 records: row (-1: none), begin, end, slot, length of the row, number of its splits."""
+    counts_B: Tensor
+    """Number of each row's splits."""
     starts_B: Tensor
     """Index of each row's first split."""
-    head: Tensor
-    """int32: tokens of a split, number of splits."""
+    num_items_1: Tensor
     partial_IHD: Tensor
     """fp32 weighted sums of values."""
     stats_IH2: Tensor
     """fp32 largest score and sum of weights."""
+    fixed: bool
+    """Splits of one length, whatever the rest of the step: deterministic mode."""
 
 
 def make_decode_work(
     num_rows: int, num_pages: int, page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int,
     device: torch.device, *, deterministic: bool,
 ) -> DecodeWork:  # fmt: skip
-    """Memory for any step of `num_rows` decode rows over a cache of `num_pages`."""
+    """Memory for any step of `num_rows` decode rows that hold `num_pages` at most, a shared page counted for each."""
     if deterministic:
         capacity = num_rows + num_pages * page_size // _FIXED_SPLIT
     else:
         capacity = num_rows + _wanted_splits(device, num_kv_heads)
 
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
 
     return DecodeWork(
-        items_I=empty(capacity, dtype=torch.int32),
-        starts_B=empty(num_rows, dtype=torch.int32),
-        head=empty(2, dtype=torch.int32),
-        partial_IHD=empty(capacity, num_q_heads, head_dim),
-        stats_IH2=empty(capacity, num_q_heads, 2),
+        items_I8=empty(capacity, 8),
+        counts_B=empty(num_rows),
+        starts_B=empty(num_rows),
+        num_items_1=empty(1),
+        partial_IHD=empty(capacity, num_q_heads, head_dim, dtype=torch.float32),
+        stats_IH2=empty(capacity, num_q_heads, 2, dtype=torch.float32),
+        fixed=deterministic,
     )
 
 
 def _wanted_splits(device: torch.device, num_kv_heads: int) -> int:
-    """Splits that, over all kv heads, give each program of the grid some."""
-    return max(1, 2 * _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device) // num_kv_heads)
+    """Splits that, over all kv heads, keep every multiprocessor busy to the end."""
+    return max(1, _SPLITS_PER_MULTIPROCESSOR * multiprocessors(device) // num_kv_heads)
 
 
-@triton.jit(do_not_specialize=["B", "wanted", "fixed"], do_not_specialize_on_alignment=["B", "wanted", "fixed"])
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _work_kernel(
-    lengths_ptr, items_ptr, starts_ptr, head_ptr, B, wanted, fixed,
+    lengths_ptr, slots_ptr, items_ptr, counts_ptr, starts_ptr, num_items_ptr, B, wanted, fixed, capacity,
     BLOCK_B: tl.constexpr, SHORTEST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (1,): one program cuts all rows."""
+    """Grid (1,): one program cuts all rows, each into equal parts unless `fixed` says how long parts are."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     rows = tl.arange(0, BLOCK_B)
     lengths = tl.load(lengths_ptr + rows, mask=rows < B, other=0)
-    fitting = tl.cdiv(tl.cdiv(tl.sum(lengths, 0), wanted), SHORTEST) * SHORTEST
-    split = tl.where(fixed > 0, fixed, tl.maximum(fitting, SHORTEST))
-    counts = tl.cdiv(lengths, split)
+    slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
+    fitting = tl.maximum(tl.cdiv(tl.sum(lengths, 0), wanted), SHORTEST)
+    counts = tl.cdiv(lengths, tl.where(fixed > 0, fixed, fitting))
+    even = tl.cdiv(tl.cdiv(lengths, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
+    parts = tl.where(fixed > 0, fixed, even)
+    counts = tl.cdiv(lengths, tl.maximum(parts, 1))
     starts = tl.cumsum(counts, 0) - counts
+    num_items = tl.sum(counts, 0)
+    tl.store(counts_ptr + rows, counts, mask=rows < B)
     tl.store(starts_ptr + rows, starts, mask=rows < B)
-    tl.store(head_ptr, split)
-    tl.store(head_ptr + 1, tl.sum(counts, 0))
+    tl.store(num_items_ptr, num_items)
     for index in range(tl.max(counts, 0)):
-        tl.store(items_ptr + starts + index, rows + index * 65536, mask=index < counts)
+        record_ptr = items_ptr + (starts + index) * 8
+        mask = index < counts
+        tl.store(record_ptr, rows, mask=mask)
+        tl.store(record_ptr + 1, index * parts, mask=mask)
+        tl.store(record_ptr + 2, tl.minimum(index * parts + parts, lengths), mask=mask)
+        tl.store(record_ptr + 3, slots, mask=mask)
+        tl.store(record_ptr + 4, lengths, mask=mask)
+        tl.store(record_ptr + 5, counts, mask=mask)
+    if fixed == 0:
+        for first in range(num_items, capacity, BLOCK_B):
+            tl.store(items_ptr + (first + rows) * 8, -1, mask=first + rows < capacity)
 
 
-def plan_decode_work(decode_lengths_B: Tensor, work: DecodeWork, num_kv_heads: int, *, deterministic: bool) -> None:
+def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: DecodeWork, num_kv_heads: int) -> None:
     """Cut a step's rows into splits. Graph-safe: once per step, before the first layer."""
     B = decode_lengths_B.shape[0]
     _work_kernel[(1,)](
-        decode_lengths_B, work.items_I, work.starts_B, work.head, B,
-        _wanted_splits(decode_lengths_B.device, num_kv_heads), _FIXED_SPLIT if deterministic else 0,
-        BLOCK_B=triton.next_power_of_2(B), SHORTEST=_SHORTEST_SPLIT, num_warps=4,
+        decode_lengths_B, decode_slots_B, work.items_I8, work.counts_B, work.starts_B, work.num_items_1, B,
+        _wanted_splits(decode_lengths_B.device, num_kv_heads), _FIXED_SPLIT if work.fixed else 0,
+        work.items_I8.shape[0],
+        BLOCK_B=max(16, triton.next_power_of_2(B)), SHORTEST=_SHORTEST_SPLIT, num_warps=4,
         **overlap_options(decode_lengths_B),
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, page_table_ptr, slots_ptr, lengths_ptr, items_ptr, starts_ptr, head_ptr, slopes_ptr,
-    partial_ptr, stats_ptr, out_ptr, scale, softcap, M,
+    q_ptr, k_ptr, v_ptr, page_table_ptr, items_ptr, num_items_ptr, slopes_ptr, partial_ptr, stats_ptr, out_ptr,
+    scale, softcap, M,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NUM_PROGRAMS: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NUM_PROGRAMS: tl.constexpr, PERSISTENT: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): each program takes every NUM_PROGRAMS-th pair of a split and a kv head.
+    """Grid (NUM_PROGRAMS,): each program takes one pair of a split and a kv head, or every NUM_PROGRAMS-th one.
 
     A split's q heads are the rows of the dot products. Scores are in units of log 2.
     """
     G: tl.constexpr = H // KV_HEADS
     let_next_start(PDL)
     wait_for_previous(PDL)
-    split = tl.load(head_ptr)
-    num_pairs = tl.load(head_ptr + 1) * KV_HEADS
     heads = tl.arange(0, BLOCK_G)
     columns = tl.arange(0, BLOCK_D)
     tokens = tl.arange(0, TILE)
     column_mask = columns < D
-    for pair in range(tl.program_id(0), num_pairs, NUM_PROGRAMS):
-        item_index = pair // KV_HEADS
+    first_pair = tl.program_id(0)
+    end_pair = first_pair + 1
+    if PERSISTENT:
+        end_pair = tl.load(num_items_ptr) * KV_HEADS
+    for pair in range(first_pair, end_pair, NUM_PROGRAMS):
+        item = pair // KV_HEADS
         kv_head = pair % KV_HEADS
-        item = tl.load(items_ptr + item_index)
-        row = item % 65536
-        begin = (item // 65536) * split
-        length = tl.load(lengths_ptr + row)
-        end = tl.minimum(begin + split, length)
+        row = tl.load(items_ptr + item * 8)
+        begin = tl.load(items_ptr + item * 8 + 1)
+        end = tl.load(items_ptr + item * 8 + 2)
+        slot = tl.load(items_ptr + item * 8 + 3)
+        length = tl.load(items_ptr + item * 8 + 4)
+        count = tl.load(items_ptr + item * 8 + 5)
+        if row < 0:
+            begin = 0
+            end = 0
+            slot = 0
         first = begin
         if WINDOW > 0:
             first = tl.maximum(begin, (length - WINDOW) // TILE * TILE)
-        pages_ptr = page_table_ptr + tl.load(slots_ptr + row).to(tl.int64) * M
+        pages_ptr = page_table_ptr + slot.to(tl.int64) * M
         q_heads = kv_head * G + heads
-        q_mask = (heads < G)[:, None] & column_mask[None, :]
+        q_mask = (heads < G)[:, None] & column_mask[None, :] & (row >= 0)
         q = tl.load(q_ptr + (row * H + q_heads)[:, None] * D + columns[None, :], mask=q_mask, other=0.0)
         largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         weight = tl.zeros((BLOCK_G,), tl.float32)
@@ -172,23 +201,21 @@ def _decode_kernel(
             acc = acc * rescale[:, None]
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             largest = new
-        if length <= split:
+        if count == 1:
             y = acc / weight[:, None]
-            tl.store(
-                out_ptr + (row * H + q_heads)[:, None] * D + columns[None, :],
-                y.to(out_ptr.dtype.element_ty),
-                mask=q_mask,
-            )
+            out_ptrs = out_ptr + (row * H + q_heads)[:, None] * D + columns[None, :]
+            tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=q_mask)
         else:
-            place = item_index.to(tl.int64) * H + q_heads
+            place = item.to(tl.int64) * H + q_heads
+            stats_mask = (heads < G) & (row >= 0)
             tl.store(partial_ptr + place[:, None] * D + columns[None, :], acc, mask=q_mask)
-            tl.store(stats_ptr + place * 2, largest, mask=heads < G)
-            tl.store(stats_ptr + place * 2 + 1, weight, mask=heads < G)
+            tl.store(stats_ptr + place * 2, largest, mask=stats_mask)
+            tl.store(stats_ptr + place * 2 + 1, weight, mask=stats_mask)
 
 
 @triton.jit
 def _merge_kernel(
-    lengths_ptr, starts_ptr, head_ptr, partial_ptr, stats_ptr, out_ptr,
+    counts_ptr, starts_ptr, partial_ptr, stats_ptr, out_ptr,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_I: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (H, B): one program merges the splits of one row and head, in their order. Rows of length 0 become zeros."""
@@ -196,13 +223,11 @@ def _merge_kernel(
     wait_for_previous(PDL)
     row = tl.program_id(1)
     head = tl.program_id(0)
-    length = tl.load(lengths_ptr + row)
-    split = tl.load(head_ptr)
-    count = tl.cdiv(length, split)
+    count = tl.load(counts_ptr + row)
+    start = tl.load(starts_ptr + row).to(tl.int64)
     if count != 1:
         columns = tl.arange(0, BLOCK_D)
         mask = columns < D
-        start = tl.load(starts_ptr + row).to(tl.int64)
         largest = float("-inf")
         weight = 0.0
         acc = tl.zeros((BLOCK_D,), tl.float32)
@@ -226,26 +251,30 @@ def _merge_kernel(
 
 
 def launch_decode_attention(
-    q_BHD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, decode_slots_B: Tensor,
-    decode_lengths_B: Tensor, scoring: Scoring, work: DecodeWork, out_BHD: Tensor,
+    q_BHD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: DecodeWork,
+    out_BHD: Tensor,
 ) -> None:  # fmt: skip
     """Two launches: the splits, and their merge. Graph-safe; `work` is planned."""
     B, H, D = q_BHD.shape
     kv_heads, page_size = k_cache.shape[1:3]
     tile = min(page_size, 64 if q_BHD.dtype.itemsize == 2 else 32)
+    # Fixed splits may be very many: then programs take several. Else the card hands pairs to whoever is free.
     num_programs = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q_BHD.device)
+    if not work.fixed:
+        num_programs = work.items_I8.shape[0] * kv_heads
     overlap = overlap_options(q_BHD)
     slopes = scoring.alibi_slopes_H
     _decode_kernel[(num_programs,)](
-        q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, work.items_I, work.starts_B,
-        work.head, q_BHD if slopes is None else slopes, work.partial_IHD, work.stats_IH2, out_BHD,
+        q_BHD, k_cache, v_cache, page_table_SM, work.items_I8, work.num_items_1,
+        q_BHD if slopes is None else slopes, work.partial_IHD, work.stats_IH2, out_BHD,
         scoring.scale, scoring.softcap, page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile,
         BLOCK_G=max(_MIN_DOT, triton.next_power_of_2(H // kv_heads)), BLOCK_D=triton.next_power_of_2(D),
-        NUM_PROGRAMS=num_programs, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None,
-        PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3, num_warps=2, num_stages=3, **overlap,
+        NUM_PROGRAMS=num_programs, PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
+        ALIBI=slopes is not None, PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3,
+        num_warps=2, **overlap,
     )  # fmt: skip
     _merge_kernel[(H, B)](
-        decode_lengths_B, work.starts_B, work.head, work.partial_IHD, work.stats_IH2, out_BHD,
+        work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, out_BHD,
         H=H, D=D, BLOCK_D=triton.next_power_of_2(D), BLOCK_I=16, num_warps=2, **overlap,
     )  # fmt: skip

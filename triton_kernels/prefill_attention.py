@@ -11,41 +11,45 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.dispatch import is_hopper
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 
 
 @triton.jit
-def _load_cells(cache_ptr, cells, columns, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    pointers = cache_ptr + cells[:, None] * D + columns[None, :]
-    return tl.load(pointers) if D == BLOCK_D else tl.load(pointers, mask=(columns < D)[None, :], other=0.0)
+def _load_cells(cache, cell, tokens, columns, D: tl.constexpr, BLOCK_D: tl.constexpr, TMA: tl.constexpr):
+    """The cells from `cell` on: one tile of keys or values."""
+    if TMA:
+        tile = cache.load([cell.to(tl.int32), 0])
+    else:
+        pointers = cache + (cell + tokens)[:, None] * D + columns[None, :]
+        tile = tl.load(pointers) if D == BLOCK_D else tl.load(pointers, mask=(columns < D)[None, :], other=0.0)
+    return tile
 
 
 @triton.jit
-def _scores(
-    q, k, scale, softcap, slopes_ptr, head, queries, positions,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr,
+def _bend(
+    products, scale, softcap, slopes_ptr, head, queries, positions, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr
 ):  # fmt: skip
-    """Scores in units of log 2, before any mask."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    """Scores in units of log 2 from products, where the score is more than the scaled product."""
+    scores = products * scale
     if SOFTCAP:
-        scores = softcap * (1 - 2 / (tl.exp2(2 * 1.4426950408889634 * scale / softcap * scores) + 1))
-        scale = 1.0
+        scores = softcap * (1 - 2 / (tl.exp2(2 * 1.4426950408889634 / softcap * scores) + 1))
     if ALIBI:
-        slope = tl.load(slopes_ptr + head)
-        scores = scores * scale + slope * (positions[None, :] - queries[:, None]).to(tl.float32)
-        scale = 1.0
-    return scores * (scale * 1.4426950408889634)
+        scores += tl.load(slopes_ptr + head) * (positions[None, :] - queries[:, None]).to(tl.float32)
+    return scores * 1.4426950408889634
 
 
 @triton.jit(do_not_specialize=["C", "T", "M"], do_not_specialize_on_alignment=["C", "T", "M"])
 def _prefill_kernel(
-    q_ptr, k_ptr, v_ptr, page_table_ptr, slots_ptr, chunk_starts_ptr, query_starts_ptr, slopes_ptr, out_ptr,
+    q_ptr, k_cache, v_cache, page_table_ptr, slots_ptr, chunk_starts_ptr, query_starts_ptr, slopes_ptr, out_ptr,
     scale, softcap, C, T, M,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (H, tiles of BLOCK_Q queries, at most T / BLOCK_Q + C): one program owns one tile of one head.
 
@@ -95,17 +99,20 @@ def _prefill_kernel(
         if WINDOW == 0:
             whole = (first_query + 1) // TILE * TILE
         tokens = tl.arange(0, TILE)
+        unit = 1.0 if SOFTCAP or ALIBI else scale * 1.4426950408889634
         largest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
         weight = tl.zeros((BLOCK_Q,), tl.float32)
         acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
         for start in tl.range(low, whole, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
-            cells = (page * KV_HEADS + kv_head) * PAGE + start % PAGE + tokens
-            k = _load_cells(k_ptr, cells, columns, D, BLOCK_D)
-            v = _load_cells(v_ptr, cells, columns, D, BLOCK_D)
-            scores = _scores(q, k, scale, softcap, slopes_ptr, head, queries, start + tokens, SOFTCAP, ALIBI, PRECISION)
-            new = tl.maximum(largest, tl.max(scores, 1))
-            weights = tl.exp2(scores - new[:, None])
+            cell = (page * KV_HEADS + kv_head) * PAGE + start % PAGE
+            k = _load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            v = _load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if SOFTCAP or ALIBI:
+                scores = _bend(scores, scale, softcap, slopes_ptr, head, queries, start + tokens, SOFTCAP, ALIBI)
+            new = tl.maximum(largest, tl.max(scores, 1) * unit)
+            weights = tl.exp2(scores * unit - new[:, None])
             rescale = tl.exp2(largest - new)
             weight = weight * rescale + tl.sum(weights, 1)
             acc = acc * rescale[:, None]
@@ -113,20 +120,22 @@ def _prefill_kernel(
             largest = new
         for start in tl.range(whole, length, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
-            cells = (page * KV_HEADS + kv_head) * PAGE + start % PAGE + tokens
-            k = _load_cells(k_ptr, cells, columns, D, BLOCK_D)
-            v = _load_cells(v_ptr, cells, columns, D, BLOCK_D)
+            cell = (page * KV_HEADS + kv_head) * PAGE + start % PAGE
+            k = _load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
+            v = _load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
             positions = start + tokens
-            scores = _scores(q, k, scale, softcap, slopes_ptr, head, queries, positions, SOFTCAP, ALIBI, PRECISION)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+            if SOFTCAP or ALIBI:
+                scores = _bend(scores, scale, softcap, slopes_ptr, head, queries, positions, SOFTCAP, ALIBI)
             seen = positions[None, :] <= queries[:, None]
             if WINDOW > 0:
                 seen &= positions[None, :] > queries[:, None] - WINDOW
             scores = tl.where(seen, scores, float("-inf"))
             # Cells beyond the end may hold anything, NaN too.
             v = tl.where((positions < length)[:, None], v, 0.0)
-            new = tl.maximum(largest, tl.max(scores, 1))
+            new = tl.maximum(largest, tl.max(scores, 1) * unit)
             finite = tl.where(new == float("-inf"), 0.0, new)
-            weights = tl.exp2(scores - finite[:, None])
+            weights = tl.exp2(scores * unit - finite[:, None])
             rescale = tl.exp2(largest - finite)
             weight = weight * rescale + tl.sum(weights, 1)
             acc = acc * rescale[:, None]
@@ -147,15 +156,21 @@ def launch_prefill_attention(
     C = chunk_slots_C.shape[0]
     kv_heads, page_size = k_cache.shape[1:3]
     half = q_THD.dtype.itemsize == 2
-    block_q = min(128 if half and D <= 128 else 64, max(16, triton.next_power_of_2(T)))
+    block_q = min(64, max(16, triton.next_power_of_2(T)))
     tile = min(page_size, 64 if half and D <= 128 else 32)
     slopes = scoring.alibi_slopes_H
+    # A tile of a page is one block of memory: the copy engine fetches it whole.
+    tma = is_hopper(q_THD.device) and half and triton.next_power_of_2(D) == D
+    keys, values = k_cache, v_cache
+    if tma:
+        keys = TensorDescriptor.from_tensor(k_cache.view(-1, D), [tile, D])
+        values = TensorDescriptor.from_tensor(v_cache.view(-1, D), [tile, D])
     _prefill_kernel[(H, triton.cdiv(T, block_q) + C)](
-        q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1,
+        q_THD, keys, values, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1,
         q_THD if slopes is None else slopes, out_THD, scoring.scale, scoring.softcap, C, T, page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=block_q,
         BLOCK_C=triton.next_power_of_2(max(C, 1)), BLOCK_D=triton.next_power_of_2(D), WINDOW=scoring.window,
-        SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None,
+        SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, TMA=tma,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2,
-        num_warps=8 if block_q >= 128 else 4, **overlap_options(q_THD),
+        num_warps=4, **overlap_options(q_THD),
     )  # fmt: skip
