@@ -29,7 +29,7 @@ from tercet.triton_kernels.slot_table import SlotTable
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-PAGE, MAX_SEQS, MAX_LEN = 64, 40, 1024
+PAGE, MAX_SEQS, MAX_LEN = 64, 38, 1024
 SETTINGS = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=MAX_LEN, max_num_batched_tokens=2048)
 
 
@@ -75,7 +75,7 @@ def compiled() -> Iterator[list[str]]:
     before = triton.knobs.runtime.jit_post_compile_hook
 
     def hook(*args: Any, **kwargs: Any) -> None:
-        names.append(kwargs["fn"].name)
+        names.append(f"{kwargs['fn'].name} {kwargs['key']}")
 
     triton.knobs.runtime.jit_post_compile_hook = hook
     yield names
