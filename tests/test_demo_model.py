@@ -23,7 +23,7 @@ PROMPTS = [
     "To make a cup of tea, first",
     "In 1969, people",
 ]
-NUM_TOKENS = 48
+NUM_TOKENS = 32
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_greedy_text_equals_transformers(llm: LLM) -> None:
     answers = [answer for ids in prompt_ids for answer in greedy(model, [ids], NUM_TOKENS)]
     assert [output.outputs[0].token_ids for output in outputs] == answers
     assert len({output.outputs[0].text for output in outputs}) == len(PROMPTS)
-    assert all(len(output.outputs[0].text) > NUM_TOKENS for output in outputs)
+    assert all(output.outputs[0].text.strip() for output in outputs)
 
 
 def test_it_knows_the_capital_of_france(llm: LLM) -> None:
