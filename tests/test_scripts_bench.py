@@ -1,0 +1,87 @@
+"""scripts/bench.py: its workloads are what their names say, and a run writes figures that can be trusted."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from checkpoints import checkpoint
+from daemon import SCRIPTS
+
+sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
+
+from workloads import STANDARD, workload
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "bench.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "measure", "prompts", "prompt_length", "outputs"),
+    [
+        ("bs8_ctx1024", "ms/token", 8, 1024, 258),
+        ("bs1_ctx128", "ms/token", 1, 128, 514),
+        ("prefill", "prompt tok/s", 16, 8192, 1),
+        ("ttft_512", "ms to first token", 1, 512, 1),
+        ("cpu16", "output tok/s", 16, 32, 128),
+    ],
+)
+def test_workloads(name: str, measure: str, prompts: int, prompt_length: int, outputs: int) -> None:
+    work = workload(name)
+    assert (work.name, work.measure) == (name, measure)
+    assert {len(prompt) for prompt in work.prompts} == {prompt_length}
+    assert work.output_lengths == [outputs] * prompts == [outputs] * len(work.prompts)
+    assert len(set(map(tuple, work.prompts))) == prompts
+    assert work.prompts == workload(name).prompts
+
+
+def test_standard_workloads_exist() -> None:
+    assert [workload(name).name for name in STANDARD] == STANDARD
+    with pytest.raises(ValueError, match="'bs8' is unknown; want nano256"):
+        workload("bs8")
+
+
+def test_an_offline_run(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    # Prompts of the workloads name tokens that only a real vocabulary has.
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = json.loads((checkpoint("smollm2") / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10_001}))
+    flags = ["--device", "cpu", "--load-format", "dummy", "--kv-cache-memory", "16MiB", "--max-num-seqs", "8"]
+    done = bench("offline", "--model", str(folder), *flags, "cpu1", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    written = json.loads(report.read_text())
+    assert "cpu1" in written["command"]
+    assert {"python", "torch", "tercet"} <= set(written["environment"])
+    start, row = written["rows"]
+    assert start["workload"] == "start"
+    assert (row["engine"], row["workload"], row["measure"]) == ("tercet", "cpu1", "output tok/s")
+    assert row["figure"] == pytest.approx(128 / min(row["seconds"][1:]))
+    assert f"{row['figure']:.3f} output tok/s" in done.stdout
+
+
+def test_planner() -> None:
+    done = bench("planner")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert "requests=256" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["offline"], "one of the arguments --model --shape is required"),
+        (["offline", "--model", "demo", "nonsense"], "workload 'nonsense' is unknown"),
+        (["offline", "--model", "demo", "--engine", "abacus"], "--engine"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], words: str) -> None:
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
