@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tokenizer_process import EOS, byte_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.pieces import Pieces
+from tokenizer_process import EOS, byte_tokenizer
 
 TEXTS = ["Größe", "日本語", "🦙 llamas", "a  b", " lead", "naïve\n", "\N{REPLACEMENT CHARACTER}", "e\u0301", "👩‍👩‍👧"]
 

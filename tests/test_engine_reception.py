@@ -12,15 +12,6 @@ import msgpack
 import msgspec
 import pytest
 import zmq
-from tokenizer_process import (
-    USAGE,
-    TokenizerProcess,
-    byte_checkpoint,
-    byte_tokenizer,
-    rewritten,
-    tokenizer_process,
-)
-from wire_peer import Peer, still_serves
 
 from tercet.ipc.messages import (
     Abort,
@@ -36,6 +27,15 @@ from tercet.ipc.messages import (
     Rejected,
     SamplingParams,
 )
+from tokenizer_process import (
+    USAGE,
+    TokenizerProcess,
+    byte_checkpoint,
+    byte_tokenizer,
+    rewritten,
+    tokenizer_process,
+)
+from wire_peer import Peer, still_serves
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizer_process import TEMPLATE, byte_checkpoint, byte_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
@@ -16,6 +15,7 @@ from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import GenerationDefaults, TextRefused, load_codec
 from tercet.ipc.messages import ChatMessage
+from tokenizer_process import TEMPLATE, byte_checkpoint, byte_tokenizer
 
 TEXTS = [
     "The capital of France is",

@@ -11,14 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from tokenizer_process import (
-    USAGE,
-    TokenizerProcess,
-    byte_checkpoint,
-    tokenizer_process,
-    tokens,
-)
-from wire_peer import Peer
 
 from tercet.engine.child import ChildSpec, remove_sockets
 from tercet.engine.config import EngineConfig
@@ -36,6 +28,14 @@ from tercet.ipc.messages import (
     GenerateIds,
     LastWords,
 )
+from tokenizer_process import (
+    USAGE,
+    TokenizerProcess,
+    byte_checkpoint,
+    tokenizer_process,
+    tokens,
+)
+from wire_peer import Peer
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 import zmq
-from tokenizer_process import USAGE, TokenizerProcess
 
 from tercet.ipc.messages import Batch, Delta, Ended, Failed, Finished, FromClient, Generate, ToClient
+from tokenizer_process import USAGE, TokenizerProcess
 
 
 class Peer:

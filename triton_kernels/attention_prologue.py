@@ -126,7 +126,8 @@ def attention_prologue(
             T, num_pages * page_size, cos_sin_PR.shape[0],
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
             BLOCK_T=block_t, BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads),
-            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, num_warps=1 if block_t == 1 else 4, **overlap_options(qkv_TN),
+            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, num_warps=1 if block_t == 1 else 4,
+            **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD
 

@@ -23,9 +23,12 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 _FIXED_SPLIT = 512
 _SHORTEST_SPLIT = 64
 _PROGRAMS_PER_MULTIPROCESSOR = 4
-_SPLITS_PER_MULTIPROCESSOR = 8
+_SPLITS_PER_MULTIPROCESSOR = 16
+"""Over all kv heads, where there is much to read; a quarter of it where there is little."""
+_MUCH = 2**17
+"""Tokens of a step."""
 _MIN_DOT = 16
-_SIZES = ["B", "wanted", "fixed", "capacity"]
+_SIZES = ["B", "few", "many", "fixed", "capacity"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ def make_decode_work(
     if deterministic:
         capacity = num_rows + num_pages * page_size // _FIXED_SPLIT
     else:
-        capacity = num_rows + _wanted_splits(device, num_kv_heads)
+        capacity = num_rows + _most_splits(num_rows, device, num_kv_heads)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -71,15 +74,16 @@ def make_decode_work(
     )
 
 
-def _wanted_splits(device: torch.device, num_kv_heads: int) -> int:
-    """Splits that, over all kv heads, keep every multiprocessor busy to the end."""
-    return max(1, _SPLITS_PER_MULTIPROCESSOR * multiprocessors(device) // num_kv_heads)
+def _most_splits(num_rows: int, device: torch.device, num_kv_heads: int) -> int:
+    """Splits that, over all kv heads, keep every multiprocessor busy to the end. Programs without one cost too."""
+    each = _SPLITS_PER_MULTIPROCESSOR if num_rows >= 8 else _SPLITS_PER_MULTIPROCESSOR // 4
+    return max(4, each * multiprocessors(device) // num_kv_heads)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _work_kernel(
-    lengths_ptr, slots_ptr, items_ptr, counts_ptr, starts_ptr, num_items_ptr, B, wanted, fixed, capacity,
-    BLOCK_B: tl.constexpr, SHORTEST: tl.constexpr, PDL: tl.constexpr,
+    lengths_ptr, slots_ptr, items_ptr, counts_ptr, starts_ptr, num_items_ptr, B, few, many, fixed, capacity,
+    BLOCK_B: tl.constexpr, SHORTEST: tl.constexpr, MUCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1,): one program cuts all rows, each into equal parts unless `fixed` says how long parts are."""
     let_next_start(PDL)
@@ -87,7 +91,10 @@ def _work_kernel(
     rows = tl.arange(0, BLOCK_B)
     lengths = tl.load(lengths_ptr + rows, mask=rows < B, other=0)
     slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
-    fitting = tl.maximum(tl.cdiv(tl.sum(lengths, 0), wanted), SHORTEST)
+    total = tl.sum(lengths, 0)
+    # An eighth more than fits: rows of one length a little above it are not halved for nothing.
+    fitting = tl.cdiv(total, tl.where(total < MUCH, few, many)) * 9 // 8
+    fitting = tl.maximum(fitting, SHORTEST)
     counts = tl.cdiv(lengths, tl.where(fixed > 0, fixed, fitting))
     even = tl.cdiv(tl.cdiv(lengths, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
     parts = tl.where(fixed > 0, fixed, even)
@@ -114,11 +121,12 @@ def _work_kernel(
 def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: DecodeWork, num_kv_heads: int) -> None:
     """Cut a step's rows into splits. Graph-safe: once per step, before the first layer."""
     B = decode_lengths_B.shape[0]
+    most = _most_splits(B, decode_lengths_B.device, num_kv_heads)
+    few = max(1, _SPLITS_PER_MULTIPROCESSOR // 4 * multiprocessors(decode_lengths_B.device) // num_kv_heads)
     _work_kernel[(1,)](
         decode_lengths_B, decode_slots_B, work.items_I8, work.counts_B, work.starts_B, work.num_items_1, B,
-        _wanted_splits(decode_lengths_B.device, num_kv_heads), _FIXED_SPLIT if work.fixed else 0,
-        work.items_I8.shape[0],
-        BLOCK_B=max(16, triton.next_power_of_2(B)), SHORTEST=_SHORTEST_SPLIT, num_warps=4,
+        few, most, _FIXED_SPLIT if work.fixed else 0, work.items_I8.shape[0],
+        BLOCK_B=max(16, triton.next_power_of_2(B)), SHORTEST=_SHORTEST_SPLIT, MUCH=_MUCH, num_warps=4,
         **overlap_options(decode_lengths_B),
     )  # fmt: skip
 
