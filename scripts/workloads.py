@@ -58,9 +58,7 @@ def workload(name: str) -> Workload:
     for pattern, make in _FAMILIES.items():
         if match := re.fullmatch(pattern, name):
             return make(name, *(int(number) for number in match.groups()))
-    raise ValueError(
-        f"workload {name!r} is unknown; want nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C or cpuB"
-    )
+    raise ValueError(f"workload {name!r} is unknown; want nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C or cpuB")
 
 
 _FAMILIES: dict[str, Callable[..., Workload]] = {

@@ -25,6 +25,8 @@ _SHORTEST_SPLIT = 64
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 _SPLITS_PER_MULTIPROCESSOR = 16
 """Over all kv heads, where there is much to read; a quarter of it where there is little."""
+_MANY_ROWS = 32
+"""Rows of many lengths need short splits to end together."""
 _MUCH = 2**17
 """Tokens of a step."""
 _MIN_DOT = 16
@@ -122,7 +124,11 @@ def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: Dec
     """Cut a step's rows into splits. Graph-safe: once per step, before the first layer."""
     B = decode_lengths_B.shape[0]
     most = _most_splits(B, decode_lengths_B.device, num_kv_heads)
-    few = max(1, _SPLITS_PER_MULTIPROCESSOR // 4 * multiprocessors(decode_lengths_B.device) // num_kv_heads)
+    few = (
+        most
+        if B >= _MANY_ROWS
+        else max(1, _SPLITS_PER_MULTIPROCESSOR // 4 * multiprocessors(decode_lengths_B.device) // num_kv_heads)
+    )
     _work_kernel[(1,)](
         decode_lengths_B, decode_slots_B, work.items_I8, work.counts_B, work.starts_B, work.num_items_1, B,
         few, most, _FIXED_SPLIT if work.fixed else 0, work.items_I8.shape[0],
