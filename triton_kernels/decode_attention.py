@@ -137,16 +137,16 @@ def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: Dec
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+@triton.jit(do_not_specialize=["M", "num_programs"], do_not_specialize_on_alignment=["M", "num_programs"])
 def _decode_kernel(
     q_ptr, k_ptr, v_ptr, page_table_ptr, items_ptr, num_items_ptr, slopes_ptr, partial_ptr, stats_ptr, out_ptr,
-    scale, softcap, M,
+    scale, softcap, M, num_programs,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NUM_PROGRAMS: tl.constexpr, PERSISTENT: tl.constexpr,
+    BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PERSISTENT: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): each program takes one pair of a split and a kv head, or every NUM_PROGRAMS-th one.
+    """Grid (num_programs,): each program takes one pair of a split and a kv head, or every num_programs-th one.
 
     A split's q heads are the rows of the dot products. Scores are in units of log 2.
     """
@@ -161,7 +161,7 @@ def _decode_kernel(
     end_pair = first_pair + 1
     if PERSISTENT:
         end_pair = tl.load(num_items_ptr) * KV_HEADS
-    for pair in range(first_pair, end_pair, NUM_PROGRAMS):
+    for pair in range(first_pair, end_pair, num_programs):
         item = pair // KV_HEADS
         kv_head = pair % KV_HEADS
         row = tl.load(items_ptr + item * 8)
@@ -281,10 +281,10 @@ def launch_decode_attention(
     _decode_kernel[(num_programs,)](
         q_BHD, k_cache, v_cache, page_table_SM, work.items_I8, work.num_items_1,
         q_BHD if slopes is None else slopes, work.partial_IHD, work.stats_IH2, out_BHD,
-        scoring.scale, scoring.softcap, page_table_SM.shape[1],
+        scoring.scale, scoring.softcap, page_table_SM.shape[1], num_programs,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile,
         BLOCK_G=max(_MIN_DOT, triton.next_power_of_2(H // kv_heads)), BLOCK_D=triton.next_power_of_2(D),
-        NUM_PROGRAMS=num_programs, PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
+        PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
         ALIBI=slopes is not None, PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3,
         num_warps=2, **overlap,
     )  # fmt: skip
