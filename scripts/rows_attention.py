@@ -1,0 +1,111 @@
+"""Rows of the kernel bench for attention: decode over paged caches, causal prefill, and the prologue before both.
+
+Head size 128, 8 kv heads, pages of 64 tokens in random order. The peer of prefill is cuDNN's attention, through torch.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kernel_rows import Row
+from kernel_timing import Stopwatch
+from tercet.triton_kernels.attention import decode_attention, prefill_attention
+from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
+
+_D, _KV_HEADS, _PAGE = 128, 8, 64
+_SCALE = _D**-0.5
+
+
+def rows(stopwatch: Stopwatch) -> Iterator[Row]:
+    draw = random.Random(0)
+    for name, lengths in (
+        ("B=1 C=1024", [1024]),
+        ("B=8 C=1024", [1024] * 8),
+        ("B=64 C=1024", [1024] * 64),
+        ("B=256 C=1024", [1024] * 256),
+        ("B=256 C=100..2048", [draw.randint(100, 2048) for _ in range(256)]),
+        ("B=1 C=32768", [32768]),
+        ("B=8 C=32768", [32768] * 8),
+    ):
+        yield _decode_row(stopwatch, name, lengths, num_heads=16)
+    for num_heads, length, batch in ((16, 1024, 16), (16, 8192, 2), (32, 8192, 2), (16, 32768, 1)):
+        yield _prefill_row(stopwatch, num_heads, length, batch)
+    for num_tokens in (1, 64, 16384):
+        yield _prologue_row(stopwatch, num_tokens)
+
+
+def _decode_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_heads: int) -> Row:
+    batch, pages_each = len(lengths), -(-max(lengths) // _PAGE)
+    num_pages = batch * pages_each + 1
+    num_bytes = 4 * _KV_HEADS * _D * sum(lengths)
+    caches = [
+        [stopwatch.cut((2 * copy + part) * 2**26, num_pages, _KV_HEADS, _PAGE, _D) for part in range(2)]
+        for copy in range(stopwatch.copies(num_bytes))
+    ]
+    table, slots, lengths_B = _pages(batch, pages_each), _integers(range(batch)), _integers(lengths)
+    q, out = stopwatch.cut(7, batch, num_heads, _D), torch.empty(batch, num_heads, _D, **_like())
+    work = make_decode_work(batch, num_pages, _PAGE, num_heads, _KV_HEADS, _D, q.device, deterministic=False)
+    plan_decode_work(lengths_B, slots, work, _KV_HEADS)
+
+    def run(index: int) -> None:
+        decode_attention(q, *caches[index], table, slots, lengths_B, _SCALE, work=work, out=out)
+
+    return Row("decode_attention", f"{name} H={num_heads}", run, len(caches), num_bytes)
+
+
+def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) -> Row:
+    pages_each = length // _PAGE
+    caches = [stopwatch.cut(part * 2**28, batch * pages_each + 1, _KV_HEADS, _PAGE, _D) for part in range(2)]
+    table, slots = _pages(batch, pages_each), _integers(range(batch))
+    starts, begins = _integers([0] * batch), _integers(range(0, (batch + 1) * length, length))
+    q, out = stopwatch.cut(3, batch * length, num_heads, _D), torch.empty(batch * length, num_heads, _D, **_like())
+
+    def run(index: int) -> None:
+        prefill_attention(q, *caches, table, slots, starts, begins, _SCALE, out=out)
+
+    flops = 2.0 * batch * num_heads * length * length * _D
+    name = f"S={length} B={batch} H={num_heads}"
+    peer = _cudnn(stopwatch, batch, num_heads, length)
+    return Row("prefill_attention", name, run, 1, 8.0 * q.numel(), flops, peer, "cuDNN", nodes=4)
+
+
+def _cudnn(stopwatch: Stopwatch, batch: int, num_heads: int, length: int) -> Callable[[int], object]:
+    q, k, v = (stopwatch.cut(part * 2**28, batch, num_heads, length, _D) for part in range(3))
+
+    def run(index: int) -> object:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return run
+
+
+def _prologue_row(stopwatch: Stopwatch, num_tokens: int) -> Row:
+    num_heads = 16
+    qkvs = stopwatch.rotation(num_tokens, (num_heads + 2 * _KV_HEADS) * _D)
+    num_pages = -(-num_tokens // _PAGE) + 1
+    caches = [torch.zeros(num_pages, _KV_HEADS, _PAGE, _D, **_like()) for _ in range(2)]
+    positions = _integers(range(num_tokens))
+    kv_slots = torch.arange(_PAGE, _PAGE + num_tokens, device="cuda")
+    cos_sin = torch.randn(num_tokens, _D, device="cuda")
+    norms = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
+
+    def run(index: int) -> None:
+        attention_prologue(qkvs[index], positions, kv_slots, cos_sin, *norms, 1e-6, *caches, num_heads)
+
+    return Row("attention_prologue", f"T={num_tokens} H=16+8", run, len(qkvs), 4.0 * qkvs[0].numel())
+
+
+def _pages(batch: int, pages_each: int) -> torch.Tensor:
+    return (torch.randperm(batch * pages_each, device="cuda").view(batch, pages_each) + 1).int()
+
+
+def _integers(numbers: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(list(numbers), dtype=torch.int32, device="cuda")
+
+
+def _like() -> dict[str, object]:
+    return {"dtype": torch.bfloat16, "device": "cuda"}
