@@ -1,9 +1,8 @@
 """From queues of requests to plans for the workers, and from sampled tokens to ends of requests. Pure: no socket.
 
-Plans run ahead of results. What the planner knows of each slot is in arrays over slots, so that a step of 256 decoding
-requests costs a few array operations and no loop: `known` counts a request's tokens, `planned` those whose keys and
-values plans in flight or complete have computed. Rows are planned as if no request ever stopped early; a row whose
-request has ended computes nothing on the worker, and its result is dropped here.
+Plans run ahead of results: rows are planned as if no request ever stopped early; a row whose request has ended
+computes nothing on the worker, and its result is dropped here. What is known of each slot is in `SlotArrays`, so a step
+of 256 decoding requests costs a few array operations and no loop.
 
 A slot and its pages are given back when the last plan that may name them is complete.
 """
@@ -16,9 +15,8 @@ from numpy.typing import NDArray
 
 from tercet.engine.pages import PagePool, PrefixHasher
 from tercet.engine.request import Request, end_reason, extend_hashes, make_request
+from tercet.engine.slot_arrays import SlotArrays
 from tercet.ipc.messages import Abort, Ended, Enter, Load, Sampled, Started, Step, Submit, Tokens, Unservable
-
-_MAX_STOP_IDS = 8
 
 
 @dataclass(frozen=True)
@@ -62,18 +60,7 @@ class Planner:
         self._next_step = 0
         self._left: list[int] = []
 
-        slots = settings.max_num_seqs
-        self._tokens = np.empty((slots, settings.max_model_len), np.int32)
-        self._known = np.zeros(slots, np.int32)
-        self._planned = np.zeros(slots, np.int32)
-        self._capacity = np.zeros(slots, np.int32)
-        self._max_length = np.zeros(slots, np.int32)
-        self._num_prompt = np.zeros(slots, np.int32)
-        self._stop_ids = np.full((slots, _MAX_STOP_IDS), -1, np.int32)
-        self._number = np.zeros(slots, np.int64)
-        self._alive = np.zeros(slots, bool)
-        self._decoding = np.zeros(slots, bool)
-
+        self._slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
         self._num_steps = self._num_preemptions = self._num_queries = self._num_hits = 0
 
     # ---------------------------------------------------------------------------------------- requests
@@ -139,7 +126,7 @@ class Planner:
             return None
         if chunks:
             count = 1
-        self._planned[decodes] = np.minimum(self._planned[decodes] + count, self._max_length[decodes] - 1)
+        self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
         chunk_rows = np.array(chunks, np.int32).reshape(-1, 3)
         step = Step(
             self._next_step,
@@ -160,15 +147,14 @@ class Planner:
 
     def _plan_decodes(self, pages: list[tuple[int, int, int]]) -> tuple[NDArray[np.int32], int]:
         """Slots that decode, with room for every step of the lease."""
-        slots = np.flatnonzero(self._decoding & (self._planned < self._max_length - 1)).astype(np.int32)
+        slots = self._slots.that_decode()
         if not len(slots):
             return slots, 1
         count = 1
         if not self._waiting and not self._prefilling:
-            longest = int((self._max_length[slots] - 1 - self._planned[slots]).max())
-            count = min(self._settings.max_lease, longest)
-        wanted = np.minimum(self._planned[slots] + count, self._max_length[slots] - 1)
-        lacking = np.flatnonzero(wanted > self._capacity[slots])
+            count = min(self._settings.max_lease, self._slots.longest_lease(slots))
+        wanted = self._slots.planned_after(slots, count)
+        lacking = np.flatnonzero(wanted > self._slots.capacity[slots])
         if not len(lacking):
             return slots, count
         shortage, without = 0, []
@@ -183,8 +169,8 @@ class Planner:
                 without.append(request.slot)
         if without:
             self._make_room(shortage)
-            pages[:] = [triple for triple in pages if self._alive[triple[0]]]
-            slots = slots[self._alive[slots] & ~np.isin(slots, without)]
+            pages[:] = [triple for triple in pages if self._slots.alive[triple[0]]]
+            slots = slots[self._slots.alive[slots] & ~np.isin(slots, without)]
         return slots, count
 
     def _make_room(self, shortage: int) -> None:
@@ -213,16 +199,16 @@ class Planner:
             else:
                 break
             slot = request.slot
-            start, end = int(self._planned[slot]), len(request.token_ids)
+            start, end = int(self._slots.planned[slot]), len(request.token_ids)
             length = min(end - start, budget)
             if others_wait and length < end - start:
                 length = max(budget // 2, 1)  # a prompt that does not fit leaves room for shorter ones
             chunks.append((slot, start, length))
             budget -= length
-            self._planned[slot] = start + length
+            self._slots.planned[slot] = start + length
             if start + length == end:
                 self._prefilling.remove(request)
-                self._decoding[slot] = True
+                self._slots.decoding[slot] = True
         return enters, chunks
 
     def _can_admit(self) -> bool:
@@ -254,13 +240,7 @@ class Planner:
         request.num_remembered = len(cached)
         self._running[request.number] = self._by_slot[slot] = request
         self._prefilling.append(request)
-        self._tokens[slot, :length] = request.token_ids
-        self._known[slot], self._planned[slot], self._capacity[slot] = length, num_cached, 0
-        self._max_length[slot], self._num_prompt[slot] = request.max_length, request.num_prompt
-        stop_ids = np.frombuffer(request.sampling.stop_ids, np.int32)
-        self._stop_ids[slot] = -1
-        self._stop_ids[slot, : len(stop_ids)] = stop_ids
-        self._number[slot], self._alive[slot] = request.number, True
+        self._slots.enter(request, num_cached)
         more = self._pool.take(_pages(length, self._settings.page_size) - len(cached))
         self._append_pages(request, cached + more, pages)
         enters.append(Enter(slot, request.token_ids.tobytes(), request.num_prompt, request.sampling))
@@ -269,7 +249,7 @@ class Planner:
     def _append_pages(self, request: Request, new: list[int], pages: list[tuple[int, int, int]]) -> None:
         pages += [(request.slot, len(request.pages) + index, page) for index, page in enumerate(new)]
         request.pages += new
-        self._capacity[request.slot] = len(request.pages) * self._settings.page_size
+        self._slots.capacity[request.slot] = len(request.pages) * self._settings.page_size
 
     def _remember_prompt_pages(self, slot: int, computed: int) -> None:
         """Pages filled by the plan just made serve later plans, which workers run after it."""
@@ -289,15 +269,12 @@ class Planner:
         plan = self._in_flight[0]
         assert sampled.step_id == plan.step_id, f"step {sampled.step_id} is complete; {plan.step_id} is due"
         token_ids = np.frombuffer(sampled.token_ids, np.int32)
-        rows = (token_ids >= 0) & self._alive[plan.slots]
+        rows = (token_ids >= 0) & self._slots.alive[plan.slots]
         slots, token_ids = plan.slots[rows], token_ids[rows]
-        lengths = self._known[slots]
-        self._tokens[slots, lengths] = token_ids
-        lengths = lengths + 1
-        self._known[slots] = lengths
+        lengths = self._slots.append(slots, token_ids)
         message = None
         if len(slots):
-            numbers = self._number[slots].tobytes()
+            numbers = self._slots.number[slots].tobytes()
             message = Tokens(numbers, token_ids.tobytes(), *self._find_ends(slots, lengths, token_ids, now))
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
@@ -308,10 +285,9 @@ class Planner:
         self, slots: NDArray[np.int32], lengths: NDArray[np.int32], token_ids: NDArray[np.int32], now: float
     ) -> tuple[tuple[Ended, ...], tuple[Started, ...]]:
         """Who ends and who begins with these tokens; full pages are remembered on the way."""
-        first = lengths == self._num_prompt[slots] + 1
+        first = self._slots.that_begin(slots, lengths)
         full = lengths % self._settings.page_size == 1  # the page before this token is full, and computed
-        stops = (self._stop_ids[slots] == token_ids[:, None]).any(1)
-        ends = (lengths >= self._max_length[slots]) | stops
+        ends = self._slots.that_may_end(slots, lengths, token_ids)
         ended, started = [], []
         for row in np.flatnonzero(ends | full | first).tolist():
             request = self._by_slot[slots[row]]
@@ -322,7 +298,7 @@ class Planner:
                 usage = request.usage(length, now)
                 started.append(Started(request.number, usage.num_cached_tokens, usage.queued_s, usage.prefill_s))
             if full[row]:
-                extend_hashes(request, self._hasher, self._tokens[request.slot, :length])
+                extend_hashes(request, self._hasher, self._slots.tokens[request.slot, :length])
                 self._remember(request, length // self._settings.page_size)
             if ends[row] and (reason := end_reason(int(token_ids[row]), request, length)):
                 ended.append(Ended(request.number, *reason, request.usage(length, now)))
@@ -339,12 +315,12 @@ class Planner:
 
     def _leave(self, request: Request, *, comes_back: bool) -> None:
         slot = request.slot
-        self._alive[slot] = self._decoding[slot] = False
+        self._slots.leave(slot)
         del self._running[request.number]
         if request in self._prefilling:
             self._prefilling.remove(request)
         if comes_back:
-            request.token_ids = self._tokens[slot, : self._known[slot]].copy()
+            request.token_ids = self._slots.tokens[slot, : self._slots.known[slot]].copy()
         self._left.append(slot)
         self._leaving.append((self._next_step - 1, request, comes_back))
         if not self._in_flight:

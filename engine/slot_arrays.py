@@ -1,0 +1,76 @@
+"""What the planner knows of each slot, in arrays over slots, so that a step of many rows costs a few array operations.
+
+Numbers only: it knows no pages and no plans.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.engine.request import Request
+
+_MAX_STOP_IDS = 8
+
+Slots = NDArray[np.int32]
+
+
+class SlotArrays:
+    """Mutable, and owned by the planner. `alive`: a request holds the slot; `decoding`: its prompt is planned."""
+
+    def __init__(self, num_slots: int, max_model_len: int) -> None:
+        self.tokens = np.empty((num_slots, max_model_len), np.int32)
+        self.known = np.zeros(num_slots, np.int32)
+        """Tokens of the request so far."""
+        self.planned = np.zeros(num_slots, np.int32)
+        """Tokens whose keys and values are computed by plans made so far."""
+        self.capacity = np.zeros(num_slots, np.int32)
+        """Tokens that its pages hold."""
+        self.number = np.zeros(num_slots, np.int64)
+        self.alive = np.zeros(num_slots, bool)
+        self.decoding = np.zeros(num_slots, bool)
+        self._max_length = np.zeros(num_slots, np.int32)
+        self._num_prompt = np.zeros(num_slots, np.int32)
+        self._stop_ids = np.full((num_slots, _MAX_STOP_IDS), -1, np.int32)
+
+    def enter(self, request: Request, num_cached: int) -> None:
+        """A request takes its slot; keys and values of its first `num_cached` tokens are there."""
+        slot, length = request.slot, len(request.token_ids)
+        stop_ids = np.frombuffer(request.sampling.stop_ids, np.int32)
+        self.tokens[slot, :length] = request.token_ids
+        self.known[slot], self.planned[slot], self.capacity[slot] = length, num_cached, 0
+        self._max_length[slot], self._num_prompt[slot] = request.max_length, request.num_prompt
+        self._stop_ids[slot] = -1
+        self._stop_ids[slot, : len(stop_ids)] = stop_ids
+        self.number[slot], self.alive[slot] = request.number, True
+
+    def leave(self, slot: int) -> None:
+        self.alive[slot] = self.decoding[slot] = False
+
+    def that_decode(self) -> Slots:
+        """Slots with a token to sample that no plan has asked for."""
+        return np.flatnonzero(self.decoding & (self.planned < self._max_length - 1)).astype(np.int32)
+
+    def longest_lease(self, slots: Slots) -> int:
+        """Steps after which none of these has anything left to sample."""
+        return int((self._max_length[slots] - 1 - self.planned[slots]).max())
+
+    def planned_after(self, slots: Slots, count: int) -> NDArray[np.int32]:
+        """`planned` once these have decoded `count` steps; the last token's keys and values are never wanted."""
+        return np.minimum(self.planned[slots] + count, self._max_length[slots] - 1)
+
+    def append(self, slots: Slots, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """One more token for each of these; returns their lengths with it."""
+        lengths = self.known[slots]
+        self.tokens[slots, lengths] = token_ids
+        self.known[slots] = lengths + 1
+        return lengths + 1
+
+    def that_may_end(self, slots: Slots, lengths: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Rows that are full, or whose token is a stop id (which min_tokens may still overrule)."""
+        stops = (self._stop_ids[slots] == token_ids[:, None]).any(1)
+        may_end: NDArray[np.bool_] = (lengths >= self._max_length[slots]) | stops
+        return may_end
+
+    def that_begin(self, slots: Slots, lengths: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Rows whose newest token is their first."""
+        begin: NDArray[np.bool_] = lengths == self._num_prompt[slots] + 1
+        return begin
