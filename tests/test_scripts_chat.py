@@ -18,6 +18,8 @@ from demo import demo_file
 
 CHAT = [sys.executable, str(SCRIPTS / "chat.py"), "--device", "cpu", "--max-model-len", "1024", "--temperature", "0"]
 CAPITAL, AND_THEN, GERMANY = "What is the capital of France?", "And of Germany?", "The capital of Germany is Berlin."
+STORY = "Write a long story about a dragon and a knight."
+"""Its answer takes long enough to be stopped."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,8 +113,8 @@ def test_terminal(terminal: Terminal) -> None:
     terminal.type(f"{AND_THEN}\n")
     assert GERMANY in terminal.wait_for("\n> ")
 
-    terminal.type("Count from one to a thousand, one number a line, and write each number in words.\n")
-    terminal.wait_for(r"words\.\r?\n.{20}")
+    terminal.type(f"{STORY}\n")
+    terminal.wait_for(r"knight\.\r?\n.{20}")
     terminal.type("\x03")  # Ctrl-C stops the answer
     terminal.wait_for(r" \[stopped\]\r?\n> ", seconds=10)
     time.sleep(0.3)  # Python's `input` overlooks a signal in the instant between its prompt and its reading
