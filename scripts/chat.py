@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
 
 import anyio.from_thread
+import msgspec
 
 from engine_flags import add_engine_flags, engine_config
 from start_up_display import StartUpDisplay
@@ -19,6 +20,10 @@ from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
+
+
+# What its makers advise; their file format has no place for it. A small model rambles at temperature 1.
+_DEMO_TEMPERATURE, _DEMO_TOP_P = 0.2, 0.9
 
 
 class Conversation:
@@ -105,6 +110,8 @@ def main() -> int:
     add_engine_flags(parser)
     arguments = parser.parse_args()
     params = SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature)
+    if arguments.model == "demo" and arguments.temperature is None:
+        params = msgspec.structs.replace(params, temperature=_DEMO_TEMPERATURE, top_p=_DEMO_TOP_P)
     try:
         config = engine_config(arguments.model, arguments)
     except ValueError as error:
