@@ -12,7 +12,6 @@ from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
 
 import anyio.from_thread
-import msgspec
 
 from engine_flags import add_engine_flags, engine_config
 from start_up_display import StartUpDisplay
@@ -20,11 +19,6 @@ from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
-
-
-# What its makers advise; their file format has no place for it. A small model rambles at temperature 1.
-_DEMO_TEMPERATURE, _DEMO_TOP_P = 0.2, 0.9
-
 
 class Conversation:
     """The turns so far, and the engine that answers them."""
@@ -106,12 +100,13 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="demo", help="folder, .gguf file, hub id, or `demo`")
     parser.add_argument("--prompt", help="answer this once, on standard output, and end")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer")
-    parser.add_argument("--temperature", type=float, help="0 always takes the likeliest token")
+    parser.add_argument("--temperature", type=float, help="0 takes the likeliest token, as with `demo`")
     add_engine_flags(parser)
     arguments = parser.parse_args()
-    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=arguments.temperature)
-    if arguments.model == "demo" and arguments.temperature is None:
-        params = msgspec.structs.replace(params, temperature=_DEMO_TEMPERATURE, top_p=_DEMO_TOP_P)
+    temperature = arguments.temperature
+    if temperature is None and arguments.model == "demo":
+        temperature = 0.0  # a model this small rambles when it is sampled from
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=temperature)
     try:
         config = engine_config(arguments.model, arguments)
     except ValueError as error:
