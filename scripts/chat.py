@@ -20,6 +20,7 @@ from tercet.engine.errors import TercetError
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
 
+
 class Conversation:
     """The turns so far, and the engine that answers them."""
 
