@@ -46,55 +46,91 @@ class Slot:
     done: bool = False
 
 
+@dataclass
+class Occupied:
+    """A slot as plans describe it, before any of them is executed."""
+
+    num_entered: int
+    num_cached: int
+    pages: list[int] = field(default_factory=list)
+    num_planned: int = -1
+
+    def __post_init__(self) -> None:
+        self.num_planned = self.num_cached
+        assert self.num_cached < self.num_entered, "nothing is left to compute"
+
+    def plan(self, start: int, length: int) -> None:
+        """A chunk, or with start -1 a decode."""
+        if start < 0:
+            assert self.num_planned >= self.num_entered, "a decode before the prompt is computed"
+        else:
+            assert start == self.num_planned, "a chunk does not follow the one before it"
+            assert 0 < length <= self.num_entered - start
+        self.num_planned += length
+
+
 class SimulatedWorker:
     """Plans are issued at once and executed later, in order, one sub-step at a time."""
 
     def __init__(self, num_slots: int, num_pages: int, page_size: int, max_tokens: int) -> None:
-        self._num_slots, self._num_pages, self._page_size, self._max_tokens = (
-            num_slots,
-            num_pages,
-            page_size,
-            max_tokens,
-        )
+        self._num_slots, self._num_pages = num_slots, num_pages
+        self._page_size, self._max_tokens = page_size, max_tokens
         self._cache: dict[tuple[int, int], bytes] = {}
         self._slots: dict[int, Slot] = {}
         self._queue: deque[tuple[Step, int]] = deque()
         self._last_issued = -1
-        self._issued_tables: dict[int, dict[int, int]] = {}
-        self._writes_in_flight: deque[tuple[int, set[tuple[int, int]]]] = deque()
+        self._occupied: dict[int, Occupied] = {}
+        self._named: deque[set[int]] = deque()
+        """Of each plan in flight: the slots that have a row in it."""
+        self._read: deque[set[int]] = deque()
+        """Of each plan in flight: every page that a row's table names."""
 
     @property
     def in_flight(self) -> int:
-        return len(self._queue)
+        """Sub-steps that are still to be executed come from this many plans."""
+        return len(self._named)
 
     def issue(self, step: Step) -> None:
         """Take a plan, and check it against the plans that are still to be executed."""
         assert step.step_id == self._last_issued + 1
         self._last_issued = step.step_id
         rows = self._rows(step)
+        assert rows, "a plan that computes nothing"
         assert step.count >= 1
         assert step.count == 1 or not step.chunks
         assert sum(length for _, _, length in rows) <= self._max_tokens
         slots = [slot for slot, _, _ in rows]
         assert len(set(slots)) == len(slots), "a slot has two rows in one step"
-        for enter in step.enter:
-            assert 0 <= enter.slot < self._num_slots
-            named = {slot for _, writes in self._writes_in_flight for slot, _ in writes}
-            assert enter.slot not in named, "a slot is entered while a plan in flight names it"
-            self._issued_tables[enter.slot] = {}
-        for slot, index, page in self._triples(step):
-            assert 0 < page < self._num_pages
-            for _, writes in self._writes_in_flight:
-                assert all(page != written or slot == by for by, written in writes), "a page in flight changes hands"
-            self._issued_tables[slot][index] = page
-        # A row may write to any page of its slot's table; only full prefix pages are ever shared.
-        writes = {(slot, page) for slot in slots for page in self._last_pages(slot)}
-        self._writes_in_flight.append((step.step_id, writes))
+        self._check_slots(step)
+        self._check_pages(step)
+        for slot, start, length in rows:
+            self._occupied[slot].plan(start, length if start >= 0 else step.count)
+        self._named.append(set(slots))
+        self._read.append({page for slot in slots for page in self._occupied[slot].pages})
         self._queue.append((step, 0))
 
-    def _last_pages(self, slot: int) -> list[int]:
-        table = self._issued_tables[slot]
-        return [table[max(table)]]
+    def _check_slots(self, step: Step) -> None:
+        for slot in np.frombuffer(step.leave, np.int32).tolist():
+            del self._occupied[slot]
+        starts = {slot: start for slot, start, _ in self._rows(step)}
+        for enter in step.enter:
+            assert 0 <= enter.slot < self._num_slots
+            assert enter.slot not in self._occupied, "a slot is entered and nobody left it"
+            assert not any(enter.slot in named for named in self._named), "a slot of a plan in flight is entered"
+            start = starts[enter.slot]
+            assert start % self._page_size == 0, "a part of a page is taken from the cache"
+            self._occupied[enter.slot] = Occupied(len(enter.token_ids) // 4, start)
+
+    def _check_pages(self, step: Step) -> None:
+        """A page that a request will write belongs to nobody else, and no plan in flight names it."""
+        for slot, index, page in self._triples(step):
+            assert 0 < page < self._num_pages
+            occupied = self._occupied[slot]
+            assert index == len(occupied.pages), "a page table has a gap"
+            if index * self._page_size >= occupied.num_cached:
+                assert not any(page in other.pages for other in self._occupied.values()), "a held page is given out"
+                assert not any(page in read for read in self._read), "a page of a plan in flight changes hands"
+            occupied.pages.append(page)
 
     def execute(self) -> Sampled:
         """Run the oldest sub-step."""
@@ -107,7 +143,8 @@ class SimulatedWorker:
         if index + 1 < step.count:
             self._queue.appendleft((step, index + 1))
         else:
-            self._writes_in_flight.popleft()
+            self._named.popleft()
+            self._read.popleft()
         return Sampled(step.step_id, index, np.array(token_ids, np.int32).tobytes())
 
     def _apply(self, step: Step) -> None:

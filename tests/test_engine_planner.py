@@ -52,6 +52,7 @@ class Run:
         step = self.planner.plan(0.0)
         if step is not None:
             self.worker.issue(step)
+            assert self.worker.in_flight <= self.settings.run_ahead
         return step is not None
 
     def execute(self) -> None:
