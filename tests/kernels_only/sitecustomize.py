@@ -1,0 +1,22 @@
+"""On the path of an engine whose workers run the kernels in Triton's interpreter: no reference may step in for one.
+
+As in `nan_memory`, workers find NaN in memory that nobody has written yet, and compute in one thread.
+"""
+
+import sys
+
+if "tercet.engine.worker" in sys.orig_argv:
+    import torch
+    import torch.nn.functional as F
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda number: None
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("PyTorch computes what a kernel should")
+
+    # What the references of embedding, norm, product, attention and sampling are made of.
+    F.embedding = F.rms_norm = F.linear = F.scaled_dot_product_attention = refuse
+    torch.Tensor.addmm_ = torch.Tensor.argmax = torch.Tensor.softmax = refuse

@@ -1,0 +1,44 @@
+"""The whole engine with every kernel in Triton's interpreter: real processes, greedy tokens equal to transformers'.
+
+A tiny fp32 model: an interpreted program takes about a millisecond.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from checkpoints import make_checkpoint, random_prompts, reference_greedy
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+from whole_engine import PAGE_SIZE, generate, wait_until_empty
+
+NUM_TOKENS = 6
+GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "kernels_only"), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize(("family", "deterministic"), [("qwen3", False), ("mistral", True)])
+def test_greedy_is_transformers(family: str, deterministic: bool, tmp_path: Path) -> None:
+    model = make_checkpoint(family, tmp_path, num_hidden_layers=2)
+    prompts = [prompt[:length] for prompt, length in zip(random_prompts(3, 60, 60, seed=8), (45, 20, 3), strict=True)]
+    answers = reference_greedy(model, prompts, NUM_TOKENS)
+    assert len({token for answer in answers for token in answer}) > NUM_TOKENS
+    with LLM(
+        str(model),
+        device="cpu",
+        page_size=PAGE_SIZE,
+        kv_cache_memory=1 << 20,
+        max_num_batched_tokens=24,  # the longest prompt takes two chunks, of which one is beside decodes
+        max_num_seqs=4,
+        deterministic=deterministic,
+    ) as llm:
+        assert generate(llm, prompts, GREEDY) == answers
+        # Again, from the prefix cache: the last chunk starts in the middle of a page's neighbour.
+        assert generate(llm, prompts[:1], GREEDY) == answers[:1]
+        wait_until_empty(llm.address)
