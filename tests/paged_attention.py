@@ -1,0 +1,122 @@
+"""Random sequences in a paged cache on any device, and attention to them in float64 with nothing clever about it.
+
+Whatever no sequence owns is NaN: cells beyond a sequence's end, pages of nobody, and the page that entries of the page
+table beyond a sequence's end name.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from tercet.triton_kernels.attention import decode_attention, prefill_attention
+from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Sizes of one layer's attention, and what its scores are made of."""
+
+    num_q: int
+    num_kv: int
+    dim: int
+    page: int
+    window: int = 0
+    softcap: float = 0.0
+    alibi: bool = False
+
+    def __str__(self) -> str:
+        options = [f"window{self.window}"] * bool(self.window) + ["softcap"] * bool(self.softcap)
+        return "-".join([f"{self.num_q}q{self.num_kv}kv", f"{self.dim}d", f"page{self.page}", *options])
+
+
+@dataclass
+class PagedCache:
+    """One layer's K and V of sequences of given lengths; slot i holds sequence i."""
+
+    heads: Heads
+    lengths: list[int]
+    device: str
+    dtype: torch.dtype
+    slopes_H: Tensor | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        heads, page = self.heads, self.heads.page
+        pages_each = -(-max(self.lengths) // page) + 1
+        num_slots = len(self.lengths)
+        # The last page belongs to nobody.
+        num_pages = num_slots * pages_each + 2
+        shape = num_pages, heads.num_kv, page, heads.dim
+        self.k_cache, self.v_cache = (
+            torch.full(shape, float("nan"), device=self.device, dtype=self.dtype) for _ in range(2)
+        )
+        table = torch.randperm(num_pages - 2)[: num_slots * pages_each].view(num_slots, pages_each) + 1
+        self.keys, self.values = [], []
+        for slot, length in enumerate(self.lengths):
+            position = torch.arange(length)
+            at = table[slot, position // page], slice(None), position % page
+            for cache, sequences in ((self.k_cache, self.keys), (self.v_cache, self.values)):
+                rows = torch.randn(length, heads.num_kv, heads.dim).to(self.device, self.dtype)
+                cache[at] = rows
+                sequences.append(rows)
+            table[slot, -(-length // page) :] = num_pages - 1
+        self.table = table.int().to(self.device)
+        if heads.alibi:
+            self.slopes_H = torch.rand(heads.num_q, device=self.device)
+
+    @property
+    def _options(self) -> dict[str, object]:
+        return {"window": self.heads.window, "softcap": self.heads.softcap, "alibi_slopes_H": self.slopes_H}
+
+    def queries(self, count: int) -> Tensor:
+        return torch.randn(count, self.heads.num_q, self.heads.dim).to(self.device, self.dtype)
+
+    def ints(self, numbers: list[int]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
+
+    def decode(self, q_BHD: Tensor, slots: list[int], lengths: list[int], *, deterministic: bool) -> Tensor:
+        """Our kernels: row b attends to the first `lengths[b]` positions of `slots[b]`."""
+        heads = self.heads
+        work = make_decode_work(
+            len(slots), len(slots) * self.table.shape[1], heads.page, heads.num_q, heads.num_kv, heads.dim,
+            q_BHD.device, deterministic=deterministic,
+        )  # fmt: skip
+        plan_decode_work(self.ints(lengths), self.ints(slots), work, heads.num_kv)
+        caches = self.k_cache, self.v_cache, self.table, self.ints(slots), self.ints(lengths)
+        out = torch.full_like(q_BHD, float("nan"))
+        return decode_attention(q_BHD, *caches, heads.dim**-0.5, work=work, out=out, **self._options)  # type: ignore[arg-type]
+
+    def prefill(self, q_THD: Tensor, chunks: list[tuple[int, int, int]]) -> Tensor:
+        """Our kernel: chunks of (slot, start, count), packed; tokens beyond the last chunk are padding."""
+        ends = [0]
+        for _, _, count in chunks:
+            ends.append(ends[-1] + count)
+        slots, starts = (self.ints([chunk[part] for chunk in chunks]) for part in range(2))
+        caches = self.k_cache, self.v_cache, self.table, slots, starts, self.ints(ends)
+        out = torch.full_like(q_THD, float("nan"))
+        return prefill_attention(q_THD, *caches, self.heads.dim**-0.5, out=out, **self._options)  # type: ignore[arg-type]
+
+    def exact(self, q_THD: Tensor, slot: int, start: int) -> Tensor:
+        """Attention in float64 of queries at positions `start` and on of a slot."""
+        heads = self.heads
+        end = start + q_THD.shape[0]
+        group = heads.num_q // heads.num_kv
+        k, v = (rows[slot][:end].double().repeat_interleave(group, 1) for rows in (self.keys, self.values))
+        scores = torch.einsum("thd,lhd->htl", q_THD.double(), k) * heads.dim**-0.5
+        if heads.softcap:
+            scores = heads.softcap * torch.tanh(scores / heads.softcap)
+        distance = torch.arange(start, end)[:, None] - torch.arange(end)
+        distance = distance.to(self.device)
+        if self.slopes_H is not None:
+            scores -= self.slopes_H.double()[:, None, None] * distance
+        hidden = distance < 0
+        if heads.window:
+            hidden |= distance >= heads.window
+        return torch.einsum("htl,lhd->thd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    """The largest error over the vectors in the last dimension, each relative to its length."""
+    if not wanted.numel():
+        return 0.0
+    return float(((got.double() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).nan_to_num(nan=float("inf")).max())
