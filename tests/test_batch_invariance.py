@@ -1,0 +1,217 @@
+"""Deterministic mode, kernel by kernel: a row's bits are the same alone, among others, anywhere, and at every size.
+
+On a GPU with the real shapes and every tuned variant; what does not depend on how a processor sums also in Triton's
+interpreter. Attention goes further: however a prompt is cut into chunks, and whether a token comes as a decode row or
+as part of a prompt (after a preemption, say), it gets the same bits.
+"""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from interpreted import rerun_interpreted
+from paged_attention import Heads, PagedCache
+from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.dispatch import INTERPRETED, gpu_name
+from tercet.triton_kernels.matmul import (
+    matmul,
+    matmul_add,
+    matmul_silu_and_mul,
+    rms_norm_matmul,
+    rms_norm_matmul_silu_and_mul,
+)
+from tercet.triton_kernels.tuning import load_table
+
+DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
+SIZES = (1, 2, 7, 8, 16, 17) if INTERPRETED else (1, 2, 7, 8, 16, 17, 64, 65, 255, 256, 1000)
+SPLIT = 512
+"""Decode attention in deterministic mode cuts sequences here; each test of lengths goes across it."""
+EPS = 1e-6
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def kernels(test: Callable[..., None]) -> Callable[..., None]:
+    """For a GPU, and for the interpreter."""
+    if not INTERPRETED:
+        for mark in gpu:
+            test = mark(test)
+    return test
+
+
+@pytest.fixture(autouse=True)
+def _rounded_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In NumPy a product's bits depend on where a row stands. A processor's do not: here a product is rounded once."""
+
+    def dot(self: Any, a: Any, b: Any, acc: Any, *settings: Any) -> TensorHandle:
+        product = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64)).astype(acc.data.dtype)
+        return TensorHandle(product + acc.data, acc.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(shape, device=DEVICE).to(DTYPE)
+
+
+def check_rows(run: Callable[[slice], Tensor], most: int) -> None:
+    """`run(rows)` computes these rows: they keep the bits that they have among all, wherever they stand."""
+    whole = run(slice(0, most))
+    assert whole.isfinite().all()
+    for size in SIZES:
+        for start in {0, most - size, random.randint(0, most - size)}:
+            rows = slice(start, start + size)
+            assert torch.equal(run(rows), whole[rows]), (size, start)
+
+
+def tuned_products() -> list[str]:
+    """Of this GPU's table, what deterministic mode uses; elsewhere the heuristic's choices for such sizes."""
+    name = gpu_name(torch.device("cuda", 0)) if torch.cuda.is_available() else ""
+    tuned = [key.removesuffix(" bfloat16 deterministic") for key in load_table(name) if key.endswith(" deterministic")]
+    # (N, K) that no table knows.
+    return [*tuned, "matmul 1000x360", "matmul_add 576x1536", "matmul_silu_and_mul 2560x640"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("product", tuned_products())
+def test_products(product: str) -> None:
+    op, _, sizes = product.partition(" ")
+    N, K = map(int, sizes.split("x"))
+    x, w, norm, residual = randn(1000, K), randn(N, K) * K**-0.5, randn(K), randn(1000, N)
+    bias = randn(N)
+
+    def added(rows: slice) -> Tensor:
+        out = residual[rows].clone()
+        matmul_add(x[rows], w, out, deterministic=True)
+        return out
+
+    match op:
+        case "matmul":
+            check_rows(lambda rows: matmul(x[rows], w, deterministic=True), 1000)
+            check_rows(lambda rows: matmul(x[rows], w, bias, deterministic=True), 1000)
+            check_rows(lambda rows: rms_norm_matmul(x[rows], norm, EPS, w, deterministic=True), 1000)
+        case "matmul_add":
+            check_rows(added, 1000)
+        case "matmul_silu_and_mul":
+            check_rows(lambda rows: matmul_silu_and_mul(x[rows], w, deterministic=True), 1000)
+            check_rows(lambda rows: rms_norm_matmul_silu_and_mul(x[rows], norm, EPS, w, deterministic=True), 1000)
+        case _:
+            raise AssertionError(f"{op}: deterministic mode has no test of it")
+
+
+@kernels
+@pytest.mark.parametrize("width", [64, 1000] if INTERPRETED else [64, 576, 1024, 4096, 5120])
+def test_norms(width: int) -> None:
+    most = max(SIZES) + 3
+    x, residual, weight = randn(most, width), randn(most, width), randn(width)
+
+    def added(rows: slice) -> Tensor:
+        total = residual[rows].clone()
+        return torch.stack((add_rms_norm(x[rows], total, weight, EPS), total), 1)
+
+    check_rows(lambda rows: rms_norm(x[rows], weight, EPS), most)
+    check_rows(added, most)
+
+
+@kernels
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(6, 2, 16)] if INTERPRETED else [(16, 8, 128), (14, 2, 64), (4, 4, 96), (8, 1, 256)]
+)
+def test_prologue(heads: int, kv_heads: int, dim: int) -> None:
+    """Queries and what goes into the cache: the same for a decode row as in the longest chunk."""
+    most, page = max(SIZES) + 3, 16
+    qkv, norms = randn(most, (heads + 2 * kv_heads) * dim), (randn(dim), randn(dim))
+    positions = torch.randint(0, 500, (most,), dtype=torch.int32, device=DEVICE)
+    cells = torch.randperm((most // page + 2) * page, device=DEVICE)[:most]
+    table = torch.randn(500, dim, device=DEVICE)
+
+    def run(rows: slice) -> Tensor:
+        caches = [torch.zeros(most // page + 2, kv_heads, page, dim, device=DEVICE, dtype=DTYPE) for _ in range(2)]
+        steps = positions[rows], cells[rows], table, *norms, EPS, *caches, heads
+        q = attention_prologue(qkv[rows].clone(), *steps)
+        written = (cache[cells[rows] // page, :, cells[rows] % page] for cache in caches)
+        return torch.cat((q, *written), 1)
+
+    check_rows(run, most)
+
+
+HEADS = [
+    Heads(4, 2, 32, 32),
+    Heads(3, 1, 16, 16, window=40, softcap=5.0),
+] if INTERPRETED else [
+    Heads(16, 8, 128, 64),
+    Heads(32, 8, 128, 16),
+    Heads(9, 3, 64, 64),
+    Heads(28, 4, 128, 64, window=700),
+    Heads(8, 8, 80, 64, alibi=True),
+    Heads(8, 2, 256, 64, softcap=20.0),
+]  # fmt: skip
+LENGTHS = [1, 31, 64, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 77] + [4500] * (not INTERPRETED)
+
+
+@kernels
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_decode_rows(heads: Heads) -> None:
+    cache = PagedCache(heads, LENGTHS, DEVICE, DTYPE)
+    most = 20 if INTERPRETED else 260
+    slots = [random.randrange(len(LENGTHS)) for _ in range(most)]
+    lengths = [max(1, LENGTHS[slot] - random.choice([0, 0, 1, 20])) for slot in slots]
+    q = cache.queries(most)
+    whole = cache.decode(q, slots, lengths, deterministic=True)
+    assert whole.isfinite().all()
+    for size in SIZES:
+        if size <= most:
+            start = random.randint(0, most - size)
+            rows = slice(start, start + size)
+            got = cache.decode(q[rows], slots[rows], lengths[rows], deterministic=True)
+            assert torch.equal(got, whole[rows]), (size, start)
+    order = random.sample(range(most), most)
+    got = cache.decode(q[order], [slots[row] for row in order], [lengths[row] for row in order], deterministic=True)
+    assert torch.equal(got, whole[order])
+
+
+@kernels
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_chunks_cut_anywhere(heads: Heads) -> None:
+    length = 2 * SPLIT + 77 if not INTERPRETED else 150
+    cache = PagedCache(heads, [length, 300, 70], DEVICE, DTYPE)
+    q = cache.queries(length)
+    whole = cache.prefill(q, [(0, 0, length)])
+    others = [(1, 100, 130), (2, 69, 1)]
+    filler = cache.queries(131)
+    for _ in range(3 if INTERPRETED else 12):
+        start = 0
+        while start < length:
+            count = min(length - start, random.choice([1, 2, 7, 16, 63, 64, 65, 128, 255, 500]))
+            own = q[start : start + count]
+            alone = cache.prefill(own, [(0, start, count)])
+            among = cache.prefill(torch.cat((filler, own)), [*others, (0, start, count)])
+            assert torch.equal(alone, whole[start : start + count]), (start, count)
+            assert torch.equal(among[131:], whole[start : start + count]), (start, count)
+            start += count
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_a_decode_row_is_a_prompt_token(heads: Heads) -> None:
+    """Each position of a sequence as a decode row, and as part of a chunk."""
+    length = 2 * SPLIT + 77
+    cache = PagedCache(heads, [length], DEVICE, DTYPE)
+    q = cache.queries(length)
+    rows = cache.decode(q, [0] * length, list(range(1, length + 1)), deterministic=True)
+    chunk = cache.prefill(q, [(0, 0, length)])
+    different = (rows != chunk).flatten(1).any(1).nonzero().flatten().tolist()
+    assert not different, f"{len(different)} of {length} positions differ, the first at {different[:10]}"
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
