@@ -1,5 +1,7 @@
 """Every kernel beside the card's ceilings and its peer, in one run: microseconds in a graph, inputs rotated past L2.
 
+A peer that is not installed with torch stands beside it with what it took when it was measured on an H200.
+
     python scripts/bench_kernels.py --only matmul,pointwise --json kernels.json
 
 A family of kernels is a module `rows_<family>.py` with `rows(stopwatch) -> Iterator[Row]`.
@@ -9,30 +11,23 @@ import argparse
 import importlib
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import triton
 
+from ceilings import Ceilings, measure_ceilings
 from kernel_rows import Row
 from kernel_timing import Stopwatch
 
 FAMILIES = tuple(sorted(path.stem.removeprefix("rows_") for path in Path(__file__).parent.glob("rows_*.py")))
 
 
-def ceilings(stopwatch: Stopwatch) -> tuple[float, float]:
-    """Bytes a second of a large copy (read and written), operations a second of a large product by cuBLAS."""
-    source = stopwatch.cut(0, 1 << 29)
-    target = torch.empty_like(source)
-    copy = stopwatch.microseconds(lambda index: target.copy_(source), 1, nodes=4)
-    x, w = stopwatch.cut(0, 8192, 8192), stopwatch.cut(1 << 28, 8192, 8192)
-    product = stopwatch.microseconds(lambda index: torch.mm(x, w.t()), 1, nodes=8)
-    return 4 * source.numel() / copy * 1e6, 2 * 8192**3 / product * 1e6
-
-
-def measure(stopwatch: Stopwatch, row: Row, bytes_per_s: float, flops_per_s: float) -> dict[str, object]:
+def measure(stopwatch: Stopwatch, row: Row, ceilings: Ceilings) -> dict[str, object]:
+    """One row's numbers; `times_peer` and `times_recorded` above 1: faster than that."""
     us = stopwatch.microseconds(row.run, row.copies, row.nodes)
-    memory, compute = row.num_bytes / us * 1e6 / bytes_per_s, row.num_flops / us * 1e6 / flops_per_s
+    memory, compute = row.num_bytes / us * 1e6 / ceilings.bytes_per_s, row.num_flops / us * 1e6 / ceilings.flops_per_s
     peer = None if row.peer is None else stopwatch.microseconds(row.peer, row.copies, row.nodes)
     return {
         "kernel": row.kernel,
@@ -45,6 +40,9 @@ def measure(stopwatch: Stopwatch, row: Row, bytes_per_s: float, flops_per_s: flo
         "peer": row.peer_name,
         "peer_us": peer,
         "times_peer": None if peer is None else peer / us,
+        "recorded": row.recorded_name,
+        "recorded_us": row.recorded_us,
+        "times_recorded": None if row.recorded_us is None else row.recorded_us / us,
     }
 
 
@@ -53,6 +51,8 @@ def line(result: dict[str, object]) -> str:
     cells = [f"{result['kernel']:34} {result['shape']:36} {result['us']:9.2f} us {rate} {result['of_ceiling']:4.0%}"]
     if result["peer_us"] is not None:
         cells.append(f"{result['peer_us']:9.2f} {result['times_peer']:5.2f}x {result['peer']}")
+    if result["recorded_us"] is not None:
+        cells.append(f"{result['recorded_us']:9.2f} {result['times_recorded']:5.2f}x {result['recorded']}")
     return " ".join(cells)
 
 
@@ -65,22 +65,21 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("bench_kernels: no GPU here")
     stopwatch = Stopwatch()
-    bytes_per_s, flops_per_s = ceilings(stopwatch)
+    ceilings = measure_ceilings(stopwatch)
     name = torch.cuda.get_device_name()
-    print(
-        f"{name}, torch {torch.__version__}, triton {triton.__version__}: copy {bytes_per_s / 1e12:.2f} TB/s, ", end=""
-    )
-    print(f"8192^3 bf16 product {flops_per_s / 1e12:.0f} TFLOP/s", flush=True)
+    print(f"{name}, torch {torch.__version__}, triton {triton.__version__}")
+    for way, speed in ceilings.copies.items():
+        print(f"copy by {way}: {speed / 1e12:.2f} TB/s")
+    print(f"8192^3 bf16 product by cuBLAS: {ceilings.flops_per_s / 1e12:.0f} TFLOP/s", flush=True)
     results = []
     for family in args.only.split(","):
         for row in importlib.import_module(f"rows_{family}").rows(stopwatch):
             if args.match in row.kernel or args.match in row.shape:
-                results.append(measure(stopwatch, row, bytes_per_s, flops_per_s))
+                results.append(measure(stopwatch, row, ceilings))
                 print(line(results[-1]), flush=True)
     if args.json:
         about = {"gpu": name, "torch": torch.__version__, "triton": triton.__version__}
-        ceiling = {"bytes_per_s": bytes_per_s, "flops_per_s": flops_per_s}
-        args.json.write_text(json.dumps({**about, **ceiling, "rows": results}, indent=1) + "\n")
+        args.json.write_text(json.dumps({**about, **asdict(ceilings), "rows": results}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

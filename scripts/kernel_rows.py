@@ -20,4 +20,7 @@ class Row:
     num_flops: float = 0.0
     peer: Callable[[int], object] | None = None
     peer_name: str = ""
+    recorded_us: float | None = None
+    """What a peer that is not here took, once, on an H200."""
+    recorded_name: str = ""
     nodes: int = 24
