@@ -8,14 +8,13 @@ Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocab
 import torch
 from torch import Tensor
 
+from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
 from tercet.model.layers import Layer
 from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.rope import rotary_table
 from tercet.model.weights import Weights
-from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
-from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -63,26 +62,13 @@ class Decoder:
         residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
         self.group.all_reduce(residual_TD)
         update_TD = None
-        work = self._plan_decodes(inputs, kv_cache, page_table_SM)
-        for index, layer in enumerate(self._layers):
-            update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], work)
-        return residual_TD if update_TD is None else residual_TD.add_(update_TD)
-
-    def _plan_decodes(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> DecodeWork | None:
-        """Split the decode rows once, on the device, for the attention of all layers."""
-        num_rows = inputs.decode_slots_B.shape[0]
-        if not num_rows or not use_kernels(kv_cache):
-            return None
-        num_kv_heads, page_size, head_dim = kv_cache.shape[3:]
-        # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
-        num_pages = num_rows * page_table_SM.shape[1]
-        num_heads = self.config.num_heads // self.group.size
-        work = make_decode_work(
-            num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim, kv_cache.device,
-            deterministic=self._deterministic,
+        plan = AttentionPlan.of_step(
+            inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
+            windows={layer.window for layer in self._layers}, deterministic=self._deterministic,
         )  # fmt: skip
-        plan_decode_work(inputs.decode_lengths_B, inputs.decode_slots_B, work, num_kv_heads)
-        return work
+        for index, layer in enumerate(self._layers):
+            update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], plan)
+        return residual_TD if update_TD is None else residual_TD.add_(update_TD)
 
     @torch.inference_mode()
     def logits(self, hidden_RD: Tensor) -> Tensor:

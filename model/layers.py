@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
 from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
@@ -19,7 +20,6 @@ from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
-from tercet.triton_kernels.decode_attention import DecodeWork
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
@@ -44,23 +44,23 @@ class Layer:
         inputs: StepInputs,
         page_table_SM: Tensor,
         kv: Tensor,
-        work: DecodeWork | None,
+        plan: AttentionPlan,
     ) -> Tensor | None:
         """Run the layer on `residual_TD`, in place. `kv`: this layer's cache, [k/v, page, kv head, token, dim].
 
         With one rank each block adds to the residual in its last product. With several, its sum over ranks comes
-        after: as the `update_TD` that the next norm adds first, which this takes and returns. `work`: how the step's
-        decode rows are split, the same for all layers.
+        after: as the `update_TD` that the next norm adds first, which this takes and returns. `plan`: how the step's
+        attention is divided, the same for all layers.
         """
         weights = self.weights
         qkv_TN = self._norm_linear(residual_TD, update_TD, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
-        attended_TH = self._attention(qkv_TN, inputs, page_table_SM, kv, work)
+        attended_TH = self._attention(qkv_TN, inputs, page_table_SM, kv, plan)
         update_TD = self._add(attended_TH, weights.o_DQ, weights.o_bias_D, residual_TD)
         gated_TF = self._gate(residual_TD, update_TD)
         return self._add(gated_TF, weights.down_DF, weights.down_bias_D, residual_TD)
 
     def _attention(
-        self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, work: DecodeWork | None
+        self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan
     ) -> Tensor:
         k_cache, v_cache = kv[0], kv[1]
         q_THD = attention_prologue(
@@ -87,7 +87,7 @@ class Layer:
                 inputs.decode_slots_B,
                 inputs.decode_lengths_B,
                 scale,
-                work=work,
+                work=plan.decode,
                 window=self.window,
                 out=out_THD[:num_decodes],
             )
@@ -101,6 +101,7 @@ class Layer:
                 inputs.chunk_starts_C,
                 inputs.query_starts_C1,
                 scale,
+                work=plan.prefill.get(self.window),
                 window=self.window,
                 out=out_THD[num_decodes:],
             )

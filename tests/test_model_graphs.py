@@ -119,7 +119,8 @@ def test_only_triton_runs(runners: tuple[Runner, Runner]) -> None:
                 assert runner.launch(index).wait().min() >= 0
         torch.cuda.synchronize()
     names = {event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA}
-    assert {"_prepare_kernel", "_decode_kernel", "_prefill_kernel", "_append_kernel"} <= names
+    for kernel in ("_prepare_kernel", "_decode_kernel", "prefill_kernel", "_append_kernel"):
+        assert any(name.endswith(kernel) for name in names), kernel
     foreign = [
         name for name in names if "::" in name or "cublas" in name or "cutlass" in name or "gemm" in name.lower()
     ]

@@ -5,14 +5,21 @@ from typing import Any
 import pytest
 import torch
 
-from tercet.triton_kernels import attention, attention_prologue, decode_attention, prefill_attention, write_kv
+from tercet.triton_kernels import (
+    attention,
+    attention_prologue,
+    decode_attention,
+    prefill_attention,
+    prefill_work,
+    write_kv,
+)
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 MODULES = (attention, attention_prologue, write_kv)
-LAUNCHERS = (attention_prologue, decode_attention, prefill_attention, write_kv)
+LAUNCHERS = (attention_prologue, decode_attention, prefill_attention, prefill_work, write_kv)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -59,7 +66,7 @@ def test_compile(
         for norms in ((None, None), (meta(head_dim), meta(head_dim))):
             attention_prologue.attention_prologue(qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads)
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
-    # The plan of the decode rows, the splits, their merge, prefill, two prologues, the write.
-    assert len(kernels) == 7
+    # The decode rows: their plan, splits and merge. Prefill and its plan, two prologues, the write.
+    assert len(kernels) == 8
     if capability == 90:
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)

@@ -22,7 +22,8 @@ from tercet.triton_kernels.decode_attention import (
     plan_decode_work,
 )
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.prefill_attention import launch_prefill_attention
+from tercet.triton_kernels.prefill_attention import can_use_hopper, launch_prefill_attention, query_tile
+from tercet.triton_kernels.prefill_work import PrefillWork, make_prefill_work, plan_prefill_work
 
 
 def decode_attention(
@@ -74,6 +75,7 @@ def prefill_attention(
     query_starts_C1: Tensor,
     scale: float,
     *,
+    work: PrefillWork | None = None,
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes_H: Tensor | None = None,
@@ -82,7 +84,8 @@ def prefill_attention(
     """[T, H, D] -> [T, H, D], causal: tokens `query_starts_C1[c]` and on are chunk c's, at positions
     `chunk_starts_C[c]` and on of slot `chunk_slots_C[c]`.
 
-    Tokens of no chunk give zeros. Writes `out` if given and mutates nothing else; softmax in fp32.
+    Tokens of no chunk give zeros. Writes `out` if given and mutates nothing else; softmax in fp32. `work`: planned for
+    these chunks, once for all layers of a step; without it the call plans for itself. Graph-safe.
     """
     _check(q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1)
     check_shape("chunk_starts", chunk_starts_C, chunk_slots_C.shape[0])
@@ -92,14 +95,25 @@ def prefill_attention(
     if not q_THD.shape[0]:
         return out
     if use_kernels(q_THD):
-        launch_prefill_attention(
-            q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out
-        )
+        if work is None:
+            work = plan_prefill(chunk_slots_C, chunk_starts_C, query_starts_C1, q_THD.shape[0], k_cache, scoring)
+        launch_prefill_attention(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out)
         return out
     prefill_attention_reference(
         q_THD, k_cache, v_cache, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1, scoring, out
     )
     return out
+
+
+def plan_prefill(
+    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, k_cache: Tensor,
+    scoring: Scoring,
+) -> PrefillWork:  # fmt: skip
+    """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer."""
+    on_hopper = can_use_hopper(k_cache, scoring)
+    work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], query_tile(num_tokens, on_hopper), k_cache.device)
+    plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
+    return work
 
 
 def _output(q: Tensor, out: Tensor | None) -> Tensor:

@@ -1,9 +1,10 @@
 """Prefill attention in Triton: chunks of queries, each over its sequence's paged keys and values, causal.
 
 A chunk starts anywhere in its sequence: what is before it was computed earlier, or found in the prefix cache. K and V
-of the chunk itself are in the cache already.
+of the chunk itself are in the cache already. The kernel here serves every head size and option; where Hopper's own
+kernel (`prefill_hopper.py`) can, it takes over.
 
-Shape suffixes: T prefill tokens, C chunks, C1 = C + 1, H q heads, D head size, S slots, M pages of a slot; caches are
+Shape suffixes: T prefill tokens, H q heads, D head size, S slots, M pages of a slot; caches are
 [page, kv head, token of the page, D].
 """
 
@@ -11,11 +12,18 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tercet.triton_kernels import prefill_hopper
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.dispatch import is_hopper
+from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
+
+HOPPER_TILE: int = prefill_hopper.BLOCK_Q.value
+HOPPER_PIECE: int = prefill_hopper.PIECE.value
 
 
 @triton.jit
@@ -42,55 +50,34 @@ def _bend(
     return scores * 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["C", "T", "M"], do_not_specialize_on_alignment=["C", "T", "M"])
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _prefill_kernel(
-    q_ptr, k_cache, v_cache, page_table_ptr, slots_ptr, chunk_starts_ptr, query_starts_ptr, slopes_ptr, out_ptr,
-    scale, softcap, C, T, M,
+    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, slopes_ptr, out_ptr, scale, softcap, M,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    PDL: tl.constexpr,
+    RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (H, tiles of BLOCK_Q queries, at most T / BLOCK_Q + C): one program owns one tile of one head.
-
-    Each program counts the chunks' tiles to find its own. The last tiles of long chunks have most to do and go first.
-    Programs beyond the last tile write the zeros of tokens that belong to no chunk.
-    """
+    """Grid (H, tiles): one program owns one tile of queries of one head, or writes the zeros of a tile of padding."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     head = tl.program_id(0)
     columns = tl.arange(0, BLOCK_D)
-    chunks = tl.arange(0, BLOCK_C)
-    begins = tl.load(query_starts_ptr + chunks, mask=chunks < C, other=0)
-    ends = tl.load(query_starts_ptr + chunks + 1, mask=chunks < C, other=0)
-    tiles = tl.cdiv(ends - begins, BLOCK_Q)
-    last_tiles = tl.cumsum(tiles, 0)
-    num_tiles = tl.sum(tiles, 0)
-    tile = num_tiles - 1 - tl.program_id(1)
-    if tile < 0:
-        num_tokens = tl.load(query_starts_ptr + C)
-        padding = num_tokens + (-1 - tile) * BLOCK_Q + tl.arange(0, BLOCK_Q)
-        pad_ptrs = out_ptr + (padding.to(tl.int64) * H + head)[:, None] * D + columns[None, :]
-        zeros = tl.zeros((BLOCK_Q, BLOCK_D), out_ptr.dtype.element_ty)
-        tl.store(pad_ptrs, zeros, mask=(padding < T)[:, None] & (columns < D)[None, :])
+    record_ptr = tiles_ptr + tl.program_id(1) * RECORD
+    num_queries = tl.load(record_ptr + 1)
+    length = tl.load(record_ptr + 4)
+    indices = tl.arange(0, BLOCK_Q)
+    rows = (tl.load(record_ptr) + indices).to(tl.int64)
+    q_mask = (indices < num_queries)[:, None] & (columns < D)[None, :]
+    out_ptrs = out_ptr + (rows * H + head)[:, None] * D + columns[None, :]
+    if length == 0:
+        tl.store(out_ptrs, tl.zeros((BLOCK_Q, BLOCK_D), out_ptr.dtype.element_ty), mask=q_mask)
     else:
-        chunk = tl.sum((last_tiles <= tile).to(tl.int32), 0)
-        is_own = chunks == chunk
-        offset = (tile - tl.sum(tl.where(is_own, last_tiles - tiles, 0), 0)) * BLOCK_Q
-        begin = tl.sum(tl.where(is_own, begins, 0), 0)
-        count = tl.sum(tl.where(is_own, ends - begins, 0), 0)
-        chunk_start = tl.load(chunk_starts_ptr + chunk)
-        pages_ptr = page_table_ptr + tl.load(slots_ptr + chunk).to(tl.int64) * M
+        first_query = tl.load(record_ptr + 2)
+        pages_ptr = page_table_ptr + tl.load(record_ptr + 3).to(tl.int64) * M
         kv_head = head // (H // KV_HEADS)
-
-        indices = offset + tl.arange(0, BLOCK_Q)
-        rows = (begin + indices).to(tl.int64)
-        q_mask = (indices < count)[:, None] & (columns < D)[None, :]
-        q_ptrs = q_ptr + (rows * H + head)[:, None] * D + columns[None, :]
-        q = tl.load(q_ptrs, mask=q_mask, other=0.0)
-        queries = chunk_start + indices
-        first_query = chunk_start + offset
-        length = chunk_start + tl.minimum(offset + BLOCK_Q, count)
+        q = tl.load(q_ptr + (rows * H + head)[:, None] * D + columns[None, :], mask=q_mask, other=0.0)
+        queries = first_query + indices
         low = 0
         if WINDOW > 0:
             low = tl.maximum(first_query - WINDOW + 1, 0) // TILE * TILE
@@ -142,21 +129,34 @@ def _prefill_kernel(
             acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
             largest = new
         y = acc / weight[:, None]
-        tl.store(
-            out_ptr + (rows * H + head)[:, None] * D + columns[None, :], y.to(out_ptr.dtype.element_ty), mask=q_mask
-        )
+        tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=q_mask)
+
+
+def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
+    """Whether Hopper's own kernel knows these shapes and this way of scoring."""
+    page_size, head_dim = k_cache.shape[2:]
+    fits = k_cache.dtype.itemsize == 2 and head_dim in (64, 128) and page_size % HOPPER_PIECE == 0
+    return scoring.is_plain and fits and is_hopper(k_cache.device)
+
+
+def query_tile(num_tokens: int, on_hopper: bool) -> int:
+    """How many queries a program of the kernel that will serve them takes."""
+    return HOPPER_TILE if on_hopper else min(64, max(16, triton.next_power_of_2(num_tokens)))
 
 
 def launch_prefill_attention(
-    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, chunk_slots_C: Tensor,
-    chunk_starts_C: Tensor, query_starts_C1: Tensor, scoring: Scoring, out_THD: Tensor,
+    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
+    out_THD: Tensor,
 ) -> None:  # fmt: skip
-    """One launch, graph-safe: the grid covers any way of cutting T tokens into C chunks."""
+    """One launch, graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned."""
     T, H, D = q_THD.shape
-    C = chunk_slots_C.shape[0]
+    if not T:
+        return
     kv_heads, page_size = k_cache.shape[1:3]
+    if can_use_hopper(k_cache, scoring):
+        _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring.scale, work, out_THD)
+        return
     half = q_THD.dtype.itemsize == 2
-    block_q = min(64, max(16, triton.next_power_of_2(T)))
     tile = min(page_size, 64 if half and D <= 128 else 32)
     slopes = scoring.alibi_slopes_H
     # A tile of a page is one block of memory: the copy engine fetches it whole.
@@ -165,12 +165,34 @@ def launch_prefill_attention(
     if tma:
         keys = TensorDescriptor.from_tensor(k_cache.view(-1, D), [tile, D])
         values = TensorDescriptor.from_tensor(v_cache.view(-1, D), [tile, D])
-    _prefill_kernel[(H, triton.cdiv(T, block_q) + C)](
-        q_THD, keys, values, page_table_SM, chunk_slots_C, chunk_starts_C, query_starts_C1,
-        q_THD if slopes is None else slopes, out_THD, scoring.scale, scoring.softcap, C, T, page_table_SM.shape[1],
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=block_q,
-        BLOCK_C=triton.next_power_of_2(max(C, 1)), BLOCK_D=triton.next_power_of_2(D), WINDOW=scoring.window,
+    _prefill_kernel[(H, work.num_tiles)](
+        q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes, out_THD,
+        scoring.scale, scoring.softcap, page_table_SM.shape[1],
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
+        BLOCK_D=triton.next_power_of_2(D), WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, TMA=tma,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2,
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
         num_warps=4, **overlap_options(q_THD),
     )  # fmt: skip
+
+
+def _launch_hopper(
+    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scale: float, work: PrefillWork,
+    out_THD: Tensor,
+) -> None:  # fmt: skip
+    T, H, D = q_THD.shape
+    num_pages, kv_heads, page_size = k_cache.shape[:3]
+    num_programs = min(multiprocessors(q_THD.device), work.num_tiles * H)
+    prefill_hopper.hopper_prefill_kernel[(num_programs,)](
+        _descriptor(q_THD.view(T, H * D), work.block_q // 2, D),
+        _descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
+        _descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
+        work.tiles_N8, page_table_SM, out_THD, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, STAGES=2, NUM_PROGRAMS=num_programs, PDL=True,
+        num_warps=4, launch_pdl=True,
+    )  # fmt: skip
+
+
+def _descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
+    dtype = gl.float16 if tensor.dtype == torch.float16 else gl.bfloat16
+    return HopperDescriptor.from_tensor(tensor, list(block), gl.NVMMASharedLayout.get_default_for(list(block), dtype))

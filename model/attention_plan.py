@@ -1,0 +1,53 @@
+"""How the attention of one step is divided among a GPU's programs: once per step, on the device, for all layers.
+
+Knows which kernel will serve which layers; the kernels know the rest.
+
+Shape suffixes: S slots, M pages of a slot.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tercet.triton_kernels.attention import plan_prefill
+from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.prefill_work import PrefillWork
+from tercet.triton_kernels.prepare import StepInputs
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What all layers share; nothing where the references compute."""
+
+    decode: DecodeWork | None
+    prefill: dict[int, PrefillWork]
+    """By the layers' window."""
+
+    @classmethod
+    def of_step(
+        cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, windows: Iterable[int],
+        deterministic: bool,
+    ) -> "AttentionPlan":  # fmt: skip
+        """`num_heads`: q heads of this rank. Graph-safe."""
+        num_rows = inputs.decode_slots_B.shape[0]
+        num_tokens = inputs.input_ids_T.shape[0] - num_rows
+        decode: DecodeWork | None = None
+        prefill: dict[int, PrefillWork] = {}
+        if not use_kernels(kv_cache):
+            return cls(decode, prefill)
+        num_kv_heads, page_size, head_dim = kv_cache.shape[3:]
+        if num_rows:
+            # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
+            num_pages = num_rows * page_table_SM.shape[1]
+            sizes = num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim
+            decode = make_decode_work(*sizes, kv_cache.device, deterministic=deterministic)
+            plan_decode_work(inputs.decode_lengths_B, inputs.decode_slots_B, decode, num_kv_heads)
+        if num_tokens:
+            chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
+            prefill = {
+                window: plan_prefill(*chunks, num_tokens, kv_cache[0, 0], Scoring(1.0, window)) for window in windows
+            }
+        return cls(decode, prefill)

@@ -1,0 +1,106 @@
+"""How a step's chunks are cut into tiles of queries: once per step, on the device, for the attention of all layers.
+
+The tile that sees most tokens comes first, so that none is begun when the others are about to end. Integers only.
+
+Shape suffixes: T prefill tokens, C chunks, C1 = C + 1, N tiles.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+RECORD = 8
+_SIZES = ["C", "T", "N"]
+
+
+@dataclass(frozen=True)
+class PrefillWork:
+    """The tiles of one step's chunks, and behind them those of its padding."""
+
+    tiles_N8: Tensor
+    """int32 records: first token, number of queries, position of the first, slot, tokens that the last query sees
+    (0: padding), tokens of the sequence that the cache holds. One record more has the number of tiles of chunks."""
+    block_q: int
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles at most, those of padding included."""
+        return self.tiles_N8.shape[0] - 1
+
+
+def make_prefill_work(num_tokens: int, num_chunks: int, block_q: int, device: torch.device) -> PrefillWork:
+    """Memory for any way of cutting so many tokens into so many chunks."""
+    num_tiles = triton.cdiv(num_tokens, block_q) + num_chunks
+    return PrefillWork(torch.empty(num_tiles + 1, RECORD, dtype=torch.int32, device=device), block_q)
+
+
+@triton.jit
+def _num_within(seen, begin, count, BLOCK_Q: tl.constexpr):
+    """Of the tiles of a chunk that begins at a position, how many see at most so many tokens."""
+    tiles = tl.cdiv(count, BLOCK_Q)
+    return tl.where(seen >= begin + count, tiles, tl.maximum(seen - begin, 0) // BLOCK_Q)
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+def _cut_kernel(
+    slots_ptr, chunk_starts_ptr, query_starts_ptr, tiles_ptr, C, T, N,
+    BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (tiles / BLOCK_N,): one program finds the chunks of BLOCK_N tiles, and their places, by counting."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    chunks = tl.arange(0, BLOCK_C)
+    begins = tl.load(query_starts_ptr + chunks, mask=chunks < C, other=0)
+    counts = tl.load(query_starts_ptr + chunks + 1, mask=chunks < C, other=0) - begins
+    counts = tl.where(chunks < C, counts, 0)
+    starts = tl.load(chunk_starts_ptr + chunks, mask=chunks < C, other=0)
+    tiles = tl.cdiv(counts, BLOCK_Q)
+    ends = tl.cumsum(tiles, 0)
+    num_tiles = tl.sum(tiles, 0)
+
+    index = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    own = tl.sum(((ends[None, :] <= index[:, None]) & (chunks < C)[None, :]).to(tl.int32), 1)
+    is_own = chunks[None, :] == own[:, None]
+    offset = (index - tl.sum(tl.where(is_own, (ends - tiles)[None, :], 0), 1)) * BLOCK_Q
+    begin = tl.sum(tl.where(is_own, begins[None, :], 0), 1)
+    count = tl.sum(tl.where(is_own, counts[None, :], 0), 1)
+    start = tl.sum(tl.where(is_own, starts[None, :], 0), 1)
+    queries = tl.minimum(count - offset, BLOCK_Q)
+    seen = start + offset + queries
+
+    within = _num_within(seen[:, None], starts[None, :], counts[None, :], BLOCK_Q)
+    fewer = _num_within(seen[:, None] - 1, starts[None, :], counts[None, :], BLOCK_Q)
+    heavier = tl.sum(tiles[None, :] - within, 1)
+    as_heavy = tl.sum(tl.where(chunks[None, :] < own[:, None], within - fewer, 0), 1)
+
+    real = index < num_tiles
+    padding = tl.load(query_starts_ptr + C) + (index - num_tiles) * BLOCK_Q
+    record_ptr = tiles_ptr + tl.where(real, heavier + as_heavy, index) * RECORD
+    mask = index < N
+    tl.store(record_ptr, tl.where(real, begin + offset, padding), mask=mask)
+    tl.store(record_ptr + 1, tl.where(real, queries, tl.minimum(tl.maximum(T - padding, 0), BLOCK_Q)), mask=mask)
+    tl.store(record_ptr + 2, start + offset, mask=mask)
+    tl.store(record_ptr + 3, tl.load(slots_ptr + own, mask=real & mask, other=0), mask=mask)
+    tl.store(record_ptr + 4, tl.where(real, seen, 0), mask=mask)
+    tl.store(record_ptr + 5, start + count, mask=mask)
+    if tl.program_id(0) == 0:
+        tl.store(tiles_ptr + N * RECORD, num_tiles)
+
+
+def plan_prefill_work(
+    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, work: PrefillWork
+) -> None:
+    """Cut a step's chunks into tiles. Graph-safe: once per step, before the first layer."""
+    C = chunk_slots_C.shape[0]
+    block_c = triton.next_power_of_2(max(C, 1))
+    block_n = max(4096 // block_c, 16)
+    _cut_kernel[(triton.cdiv(work.num_tiles, block_n),)](
+        chunk_slots_C, chunk_starts_C, query_starts_C1, work.tiles_N8, C, num_tokens, work.num_tiles,
+        BLOCK_Q=work.block_q, BLOCK_C=block_c, BLOCK_N=block_n, RECORD=RECORD, num_warps=4,
+        **overlap_options(chunk_slots_C),
+    )  # fmt: skip
