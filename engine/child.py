@@ -11,6 +11,7 @@ import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -20,7 +21,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.ipc.addresses import Addresses
-from tercet.ipc.messages import Begin, FromChild, LastWords, Limits, Loaded, ToChild
+from tercet.ipc.messages import Beat, Begin, FromChild, LastWords, Limits, Loaded, ToChild
 
 _PR_SET_PDEATHSIG = 1
 
@@ -35,6 +36,8 @@ class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model_path: str
     """Folder or .gguf file on this machine; config.model is what the user called it."""
     addresses: Addresses
+    incarnation: int = 0
+    """Counts up with every process that is started in place of another: what bears a lower count is of the dead."""
 
 
 class SupervisorLink:
@@ -50,6 +53,9 @@ class SupervisorLink:
         self._limits: Limits | None = None
         self._pending: list[ToChild] = []
         self._callback: Callable[[ToChild], None] | None = None
+        self.beat_seconds = min(1.0, spec.config.heartbeat_timeout / 5)
+        """How often the process's loop is to call `beat`."""
+        self._last_beat = 0.0
         threading.Thread(target=self._listen, args=(commands,), name="supervisor-link", daemon=True).start()
 
     def tell(self, message: FromChild) -> None:
@@ -63,6 +69,13 @@ class SupervisorLink:
                 self._reports.flush()
             except BrokenPipeError:
                 pass
+
+    def beat(self, count: int) -> None:
+        """Say that the process's own loop turns; may be called as often as it does."""
+        now = time.monotonic()
+        if now - self._last_beat >= self.beat_seconds:
+            self._last_beat = now
+            self.tell(Beat(count))
 
     def wait_begin(self) -> Limits:
         """Block until the supervisor says `Begin`. The supervisor keeps the deadline."""

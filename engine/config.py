@@ -58,6 +58,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Seconds until the engine must be ready."""
     drain_timeout: float = 30.0
     """Seconds that running requests get after SIGTERM."""
+    heartbeat_timeout: float = 10.0
+    """Seconds of silence after which a process counts as hung; it is killed and started again."""
+    max_restarts: int = 5
+    """Deaths of one process within `restart_window` that are made good; one more ends the engine."""
+    restart_window: float = 60.0
 
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
@@ -73,6 +78,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_range("startup_timeout", self.startup_timeout, 0.1, 86400.0)
         _check_range("drain_timeout", self.drain_timeout, 0.0, 86400.0)
+        _check_range("heartbeat_timeout", self.heartbeat_timeout, 1.0, 86400.0)
+        _check_range("max_restarts", self.max_restarts, 0, 2**20)
+        _check_range("restart_window", self.restart_window, 0.1, 86400.0)
         _check_range("seed", self.seed, 0, 2**63 - 1)
         if self.max_num_seqs > self.max_num_batched_tokens:
             raise ValueError(

@@ -20,6 +20,7 @@ from tercet.ipc.messages import (
     Load,
     SamplingParams,
     Started,
+    Submit,
     Tokens,
     ToTokenizer,
     Unservable,
@@ -41,12 +42,14 @@ class Live:
         "first_token_at",
         "fresh_ids",
         "fresh_text",
+        "generated",
         "keeps_stop",
         "num_generated",
         "num_prompt",
         "number",
         "request_id",
         "started",
+        "submit",
     )
 
     def __init__(self, client: Client, request_id: str, number: int) -> None:
@@ -59,6 +62,9 @@ class Live:
         self.started = _NOT_STARTED
         self.detokenizer: Detokenizer | None = None
         """None until the request is submitted."""
+        self.submit: Submit | None = None
+        """With `generated` all that a new scheduler needs to go on."""
+        self.generated = array("i")
         self.keeps_stop = False
         self.fresh_ids: list[int] = []
         self.fresh_text: list[str] = []
@@ -67,11 +73,11 @@ class Live:
 class FrontDesk:
     """All live requests of all clients."""
 
-    def __init__(self, pieces: Pieces | None) -> None:
+    def __init__(self, pieces: Pieces | None, first_number: int = 1) -> None:
         self._pieces = pieces
         self._by_number: dict[int, Live] = {}
         self._by_client: dict[Client, dict[str, Live]] = {}
-        self._last_number = 0
+        self._last_number = first_number - 1
         self.load = Load(0, 0, 0, 0, 0, 0, 0, 0)
         """The scheduler's latest gauges."""
 
@@ -92,9 +98,13 @@ class FrontDesk:
         live = mine[request_id] = self._by_number[self._last_number] = Live(client, request_id, self._last_number)
         return live
 
-    def submit(self, live: Live, num_prompt: int, params: SamplingParams) -> None:
-        """The request goes to the scheduler; its tokens may come from now on."""
-        live.num_prompt = num_prompt
+    def submit(self, live: Live, submit: Submit, params: SamplingParams) -> None:
+        """The request goes to the scheduler; its tokens may come from now on.
+
+        What its client has received of it already makes no text a second time.
+        """
+        live.submit = submit
+        live.num_prompt = len(submit.prompt_ids) // 4
         live.keeps_stop = params.include_stop_str_in_output
         live.detokenizer = Detokenizer(
             self._pieces,
@@ -103,6 +113,27 @@ class FrontDesk:
             skip_special_tokens=params.skip_special_tokens,
             min_tokens=params.min_tokens,
         )
+        live.generated = array("i", submit.generated_ids)
+        live.num_generated = len(live.generated)
+        for token_id in live.generated:
+            live.detokenizer.push(token_id)
+            if live.detokenizer.stop_hit is not None:
+                break
+
+    def renumber(self) -> list[Live]:
+        """New numbers for all that is live, since a scheduler is new: what comes of the old ones comes too late."""
+        lives = list(self._by_number.values())
+        self._by_number.clear()
+        for live in lives:
+            self._last_number += 1
+            live.number = self._last_number
+            self._by_number[live.number] = live
+        return [live for live in lives if live.submit is not None]
+
+    @property
+    def next_number(self) -> int:
+        """Of the next request."""
+        return self._last_number + 1
 
     def is_live(self, live: Live) -> bool:
         """Whether it has not ended, while work on it was going on elsewhere."""
@@ -185,6 +216,7 @@ class FrontDesk:
             if live.num_generated == 1:
                 live.first_token_at = now
             live.fresh_ids.append(token_id)
+            live.generated.append(token_id)
             touched[number] = live
             end = ended.get(number)
             # The token that ended a request is among its ids, but its text is not part of the answer.

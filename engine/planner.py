@@ -8,7 +8,8 @@ A slot and its pages are given back when the last plan that may name them is com
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,21 @@ from numpy.typing import NDArray
 from tercet.engine.pages import PagePool, PrefixHasher
 from tercet.engine.request import Request, end_reason, extend_hashes, make_request
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.messages import Abort, Ended, Enter, Load, Sampled, Started, Step, Submit, Tokens, Unservable
+from tercet.engine.waiting_line import WaitingLine
+from tercet.ipc.messages import (
+    Abort,
+    Ended,
+    Enter,
+    Forget,
+    Load,
+    Sampled,
+    Started,
+    Step,
+    Submit,
+    Tokens,
+    Unservable,
+    WorkersRestarted,
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +61,18 @@ class Planner:
 
     def __init__(self, settings: PlannerSettings, hash_key: bytes) -> None:
         self._settings = settings
-        self._pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
         self._hasher = PrefixHasher(hash_key, settings.page_size)
-        self._waiting: deque[Request] = deque()
+        self._waiting = WaitingLine()
+        self._forgotten = 0
+        """Requests with lower numbers are nobody's."""
+        self.epoch = 0
+        self._num_steps = self._num_preemptions = self._num_queries = self._num_hits = 0
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        """As it is when workers have just started: they hold nothing and compute nothing."""
+        settings = self._settings
+        self._pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
         self._prefilling: list[Request] = []
         self._running: dict[int, Request] = {}
         """By number, oldest first."""
@@ -57,40 +81,80 @@ class Planner:
         self._in_flight: deque[_InFlight] = deque()
         self._leaving: deque[tuple[int, Request, bool]] = deque()
         """(last plan that may name it, request, whether it comes back): gives slot and pages back."""
-        self._next_step = 0
         self._left: list[int] = []
-
+        self._next_step = 0
+        self._suspect: Request | None = None
+        """The one running request that may be what killed the workers."""
         self._slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
-        self._num_steps = self._num_preemptions = self._num_queries = self._num_hits = 0
 
     # ---------------------------------------------------------------------------------------- requests
 
     def submit(self, message: Submit, now: float) -> Unservable | None:
         """Queue a request, or say why it can never run."""
+        if message.number < self._forgotten:
+            return None
         request = make_request(message, self._hasher, now)
+        if (unservable := self._too_long(request)) is not None:
+            return unservable
+        self._waiting.add(request)
+        return None
+
+    def _too_long(self, request: Request) -> Unservable | None:
         needed, size = request.max_length - 1, self._settings.page_size  # the last token's K and V are never wanted
         available = (self._settings.num_pages - 1) * size
-        if _pages(needed, size) * size > available:
-            return Unservable(
-                message.number,
-                "too_long_for_cache",
-                f"prompt ({request.num_prompt} tokens) and max_tokens ({message.sampling.max_tokens}) need "
-                f"{needed} tokens of KV cache; want at most {available}, all that --kv-cache-memory allows",
-            )
-        self._waiting.append(request)
-        return None
+        if _pages(needed, size) * size <= available:
+            return None
+        return Unservable(
+            request.number,
+            "too_long_for_cache",
+            f"prompt ({request.num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) need "
+            f"{needed} tokens of KV cache; want at most {available}, all that --kv-cache-memory allows",
+        )
 
     def abort(self, message: Abort) -> None:
         """Forget requests, whatever they are doing; numbers unknown by now are fine."""
         numbers = set(np.frombuffer(message.numbers, np.int64).tolist())
-        if any(request.number in numbers for request in self._waiting):
-            self._waiting = deque(request for request in self._waiting if request.number not in numbers)
-        for number in numbers:
-            if (request := self._running.get(number)) is not None:
-                self._leave(request, comes_back=False)
+        self._drop(lambda request: request.number in numbers)
+
+    def forget(self, message: Forget) -> None:
+        """These are nobody's, and nor is what may still come of them."""
+        self._forgotten = message.before
+        self._drop(lambda request: request.number < message.before)
+
+    def _drop(self, unwanted: Callable[[Request], bool]) -> None:
+        self._waiting.remove_if(unwanted)
+        for request in [request for request in self._running.values() if unwanted(request)]:
+            self._leave(request, comes_back=False)
         self._leaving = deque(
-            (step, request, comes_back and request.number not in numbers) for step, request, comes_back in self._leaving
+            (step, request, comes_back and not unwanted(request)) for step, request, comes_back in self._leaving
         )
+
+    def restart(self, message: WorkersRestarted) -> list[Unservable]:
+        """All that the workers held is lost: everything runs again from its tokens, as after a preemption.
+
+        If a step may have killed them, whoever ran is a suspect: suspects run first, one at a time, and one that sees
+        the workers die a second time is given up. So innocents go on, and nothing kills an engine for ever.
+        """
+        for request in self._running.values():
+            request.token_ids = self._slots.tokens[request.slot, : self._slots.known[request.slot]].copy()
+        back = [*self._running.values(), *(request for _, request, comes_back in self._leaving if comes_back)]
+        guilty = self._suspect if message.blame is not None else None
+        for request in back:
+            request.slot, request.pages, request.num_remembered = -1, [], 0
+            request.is_suspect = request.is_suspect or (message.blame is not None and guilty is None)
+        self._settings = replace(self._settings, num_pages=message.limits.num_pages)
+        self.epoch = message.epoch
+        self._begin_empty()
+        failed = []
+        for request in (*back, *self._waiting.remove_if(lambda request: True)):
+            if request is guilty:
+                text = f"the workers died twice while they computed this request; the last time: {message.blame}"
+                failed.append(Unservable(request.number, "engine_died", text))
+            elif (unservable := self._too_long(request)) is not None:
+                failed.append(unservable)
+            else:
+                self._waiting.add(request)
+        return failed
 
     def load(self) -> Load:
         """Gauges."""
@@ -104,6 +168,11 @@ class Planner:
             num_prefix_queries=self._num_queries,
             num_prefix_hits=self._num_hits,
         )
+
+    @property
+    def num_steps(self) -> int:
+        """Planned since start."""
+        return self._num_steps
 
     @property
     def idle(self) -> bool:
@@ -136,6 +205,7 @@ class Planner:
             np.array(pages, np.int32).tobytes(),
             chunk_rows.tobytes(),
             decodes.tobytes(),
+            self.epoch,
         )
         self._left.clear()
         self._in_flight.append(_InFlight(step.step_id, count, np.concatenate([decodes, chunk_rows[:, 0]])))
@@ -174,10 +244,10 @@ class Planner:
         return slots, count
 
     def _make_room(self, shortage: int) -> None:
-        """Preempt the youngest until `shortage` pages are there, or will be when the plans in flight are complete."""
+        """Preempt until `shortage` pages are there, or will be when the plans in flight are complete."""
         coming = sum(self._pool.num_given_back(request.pages) for _, request, _ in self._leaving)
         while shortage > self._pool.num_available + coming and len(self._running) > 1:
-            victim = self._running[max(self._running)]
+            victim = max(self._running.values(), key=lambda request: (request.priority, request.number))
             if self._in_flight:
                 coming += self._pool.num_given_back(victim.pages)
             self._preempt(victim)
@@ -212,9 +282,9 @@ class Planner:
         return enters, chunks
 
     def _can_admit(self) -> bool:
-        if not self._waiting or not self._free_slots:
+        if not self._waiting or not self._free_slots or self._suspect is not None:
             return False
-        request = self._waiting[0]
+        request = self._waiting.first
         cached = self._cached_prefix(request)
         needed = _pages(len(request.token_ids), self._settings.page_size) - len(cached) + self._pool.num_kept(cached)
         # Those that run need pages as they grow; admitting into the last ones would only send somebody away again.
@@ -227,7 +297,7 @@ class Planner:
         return self._pool.find(request.hashes[1 : most + 1])
 
     def _admit(self, enters: list[Enter], pages: list[tuple[int, int, int]], now: float) -> Request:
-        request = self._waiting.popleft()
+        request = self._waiting.pop()
         cached = self._cached_prefix(request)
         self._pool.hold(cached)
         slot = request.slot = self._free_slots.pop()
@@ -238,6 +308,7 @@ class Planner:
         if request.admitted is None:
             request.admitted, request.num_cached = now, num_cached
         request.num_remembered = len(cached)
+        self._suspect = request if request.is_suspect else None
         self._running[request.number] = self._by_slot[slot] = request
         self._prefilling.append(request)
         self._slots.enter(request, num_cached)
@@ -272,6 +343,8 @@ class Planner:
         rows = (token_ids >= 0) & self._slots.alive[plan.slots]
         slots, token_ids = plan.slots[rows], token_ids[rows]
         lengths = self._slots.append(slots, token_ids)
+        if self._suspect is not None and self._suspect.slot in slots:
+            self._suspect.is_suspect, self._suspect = False, None
         message = None
         if len(slots):
             numbers = self._slots.number[slots].tobytes()
@@ -317,6 +390,8 @@ class Planner:
         slot = request.slot
         self._slots.leave(slot)
         del self._running[request.number]
+        if request is self._suspect:
+            self._suspect = None
         if request in self._prefilling:
             self._prefilling.remove(request)
         if comes_back:
@@ -335,7 +410,7 @@ class Planner:
             self._by_slot[request.slot] = None
             request.slot, request.pages, request.num_remembered = -1, [], 0
             if comes_back:
-                self._waiting.appendleft(request)
+                self._waiting.add(request)
 
 
 def _pages(num_tokens: int, page_size: int) -> int:

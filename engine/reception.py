@@ -17,6 +17,7 @@ from tercet.engine.request_check import (
     check_names,
     check_params,
     check_prompt_ids,
+    check_received_ids,
     check_text_length,
     resolve,
     unpack_ids,
@@ -112,9 +113,14 @@ class Reception:
         """What the scheduler gets. Raises `Refusal`."""
         check_prompt_ids(prompt_ids, self._rules)
         sampling = resolve(request.params, len(prompt_ids), live.number, self._rules)
-        self._desk.submit(live, len(prompt_ids), request.params)
+        received = request.handling.received_ids
+        check_received_ids(unpack_ids(received, "received_ids"), sampling.max_tokens, self._rules)
         packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
-        return Submit(live.number, packed, sampling, request.cache_salt)
+        submit = Submit(live.number, packed, sampling, request.cache_salt, received, bool(received))
+        self._desk.submit(live, submit, request.params)
+        if live.detokenizer is not None and live.detokenizer.stop_hit is not None:
+            raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
+        return submit
 
     def _check_prompt(self, request: Request) -> None:
         if isinstance(request, GenerateIds):

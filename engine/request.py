@@ -32,6 +32,10 @@ class Request:
     first_token: float | None = None
     num_cached: int = 0
     num_preemptions: int = 0
+    priority: int = 0
+    """Lower goes first."""
+    is_suspect: bool = False
+    """It ran when the workers died, and has not yet been seen to survive a step."""
 
     @property
     def max_length(self) -> int:
@@ -57,12 +61,12 @@ class Request:
 
 
 def make_request(message: Submit, hasher: PrefixHasher, now: float) -> Request:
-    """A request from its message, with its prompt's full pages hashed."""
-    token_ids = np.frombuffer(message.prompt_ids, np.int32)
+    """A request from its message, with the full pages of what it brings hashed."""
+    token_ids = np.frombuffer(message.prompt_ids + message.generated_ids, np.int32)
     request = Request(
         number=message.number,
         sampling=message.sampling,
-        num_prompt=len(token_ids),
+        num_prompt=len(message.prompt_ids) // 4,
         token_ids=token_ids,
         arrived=now,
         hashes=[hasher.root(message.cache_salt)],

@@ -98,10 +98,22 @@ def check_names(request: Request) -> None:
         raise _invalid("cache_salt", f"{len(request.cache_salt)} characters", f"at most {MAX_NAME_LENGTH}")
 
 
-def unpack_ids(packed: bytes) -> "array[int]":
+def check_received_ids(received_ids: Sequence[int], max_tokens: int, rules: Rules) -> None:
+    """Refuse what cannot be the beginning of an answer of at most `max_tokens`."""
+    if not received_ids:
+        return
+    if len(received_ids) >= max_tokens:
+        raise _invalid("received_ids", f"{len(received_ids)} tokens", f"fewer than max_tokens ({max_tokens})")
+    low, high = min(received_ids), max(received_ids)
+    if low < 0 or high >= rules.limits.vocab_size:
+        bad = low if low < 0 else high
+        raise _invalid("received_ids", f"token id {bad}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+
+
+def unpack_ids(packed: bytes, field: str = "prompt_ids") -> "array[int]":
     """Token ids as they come over the wire."""
     if len(packed) % 4:
-        raise _invalid("prompt_ids", f"{len(packed)} bytes", "4 bytes (int32, little endian) for each token")
+        raise _invalid(field, f"{len(packed)} bytes", "4 bytes (int32, little endian) for each token")
     return array("i", packed)
 
 

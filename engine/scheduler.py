@@ -4,18 +4,34 @@ A thin shell around the planner: it moves messages and looks at the clock. It kn
 """
 
 import os
+import queue
 import time
+from collections import deque
 
 import msgspec
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.planner import Planner, PlannerSettings
-from tercet.ipc.messages import Abort, Beat, Load, Loaded, Sampled, Serving, Submit, ToScheduler
+from tercet.ipc.messages import (
+    Abort,
+    Forget,
+    Load,
+    Loaded,
+    Sampled,
+    Serving,
+    Submit,
+    ToChild,
+    Tokens,
+    ToScheduler,
+    Unservable,
+    WorkersRestarted,
+)
 from tercet.ipc.sockets import Inbox, Outbox
 
-_BEAT_SECONDS = 1.0
 _LOAD_SECONDS = 0.25
+_RETRY_SECONDS = 0.01
+"""Between attempts to send to a tokenizer that is far behind, or not there."""
 
 
 def main(link: SupervisorLink) -> None:
@@ -33,7 +49,9 @@ def main(link: SupervisorLink) -> None:
         max_lease=config.max_lease,
         enable_prefix_caching=config.enable_prefix_caching,
     )
-    loop = StepLoop(Planner(settings, os.urandom(32)), link)
+    planner = Planner(settings, os.urandom(32))
+    planner.epoch = link.spec.incarnation
+    loop = StepLoop(planner, link)
     link.tell(Serving())
     while True:
         loop.turn(inbox)
@@ -48,16 +66,24 @@ class StepLoop:
         self._tokenizer = Outbox(link.spec.addresses.tokenizer)
         self._workers = [Outbox(address) for address in link.spec.addresses.workers]
         self._encoder = msgspec.msgpack.Encoder()
-        self._last_load = self._last_beat = 0.0
+        self._last_load = 0.0
         self._told: Load | None = None
+        self._unsent: deque[Tokens | Unservable] = deque()
+        """News for a tokenizer that is far behind: nothing is planned until it has them."""
+        self._commands: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
+        link.subscribe(self._commands.put)
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
-        message = inbox.receive(_LOAD_SECONDS)
+        message = inbox.receive(_RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds))
         now = time.monotonic()
+        while not self._commands.empty():
+            self._obey(self._commands.get())
         while message is not None:
             self._take(message, now)
             message = inbox.receive(0)
-        while (step := self._planner.plan(now)) is not None:
+        while self._unsent and self._tokenizer.try_send(self._unsent[0]):
+            self._unsent.popleft()
+        while not self._unsent and (step := self._planner.plan(now)) is not None:
             encoded = self._encoder.encode(step)
             for worker in self._workers:
                 worker.send_encoded(encoded)
@@ -66,23 +92,35 @@ class StepLoop:
     def _take(self, message: ToScheduler, now: float) -> None:
         match message:
             case Sampled():
-                if (tokens := self._planner.complete(message, now)) is not None:
-                    self._tokenizer.send(tokens)
+                if message.epoch == self._planner.epoch and (tokens := self._planner.complete(message, now)):
+                    self._send(tokens)
             case Submit():
                 if (unservable := self._planner.submit(message, now)) is not None:
-                    self._tokenizer.send(unservable)
+                    self._send(unservable)
             case Abort():
                 self._planner.abort(message)
+            case Forget():
+                self._planner.forget(message)
+
+    def _obey(self, command: ToChild) -> None:
+        match command:
+            case WorkersRestarted():
+                for unservable in self._planner.restart(command):
+                    self._send(unservable)
+            case _:
+                raise AssertionError(f"the supervisor says {command!r} to a scheduler")
+
+    def _send(self, message: Tokens | Unservable) -> None:
+        if self._unsent or not self._tokenizer.try_send(message):
+            self._unsent.append(message)
 
     def _tell(self, now: float) -> None:
         if now - self._last_load >= _LOAD_SECONDS or (self._planner.idle and self._told and self._told.num_running):
             load = self._planner.load()
-            if load != self._told:
-                self._tokenizer.send(load)
-            self._last_load, self._told = now, load
-        if now - self._last_beat >= _BEAT_SECONDS:
-            self._link.tell(Beat(self._planner.load().num_steps))
-            self._last_beat = now
+            if load != self._told and self._tokenizer.try_send(load):
+                self._told = load
+            self._last_load = now
+        self._link.beat(self._planner.num_steps)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,26 @@
-"""PROCESS supervisor: starts the others, waits for them with a deadline, watches them, ends them.
+"""PROCESS supervisor: starts the others, waits for them with a deadline, watches them, replaces the dead, ends them.
 
 It knows nothing of requests. It talks to each child over the child's own pipes (`child.py`), so that a death is an
-event here and not a silence: a process file descriptor becomes readable, whatever killed the child.
+event here and not a silence: a process file descriptor becomes readable, whatever killed the child. A hang is a
+silence, and made a death.
 """
 
 import contextlib
 import os
 import selectors
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from functools import partial
-from typing import IO
 
 import msgspec
 
 from tercet.engine.child import ChildSpec, remove_sockets
+from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import StartupFailed, TercetError
 from tercet.engine.model_files import locate
+from tercet.engine.restarts import Restarts
 from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.messages import (
     Abandon,
@@ -37,56 +35,21 @@ from tercet.ipc.messages import (
     Phase,
     Progress,
     Ready,
+    SchedulerRestarted,
     Serving,
-    ToChild,
+    WorkersRestarted,
 )
 
-_STDERR_LINES_KEPT = 20
+_ROLES = ("worker", "scheduler", "tokenizer")
+"""In the order of their start. All processes of a role die and are replaced together."""
 _FAREWELL_SECONDS = 2.0
 """How long the tokenizer gets to tell its clients that the engine has died."""
-
-
-class Child:
-    """One child process and what it has said so far."""
-
-    def __init__(self, spec: ChildSpec) -> None:
-        self.name = f"worker {spec.rank}" if spec.process == "worker" else spec.process
-        self.module = f"tercet.engine.{spec.process}"
-        self.loaded: Loaded | None = None
-        self.serving = False
-        self.last_words: str | None = None
-        self.stderr_tail: deque[str] = deque(maxlen=_STDERR_LINES_KEPT)
-        # No arguments and no environment: the spec goes through the pipe whose end is the supervisor's death notice.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", self.module], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        self.pidfd = os.pidfd_open(self.process.pid)
-        self._write(msgspec.json.encode(spec))
-
-    def tell(self, command: ToChild) -> None:
-        """Send a command; a child that is gone is noticed elsewhere."""
-        self._write(msgspec.json.encode(command))
-
-    def _write(self, line: bytes) -> None:
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(line + b"\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass
-
-    def obituary(self) -> str:
-        """Why it ended: its own words if it left any, else how it ended and what it printed last."""
-        if self.last_words is not None:
-            return f"{self.name}: {self.last_words}"
-        code = self.process.returncode
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        tail = "".join(f"\n  {line}" for line in self.stderr_tail)
-        return f"{self.name} {how}" + (f"; it printed last:{tail}" if tail else "")
+_SETTLE_SECONDS = 0.05
+"""From one worker's death until those of others that have the same cause have been seen."""
 
 
 class ChildDied(TercetError):
-    """A child ended that should not have; the message is its obituary."""
+    """A child ended and is not replaced; the message is its obituary."""
 
 
 class Supervisor:
@@ -97,7 +60,21 @@ class Supervisor:
         self._report = report
         self._selector = selectors.DefaultSelector()
         self._children: list[Child] = []
+        self._dead: list[Child] = []
+        """Those whose end has been seen and not been dealt with."""
         self._addresses: Addresses | None = None
+        self._bound = False
+        """The front doors are this engine's: a tokenizer has bound them."""
+        self._model_path = ""
+        self._limits: Limits | None = None
+        self._incarnation = 0
+        self._restarts = {role: Restarts(config.max_restarts, config.restart_window) for role in _ROLES}
+        self._due: dict[str, float] = {}
+        """When the processes of a role are to be started again."""
+        self._arriving: dict[str, float] = {}
+        """Until when the processes of a role, started again, have to serve."""
+        self._blame: str | None = None
+        self._last_turn = 0.0
         self._stops = 0
         """Times somebody asked for the end: the first drains, the second ends at once."""
         self._started = time.monotonic()
@@ -114,8 +91,8 @@ class Supervisor:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
         try:
             self._start()
-            while not self._asked_to_stop():
-                self._wait_for_events(None)
+            while not self._stops:
+                self._watch_over(time.monotonic() + 3600)
             self._drain()
         except ChildDied as death:
             self._bid_farewell(str(death))
@@ -123,200 +100,216 @@ class Supervisor:
         finally:
             self._end_children()
 
-    def _asked_to_stop(self) -> bool:
-        return self._stops > 0
+    # -------------------------------------------------------------------------------------------- start
 
     def _start(self) -> None:
         deadline = self._started + self._config.startup_timeout
-        model_path = locate(self._config.model)
+        self._model_path = str(locate(self._config.model))
         self._addresses = make_addresses(self._config.tensor_parallel_size, self._config.listen)
-        ranks = range(self._config.tensor_parallel_size)
-        for process, rank in [*(("worker", rank) for rank in ranks), ("scheduler", 0), ("tokenizer", 0)]:
-            self._watch(Child(ChildSpec(process, rank, self._config, str(model_path), self._addresses)))
+        for role in _ROLES:
+            self._spawn(role)
         self._wait_until(lambda: all(child.loaded for child in self._children), deadline, "load")
         if self._asked_to_stop():
             return
-        limits = _common_limits(
-            [child.loaded.limits for child in self._children if child.loaded and child.loaded.limits]
-        )
+        self._limits = _common_limits(self._children)
         for child in self._children:
-            child.tell(Begin(limits))
+            child.begun = True
+            child.tell(Begin(self._limits))
         self._wait_until(lambda: all(child.serving for child in self._children), deadline, "begin to serve")
         if self._asked_to_stop():
             return
         model = self._config.served_model_name or self._config.model
-        self._report(Ready(self._addresses.listen, model, time.monotonic() - self._started, limits))
+        self._report(Ready(self._addresses.listen, model, time.monotonic() - self._started, self._limits))
+
+    def _asked_to_stop(self) -> bool:
+        return self._stops > 0
 
     def _wait_until(self, condition: Callable[[], bool], deadline: float, what: str) -> None:
-        while not condition() and not self._asked_to_stop():
+        while not condition() and not self._stops:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 late = [c.name for c in self._children if not (c.serving if what != "load" else c.loaded)]
                 raise StartupFailed(
                     f"{', '.join(late)} did not {what} within --startup-timeout {self._config.startup_timeout:g} s"
                 )
-            try:
-                self._wait_for_events(remaining)
-            except ChildDied as death:
-                raise StartupFailed(str(death)) from None
+            self._wait_for_events(remaining)
+            if self._dead:
+                self._dead[0].reap(self._selector)
+                raise StartupFailed(self._dead[0].obituary())
+
+    def _spawn(self, role: str) -> None:
+        """Start all processes of a role. The ranks meet through a file that none has used before."""
+        addresses = self._addresses
+        assert addresses is not None
+        addresses = msgspec.structs.replace(addresses, rendezvous=f"{addresses.rendezvous}.{self._incarnation}")
+        for rank in range(self._config.tensor_parallel_size if role == "worker" else 1):
+            child = Child(ChildSpec(role, rank, self._config, self._model_path, addresses, self._incarnation))
+            self._children.append(child)
+            child.watch(self._selector, self._hear, self._note_death)
+
+    # ---------------------------------------------------------------------------------------------- end
 
     def _drain(self) -> None:
         """Let running requests finish, up to the deadline or a second call of `stop`."""
-        tokenizer = next((child for child in self._children if child.module.endswith("tokenizer")), None)
+        tokenizer = self._only("tokenizer")
         if tokenizer is None or not tokenizer.serving:
             return
         tokenizer.tell(Drain())
         deadline = time.monotonic() + self._config.drain_timeout
         while tokenizer.process.poll() is None and self._stops < 2 and time.monotonic() < deadline:
-            self._wait_for_events(deadline - time.monotonic(), may_exit=tokenizer)
+            self._watch_over(deadline, may_exit=tokenizer)
         if tokenizer.process.poll() is None:
             self._bid_farewell("the engine is shutting down")
 
     def _bid_farewell(self, message: str) -> None:
         """Have the tokenizer fail what is live, so that no client waits for an answer that never comes."""
-        for child in self._children:
-            if child.module.endswith("tokenizer") and child.process.poll() is None:
-                child.tell(Abandon(message))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.process.wait(_FAREWELL_SECONDS)
+        tokenizer = self._only("tokenizer")
+        if tokenizer is not None and tokenizer.process.poll() is None:
+            tokenizer.tell(Abandon(message))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                tokenizer.process.wait(_FAREWELL_SECONDS)
 
     def _end_children(self) -> None:
         for child in self._children:
             child.process.kill()  # they hold nothing that needs a goodbye: sockets are removed below
         for child in self._children:
-            child.process.wait()
-            os.close(child.pidfd)
-            for pipe in (child.process.stdin, child.process.stdout, child.process.stderr):
-                if pipe is not None:
-                    _close_quietly(pipe)
+            child.reap(self._selector)
         if self._addresses is not None:
-            bound = any(child.loaded for child in self._children if child.module.endswith("tokenizer"))
-            remove_sockets(self._addresses, front_doors=bound)
+            remove_sockets(self._addresses, front_doors=self._bound)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
 
+    # ------------------------------------------------------------------------------------------ replace
+
+    def _watch_over(self, until: float, may_exit: Child | None = None) -> None:
+        """One turn of the life of a started engine: hear, judge silence, bury, start again."""
+        beat = self._config.heartbeat_timeout / 5
+        alarms = [until, time.monotonic() + beat, *self._due.values()]
+        self._wait_for_events(max(0.0, min(alarms) - time.monotonic()))
+        now = time.monotonic()
+        if now - self._last_turn > self._config.heartbeat_timeout / 2:  # it was this process that stood still
+            for child in self._children:
+                child.last_heard = now
+        self._last_turn = now
+        for child in self._children:
+            if child.is_silent(now, self._config.heartbeat_timeout):
+                child.hung = True
+                child.process.kill()
+        if may_exit in self._dead and may_exit.process.wait() == 0:
+            self._dead.remove(may_exit)
+        if self._dead:
+            self._bury(now)
+        for role, due in list(self._due.items()):
+            if due <= now:
+                del self._due[role]
+                self._arriving[role] = now + self._config.startup_timeout
+                self._incarnation += 1
+                self._spawn(role)
+        for role in list(self._arriving):
+            self._help_to_arrive(role, now)
+
+    def _bury(self, now: float) -> None:
+        """Deal with the dead. Ranks that ran together end together: they would wait for each other for ever."""
+        if any(child.role == "worker" for child in self._dead):
+            time.sleep(_SETTLE_SECONDS)
+            self._wait_for_events(0)
+        dead, self._dead = self._dead, []
+        for child in dead:
+            child.reap(self._selector)
+        roles = {child.role: child for child in reversed(dead)}
+        if "worker" in roles:
+            cause = next((child for child in dead if child.role == "worker" and child.was_killed_from_outside), None)
+            roles["worker"] = cause or roles["worker"]
+            self._blame = None if cause else roles["worker"].obituary()
+        for role, child in roles.items():
+            self._replace(role, child, now)
+        if "scheduler" in roles and self._config.tensor_parallel_size > 1 and "worker" not in self._due:
+            # It may have died between telling one rank and telling the next.
+            self._discard("worker")
+            self._due["worker"], self._blame = now, None
+
+    def _replace(self, role: str, child: Child, now: float) -> None:
+        """All processes of a role end, and are due again after a while."""
+        self._discard(role)
+        self._arriving.pop(role, None)
+        delay = self._restarts[role].died(now)
+        if delay is None:
+            raise ChildDied(f"{child.obituary()}; {self._restarts[role].verdict}")
+        if role == "tokenizer" and self._stops:
+            raise ChildDied(f"{child.obituary()} while it was finishing the last requests")
+        self._due[role] = now + delay
+        print(f"tercet: {child.obituary()}; starting it again", file=sys.stderr, flush=True)
+
+    def _discard(self, role: str) -> None:
+        gone = [child for child in self._children if child.role == role]
+        for child in gone:
+            child.process.kill()
+        for child in gone:
+            self._children.remove(child)
+            child.reap(self._selector)
+
+    def _help_to_arrive(self, role: str, now: float) -> None:
+        """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
+        children = [child for child in self._children if child.role == role]
+        assert self._limits is not None
+        if not all(child.loaded for child in children):
+            if now > self._arriving[role]:
+                raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
+            return
+        if role == "worker":
+            self._limits = _common_limits(children)
+        for child in children:
+            if not child.begun:
+                child.begun = True
+                child.tell(Begin(self._limits))
+        if not all(child.serving for child in children):
+            return
+        del self._arriving[role]
+        scheduler, tokenizer = self._only("scheduler"), self._only("tokenizer")
+        if role == "worker" and scheduler is not None:
+            self._incarnation += 1
+            scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
+        elif role == "scheduler" and tokenizer is not None:
+            tokenizer.tell(SchedulerRestarted())
+
+    def _only(self, role: str) -> Child | None:
+        return next((child for child in self._children if child.role == role), None)
+
     # ------------------------------------------------------------------------------------------- events
 
-    def _watch(self, child: Child) -> None:
-        self._children.append(child)
-        stdout, stderr = child.process.stdout, child.process.stderr
-        assert stdout is not None
-        assert stderr is not None
-        os.set_blocking(stdout.fileno(), False)
-        os.set_blocking(stderr.fileno(), False)
-        reports = _LineReader(stdout.fileno(), partial(self._hear, child, msgspec.json.Decoder(FromChild)))
-        prints = _LineReader(stderr.fileno(), partial(_echo, child))
-        self._selector.register(stdout, selectors.EVENT_READ, reports.read)
-        self._selector.register(stderr, selectors.EVENT_READ, prints.read)
-        self._selector.register(child.pidfd, selectors.EVENT_READ, partial(self._mourn, child, [reports, prints]))
-
-    def _wait_for_events(self, timeout: float | None, may_exit: Child | None = None) -> None:
+    def _wait_for_events(self, timeout: float) -> None:
         for key, _ in self._selector.select(timeout):
-            try:
-                key.data()
-            except ChildDied:
-                if may_exit is None or may_exit.process.returncode != 0:
-                    raise
+            key.data()
+
+    def _note_death(self, child: Child) -> None:
+        self._selector.unregister(child.pidfd)
+        self._dead.append(child)
 
     def _drain_wakeups(self) -> None:
         os.read(self._wake_read, 4096)
 
-    def _hear(self, child: Child, decoder: "msgspec.json.Decoder[FromChild]", line: bytes) -> None:
-        match decoder.decode(line):
+    def _hear(self, child: Child, message: FromChild) -> None:
+        match message:
             case Phase(what=what, done=done, total=total):
                 self._report(Progress(child.name, what, done, total))
             case Loaded() as loaded:
                 child.loaded = loaded
+                self._bound = self._bound or child.role == "tokenizer"
             case Serving():
                 child.serving = True
-            case LastWords(message=message):
-                child.last_words = message
+            case LastWords(message=words):
+                child.last_words = words
             case Beat():
-                pass  # restart on silence comes with the restart itself
-
-    def _mourn(self, child: Child, readers: "list[_LineReader]") -> None:
-        for reader in readers:  # what it said before it died
-            reader.read()
-        self._selector.unregister(child.pidfd)
-        child.process.wait()
-        raise ChildDied(child.obituary())
+                pass  # that it was heard is what counts
 
 
-class _LineReader:
-    """Cuts what a non-blocking pipe brings into lines."""
-
-    def __init__(self, fd: int, on_line: Callable[[bytes], None]) -> None:
-        self._fd = fd
-        self._on_line = on_line
-        self._rest = b""
-
-    def read(self) -> None:
-        try:
-            while chunk := os.read(self._fd, 65536):
-                *lines, self._rest = (self._rest + chunk).split(b"\n")
-                for line in lines:
-                    self._on_line(line)
-        except BlockingIOError:
-            pass
-
-
-def _echo(child: Child, line: bytes) -> None:
-    text = line.decode(errors="replace")
-    child.stderr_tail.append(text)
-    print(f"[{child.name}] {text}", file=sys.stderr, flush=True)
-
-
-def _close_quietly(pipe: IO[bytes]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # a command that the dead child never read
-        pipe.close()
-
-
-def _common_limits(limits: list[Limits]) -> Limits:
+def _common_limits(children: list[Child]) -> Limits:
     """What all ranks can do: the least of each."""
+    limits = [child.loaded.limits for child in children if child.loaded and child.loaded.limits]
     assert limits
     return msgspec.structs.replace(
         limits[0],
         num_pages=min(one.num_pages for one in limits),
         max_model_len=min(one.max_model_len for one in limits),
     )
-
-
-def main() -> None:
-    """Be the supervisor of an engine that another program owns: settings on standard input, reports on output.
-
-    The end of standard input means that the owner is gone, and ends the engine.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the owner's terminal is the owner's to act on
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    reports = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-
-    def report(message: FromSupervisor) -> None:
-        try:
-            reports.write(msgspec.json.encode(message) + b"\n")
-            reports.flush()
-        except BrokenPipeError:
-            pass  # the owner is gone; its end of our standard input says so too
-
-    # Not sys.stdin: the interpreter closes that at its end, and dies of it while the watching thread is reading.
-    commands = os.fdopen(os.dup(0), "rb")
-    config = msgspec.json.decode(commands.readline(), type=EngineConfig)
-    supervisor = Supervisor(config, report)
-
-    def watch_owner() -> None:
-        for _ in commands:  # each line asks for the end: the first drains, the second is impatient
-            supervisor.stop()
-        supervisor.stop()
-        supervisor.stop()
-
-    threading.Thread(target=watch_owner, name="owner-watch", daemon=True).start()
-    try:
-        supervisor.run()
-    except TercetError as error:
-        report(LastWords(message=str(error)))
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -32,18 +32,19 @@ from tercet.ipc.messages import (
     Abandon,
     Abort,
     Batch,
-    Beat,
     Cancel,
     Drain,
     EngineInfo,
     Failed,
     Finished,
+    Forget,
     Hello,
     Limits,
     Load,
     Loaded,
     Rejected,
     Request,
+    SchedulerRestarted,
     Serving,
     ToChild,
     ToClient,
@@ -51,22 +52,33 @@ from tercet.ipc.messages import (
 )
 from tercet.ipc.sockets import AsyncInbox, Outbox
 
-_TICK_S = 1.0
+_RETRY_S = 0.01
+"""Between attempts to submit to a scheduler that is far behind."""
 _SETTLE_S = 0.1
 """From a connection's end until its socket surely knows."""
 _LONGEST_TURN_S = 0.002
 """New requests may keep running ones waiting this long."""
 _ENCODING_THREADS = 2
+_NUMBER_BITS = 40
+"""More requests than one incarnation of this process will see: those of two have different numbers."""
 
 
 class Tokenizer:
     """The running process: sockets on both sides, the desk between them."""
 
     def __init__(
-        self, door: FrontDoor, scheduler: Outbox, desk: FrontDesk, reception: Reception, link: SupervisorLink
+        self,
+        door: FrontDoor,
+        connect: Callable[[], Outbox],
+        desk: FrontDesk,
+        reception: Reception,
+        link: SupervisorLink,
     ) -> None:
+        """`connect` makes the way to the scheduler, and another one to its successor."""
         self._door = door
-        self._scheduler = scheduler
+        self._connect = connect
+        self._scheduler = connect()
+        self._num_schedulers = 1
         self._desk = desk
         self._reception = reception
         self._link = link
@@ -83,6 +95,8 @@ class Tokenizer:
         self._name, self._limits = config.served_model_name or config.model, limits
         self._version = version("tercet")
         self._desk.load = Load(0, 0, limits.num_pages - 1, limits.num_pages, 0, 0, 0, 0)  # until the scheduler says
+        if self._link.spec.incarnation:  # there may be requests of a tokenizer that died
+            self._scheduler.send(Forget(self._desk.next_number))
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -93,6 +107,7 @@ class Tokenizer:
             self._link.tell(Serving())
             await self._done.wait()
             tasks.cancel_scope.cancel()
+        self._scheduler.close()
 
     # --------------------------------------------------------------------------------- from clients
 
@@ -209,13 +224,13 @@ class Tokenizer:
     async def _tick(self) -> None:
         count = 0
         while True:
-            self._link.tell(Beat(count))
+            self._link.beat(count)
             count += 1
             self._abort([])
             for client, items in list(self._owed.items()):
                 if self._door.send(client, self._encoder.encode(Batch(tuple(items)))) is not Delivery.FULL:
                     del self._owed[client]
-            await anyio.sleep(_TICK_S)
+            await anyio.sleep(self._link.beat_seconds)
 
     # ---------------------------------------------------------------------------------------- the end
 
@@ -233,8 +248,29 @@ class Tokenizer:
                 for client, items in self._desk.fail_all("engine_died", message).items():
                     self._post(client, Batch(tuple(items)))
                 self._done.set()
+            case SchedulerRestarted():
+                self._tasks.start_soon(self._submit_again)
             case _:
                 raise AssertionError(f"the link keeps {command!r} to itself")
+
+    async def _submit_again(self) -> None:
+        """To a new scheduler that knows nobody: all that is live, from where it stands."""
+        self._num_schedulers = mine = self._num_schedulers + 1
+        self._scheduler.abandon()  # what the old one has not got must not reach the new one
+        self._scheduler = self._connect()
+        self._unsent_aborts.clear()
+        self._scheduler.send(Forget(self._desk.next_number))
+        for live in self._desk.renumber():
+            number = live.number
+            while mine == self._num_schedulers and self._desk.is_live(live):
+                assert live.submit is not None
+                if self._scheduler.try_send(
+                    msgspec.structs.replace(
+                        live.submit, number=number, generated_ids=live.generated.tobytes(), again=True
+                    )
+                ):
+                    break
+                await anyio.sleep(_RETRY_S)
 
     def _end_if_drained(self) -> None:
         if self._reception.draining and self._desk.num_live == 0:
@@ -254,19 +290,18 @@ def main(link: SupervisorLink) -> None:
     link.tell(Loaded())
     limits = link.wait_begin()
     rules = make_rules(codec, limits, spec.config.seed)
-    scheduler = Outbox(spec.addresses.scheduler, context)
 
     async def serve() -> None:
         door.open()
         inbox: AsyncInbox[ToTokenizer] = AsyncInbox(spec.addresses.tokenizer, ToTokenizer, context)
-        desk = FrontDesk(codec.pieces)
-        tokenizer = Tokenizer(door, scheduler, desk, Reception(desk, codec, rules), link)
+        desk = FrontDesk(codec.pieces, (spec.incarnation << _NUMBER_BITS) + 1)
+        connect = partial(Outbox, spec.addresses.scheduler, context)
+        tokenizer = Tokenizer(door, connect, desk, Reception(desk, codec, rules), link)
         try:
             await tokenizer.serve(inbox, limits)
         finally:
             inbox.close()
             door.close()
-            scheduler.close()
 
     anyio.run(serve)
     context.term()

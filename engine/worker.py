@@ -17,10 +17,9 @@ from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
-from tercet.ipc.messages import Beat, Limits, Loaded, Phase, Sampled, Serving, Step, ToWorker
+from tercet.ipc.messages import Limits, Loaded, Phase, Sampled, Serving, Step, ToWorker
 from tercet.ipc.sockets import Inbox, Outbox
 
-_BEAT_SECONDS = 1.0
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
 
@@ -52,28 +51,42 @@ class Answers:
     def __init__(self, address: str) -> None:
         self._scheduler = Outbox(address)
 
-    def put(self, step_id: int, index: int, landing: Landing) -> None:
-        self._scheduler.send(Sampled(step_id, index, landing.wait().tobytes()))
+    def put(self, step: Step, index: int, landing: Landing) -> None:
+        self._scheduler.send(Sampled(step.step_id, index, landing.wait().tobytes(), step.epoch))
+
+    def overdue(self, seconds: float) -> bool:
+        """Whether tokens have been awaited for so long that the device must hang."""
+        return False
 
 
 class LateAnswers:
     """Waits for landings in a thread of its own, in launch order, so that the step loop never waits for the device."""
 
     def __init__(self, address: str) -> None:
-        self._landings: queue.SimpleQueue[tuple[int, int, Landing]] = queue.SimpleQueue()
+        self._landings: queue.SimpleQueue[tuple[Step, int, Landing]] = queue.SimpleQueue()
         self._failure: BaseException | None = None
+        self._waiting_since: float | None = None
         threading.Thread(target=self._run, args=(address,), name="answers", daemon=True).start()
 
-    def put(self, step_id: int, index: int, landing: Landing) -> None:
+    def put(self, step: Step, index: int, landing: Landing) -> None:
         if self._failure is not None:
             raise self._failure
-        self._landings.put((step_id, index, landing))
+        self._landings.put((step, index, landing))
+
+    def overdue(self, seconds: float) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        since = self._waiting_since
+        return since is not None and time.monotonic() - since > seconds
 
     def _run(self, address: str) -> None:
         answers = Answers(address)
         try:
             while True:
-                answers.put(*self._landings.get())
+                step, index, landing = self._landings.get()
+                self._waiting_since = time.monotonic()
+                answers.put(step, index, landing)
+                self._waiting_since = None
         except BaseException as error:  # raised in the step loop, which ends the process
             self._failure = error
             raise
@@ -82,8 +95,11 @@ class LateAnswers:
 class NoAnswers:
     """Ranks other than 0 agree with it and stay silent."""
 
-    def put(self, step_id: int, index: int, landing: Landing) -> None:
+    def put(self, step: Step, index: int, landing: Landing) -> None:
         pass
+
+    def overdue(self, seconds: float) -> bool:
+        return False
 
 
 def main(link: SupervisorLink) -> None:
@@ -107,19 +123,19 @@ def main(link: SupervisorLink) -> None:
 def run_steps(
     inbox: Inbox[ToWorker], runner: StepRunner, answers: Answers | LateAnswers | NoAnswers, link: SupervisorLink
 ) -> None:
-    """The step loop. It ends with the process."""
-    num_steps, last_beat = 0, 0.0
+    """The step loop. It ends with the process. Plans of an earlier epoch were made for workers that are gone."""
+    num_steps, epoch = 0, link.spec.incarnation
+    hang = link.spec.config.heartbeat_timeout
     while True:
-        step = inbox.receive(_BEAT_SECONDS)
-        if step is not None:
+        step = inbox.receive(link.beat_seconds)
+        if step is not None and step.epoch >= epoch:
+            epoch = step.epoch
             runner.begin(step)
             for index in range(step.count):
-                answers.put(step.step_id, index, runner.launch(index))
+                answers.put(step, index, runner.launch(index))
             num_steps += step.count
-        now = time.monotonic()
-        if now - last_beat >= _BEAT_SECONDS:
-            link.tell(Beat(num_steps))
-            last_beat = now
+        if not answers.overdue(hang):
+            link.beat(num_steps)
 
 
 def _make_runner(link: SupervisorLink) -> StepRunner:

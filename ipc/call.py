@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import anyio
 import msgspec
 
-from tercet.ipc.messages import Delta, Finished, FinishReason, Usage
+from tercet.ipc.messages import Delta, Finished, FinishReason, Request, Usage
 
 
 class ClientError(Exception):
@@ -58,8 +58,10 @@ class Piece(msgspec.Struct, frozen=True):
 class Call:
     """One request in the making. Not streamed: its parts are only kept, nobody is woken for them."""
 
-    def __init__(self, request_id: str, streamed: bool) -> None:
-        self.request_id = request_id
+    def __init__(self, request: Request, streamed: bool) -> None:
+        self.request = request
+        self.num_losses = 0
+        """Connections that ended since there was any news."""
         self._streamed = streamed
         self._texts: list[str] = []
         self._token_ids = bytearray()
@@ -68,7 +70,14 @@ class Call:
         self._generation: Generation | None = None
         self._error: ClientError | None = None
 
+    def rest(self) -> Request:
+        """After a loss: the same request again, for what has not come yet."""
+        self.num_losses += 1
+        handling = msgspec.structs.replace(self.request.handling, received_ids=bytes(self._token_ids))
+        return msgspec.structs.replace(self.request, handling=handling)
+
     def add(self, delta: Delta) -> None:
+        self.num_losses = 0
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         if self._streamed:

@@ -1,7 +1,8 @@
 """The async client: continue texts, token ids or conversations, many at once, streamed or whole.
 
 One connection carries all requests of a client. Leaving a stream, or cancelling the task that waits, cancels the
-request in the engine. Nothing here waits for ever on an engine that is gone.
+request in the engine. When the connection ends, the client makes a new one and asks for the rest of every answer: a
+tokenizer that was killed is a pause. Nothing here waits for ever on an engine that is gone.
 """
 
 import asyncio
@@ -12,7 +13,6 @@ from typing import Self, cast
 import anyio
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from tercet.ipc.call import (
     Call,
@@ -25,6 +25,7 @@ from tercet.ipc.call import (
     RequestTimedOut,
     error_of,
 )
+from tercet.ipc.connection import Connection
 from tercet.ipc.messages import (
     Batch,
     Cancel,
@@ -43,7 +44,7 @@ from tercet.ipc.messages import (
     SamplingParams,
     ToClient,
 )
-from tercet.ipc.sockets import MAX_MESSAGE_BYTES, Readiness
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 
 __all__ = [
     "Client",
@@ -62,15 +63,20 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 _PING_S = 5.0
 _SILENCE_S = 20.0
 """An engine that owes answers and says nothing for so long, not even to pings, is taken for dead."""
-_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_MOST_LOSSES = 4
+"""A request that sees so many connections end and no news between them is given up: it may be what ends them."""
 
 
 class Client:
     """A connection to one engine; use it as an async context manager, in one event loop."""
 
-    def __init__(self, address: str, *, connect_timeout: float = 10.0) -> None:
-        """`address`: as the engine's `--listen`. Entering waits at most `connect_timeout` seconds for an answer."""
+    def __init__(self, address: str, *, connect_timeout: float = 10.0, reconnect_timeout: float = 60.0) -> None:
+        """`address`: as the engine's `--listen`. Entering waits at most `connect_timeout` seconds for an answer.
+
+        When the connection ends, requests wait at most `reconnect_timeout` seconds for the engine to come back.
+        """
         self._address = address
+        self._reconnect_timeout = reconnect_timeout
         self._connect_timeout = connect_timeout
         self._calls: dict[str, Call] = {}
         self._next_call = 0
@@ -81,21 +87,18 @@ class Client:
 
     async def __aenter__(self) -> Self:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.DEALER)
-        for option in (zmq.SNDHWM, zmq.RCVHWM):
-            self._socket.setsockopt(option, 0)  # bounded by what this program itself asks for
-        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
-        self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._connected = asyncio.Event()
-        self._readiness, self._events = Readiness(self._socket), Readiness(self._monitor)
-        self._tasks = [asyncio.ensure_future(work) for work in (self._receive(), self._watch(), self._ping())]
+        self._lost_at: float | None = None
         try:
-            self._socket.connect(self._address)
+            self._connection = Connection(self._context, self._address)
+        except ValueError:
+            self._context.term()
+            raise
+        self._tasks = [asyncio.ensure_future(work) for work in (self._keep_connected(), self._ping())]
+        try:
             await self.info()
-        except BaseException as error:
+        except BaseException:
             await self._close()
-            if isinstance(error, zmq.ZMQError):
-                raise ValueError(f"got address {self._address!r}; want ipc://PATH or tcp://HOST:PORT") from None
             raise
         return self
 
@@ -153,7 +156,7 @@ class Client:
     async def _start(self, prompt: Prompt, params: SamplingParams | None, cache_salt: str, streamed: bool) -> Call:
         if not self._connected.is_set():
             try:
-                with anyio.fail_after(self._connect_timeout):
+                with anyio.fail_after(max(self._connect_timeout, self._reconnect_timeout)):
                     await self._connected.wait()
             except TimeoutError:
                 raise EngineDied("no_answer", f"nothing listens at {self._address}") from None
@@ -166,26 +169,58 @@ class Client:
             )
         if not self._calls:
             self._last_heard = asyncio.get_running_loop().time()
-        call = self._calls[request.request_id] = Call(request.request_id, streamed)
+        call = self._calls[request.request_id] = Call(request, streamed)
         self._send_encoded(encoded)
         return call
 
     def _finish(self, call: Call) -> None:
-        if self._calls.pop(call.request_id, None) is not None:
-            self._send(Cancel(call.request_id))
+        if self._calls.pop(call.request.request_id, None) is not None:
+            self._send(Cancel(call.request.request_id))
 
     def _send(self, message: FromClient) -> None:
         self._send_encoded(self._encoder.encode(message))
 
     def _send_encoded(self, message: bytes) -> None:
-        self._socket.send(message, zmq.NOBLOCK)
-        self._readiness.refresh()
+        self._connection.send(message)
+
+    async def _keep_connected(self) -> None:
+        """One connection after the other."""
+        while True:
+            receiving = asyncio.ensure_future(self._receive())
+            try:
+                while await self._connection.is_up():
+                    self._lost_at = None
+                    self._last_heard = asyncio.get_running_loop().time()
+                    self._connected.set()
+            finally:
+                receiving.cancel()
+                await asyncio.gather(receiving, return_exceptions=True)
+            for message in self._connection.receive_rest():
+                self._take(self._decoder.decode(message))
+            self._reconnect()
+
+    def _reconnect(self) -> None:
+        self._connected.clear()
+        self._connection.close()
+        self._connection = Connection(self._context, self._address)
+        if not self._reconnect_timeout:
+            self._lose("engine_died", f"the engine at {self._address} has closed the connection")
+        self._lost_at = self._lost_at or asyncio.get_running_loop().time()
+        if self._info is not None:
+            self._send(Hello())
+        for name, call in list(self._calls.items()):
+            request = call.rest()
+            if call.num_losses < _MOST_LOSSES:
+                self._send(request)
+            else:
+                del self._calls[name]
+                call.fail(EngineDied("engine_died", f"the connection ended {call.num_losses} times without any news"))
 
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            for frames in await self._readiness.receive():
-                self._take(self._decoder.decode(frames[-1]))
+            for message in await self._connection.receive():
+                self._take(self._decoder.decode(message))
             self._last_heard = loop.time()
 
     def _take(self, message: ToClient) -> None:
@@ -218,21 +253,16 @@ class Client:
             else:
                 call.fail(error_of(item.code, item.message))
 
-    async def _watch(self) -> None:
-        while True:
-            for frames in await self._events.receive():
-                if parse_monitor_message(frames)["event"] == zmq.EVENT_DISCONNECTED:
-                    self._connected.clear()
-                    self._lose("engine_died", f"the engine at {self._address} has closed the connection")
-                else:
-                    self._connected.set()
-
     async def _ping(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(_PING_S)
-            silence = loop.time() - self._last_heard
-            if self._calls and silence > _SILENCE_S:
+            await asyncio.sleep(min(_PING_S, self._reconnect_timeout / 5 or _PING_S))
+            now = loop.time()
+            silence = now - self._last_heard
+            if self._lost_at is not None:
+                if now - self._lost_at > self._reconnect_timeout:
+                    self._lose("engine_died", f"the engine at {self._address} is gone for {now - self._lost_at:.0f} s")
+            elif self._calls and silence > _SILENCE_S:
                 self._lose("engine_died", f"the engine at {self._address} has said nothing for {silence:.0f} s")
             elif self._calls and silence > _PING_S:
                 self._send(Hello())
@@ -246,11 +276,7 @@ class Client:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._readiness.stop()
-        self._events.stop()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=500)  # the cancels still have to leave
+        self._connection.close()
         await anyio.to_thread.run_sync(self._context.term)
 
 

@@ -53,6 +53,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     detokenize: bool = True
 
 
+class Handling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the engine treats a request, apart from what it says."""
+
+    received_ids: bytes = b""
+    """int32: what this client has received of the answer from a tokenizer that died. The answer goes on after it."""
+
+
 # ---------------------------------------------------------------------------------- client <-> tokenizer
 
 
@@ -64,6 +71,7 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     params: SamplingParams = SamplingParams()
     cache_salt: str = ""
     """Requests share cached prompt pages only under the same salt."""
+    handling: Handling = Handling()
 
 
 class GenerateIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -73,6 +81,7 @@ class GenerateIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid
     prompt_ids: bytes
     params: SamplingParams = SamplingParams()
     cache_salt: str = ""
+    handling: Handling = Handling()
 
 
 class Chat(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -82,6 +91,7 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     messages: tuple[ChatMessage, ...]
     params: SamplingParams = SamplingParams()
     cache_salt: str = ""
+    handling: Handling = Handling()
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -197,12 +207,25 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     prompt_ids: bytes
     sampling: Sampling
     cache_salt: str
+    generated_ids: bytes = b""
+    """int32: what it had generated when the process that ran it died. The answer goes on after these."""
+    again: bool = False
+    """It was accepted before, so no bound on new requests holds it up."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """These requests (int64) are no longer wanted. No answer comes for them, not even to a request unknown by now."""
 
     numbers: bytes
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Requests numbered below `before` are nobody's: their tokenizer died, or submits them again under new numbers.
+
+    Late messages of a dead process may still name them; they are dropped.
+    """
+
+    before: int
 
 
 class Ended(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -288,6 +311,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """int32 triples: slot, first position, length."""
     decodes: bytes
     """int32 slots."""
+    epoch: int = 0
+    """Grows when workers or the scheduler are replaced: plans and answers of an earlier epoch are dropped."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -296,10 +321,12 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     step_id: int
     index: int
     token_ids: bytes
+    epoch: int = 0
+    """Of the plan."""
 
 
 ToWorker = Step
-ToScheduler = Submit | Abort | Sampled
+ToScheduler = Submit | Abort | Forget | Sampled
 
 
 # ----------------------------------------------------------------------- supervisor <-> children (pipes)
@@ -332,6 +359,19 @@ class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     message: str
 
 
+class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the scheduler: all workers are new and empty. What ran is to run again, under plans of this epoch."""
+
+    epoch: int
+    limits: Limits
+    blame: str | None
+    """How the old ones died, if what they computed may be to blame; None: somebody killed them."""
+
+
+class SchedulerRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer: the scheduler is new and knows no request."""
+
+
 class Phase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Start-up progress of one child: `done` of `total` units of `what`."""
 
@@ -362,7 +402,7 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
     message: str
 
 
-ToChild = Begin | Drain | Abandon
+ToChild = Begin | Drain | Abandon | WorkersRestarted | SchedulerRestarted
 FromChild = Phase | Loaded | Serving | Beat | LastWords
 
 

@@ -86,6 +86,10 @@ class Outbox:
         """What was sent still has a second to leave."""
         self._socket.close()
 
+    def abandon(self) -> None:
+        """Close; what the receiver has not got by now it shall not get."""
+        self._socket.close(linger=0)
+
 
 class Readiness:
     """Tells a task of the running event loop that a ZeroMQ socket can be read.

@@ -64,6 +64,9 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag("startup-timeout", "seconds until the engine must be ready", type=float)
     flag("drain-timeout", "seconds that running requests get after SIGTERM", type=float)
+    flag("heartbeat-timeout", "seconds of silence after which a process is killed and started again", type=float)
+    flag("max-restarts", "deaths of one process within the window that are made good", type=int)
+    flag("restart-window", "seconds in which such deaths are counted", type=float)
 
 
 def engine_config(model: str, arguments: argparse.Namespace, **more: object) -> EngineConfig:

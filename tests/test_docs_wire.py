@@ -114,7 +114,8 @@ def test_the_tables_name_every_message_and_field() -> None:
             fields = [field.name for field in msgspec.structs.fields(kind)]
             row = ", ".join([f'"{kind.__name__}"', *fields])
             assert f"`[{row}]`" in WIRE
-    for field in msgspec.structs.fields(messages.SamplingParams):
-        assert f"`{field.name}`" in WIRE
+    for described in (messages.SamplingParams, messages.Handling):
+        for field in msgspec.structs.fields(described):
+            assert f"| `{field.name}` |" in WIRE or f"`{field.name}` (" in WIRE
     usage = [field.name for field in msgspec.structs.fields(messages.Usage)]
     assert f"`[{', '.join(usage)}]`" in WIRE.replace("\n", " ")

@@ -8,7 +8,19 @@ import pytest
 
 from tercet.engine.front_desk import Client, FrontDesk, Item, Live
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import Delta, Ended, Failed, Finished, Load, SamplingParams, Started, Tokens, Unservable
+from tercet.ipc.messages import (
+    Delta,
+    Ended,
+    Failed,
+    Finished,
+    Load,
+    Sampling,
+    SamplingParams,
+    Started,
+    Submit,
+    Tokens,
+    Unservable,
+)
 from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 A, B = b"client a", b"client b"
@@ -19,10 +31,13 @@ def desk() -> FrontDesk:
     return FrontDesk(Pieces(byte_tokenizer()))
 
 
-def submitted(desk: FrontDesk, client: Client, name: str, params: SamplingParams | None = None) -> Live:
+def submitted(
+    desk: FrontDesk, client: Client, name: str, params: SamplingParams | None = None, received_ids: bytes = b""
+) -> Live:
     live = desk.open(client, name)
     assert live is not None
-    desk.submit(live, 3, params or SamplingParams())
+    sampling = Sampling(0.0, 0, 1.0, 0.0, 0, 100, 0, b"")
+    desk.submit(live, Submit(live.number, bytes(12), sampling, "", received_ids), params or SamplingParams())
     return live
 
 
@@ -212,3 +227,50 @@ def test_random_histories() -> None:
             if ends and isinstance(ends[0], Finished) and ends[0].reason != "stop":
                 text = "".join(part.text for part in parts if not isinstance(part, Failed))
                 assert text == tokenizer.decode(list(memoryview(said).cast("i")))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_an_answer_that_goes_on_elsewhere_is_the_same_answer(desk: FrontDesk, seed: int) -> None:
+    """Its tokenizer dies anywhere, inside a character or a stop string: the parts make what one would have said."""
+    rng = random.Random(seed)
+    params = SamplingParams(stop=("stop", "é!"), include_stop_str_in_output=rng.random() < 0.5, min_tokens=3)
+    token_ids = ids_of("".join(rng.choice(["é", "🦙", "st", "sto", "x", "é ", "!s"]) for _ in range(12)) + "stop")
+    whole = submitted(desk, A, "whole", params)
+    items, _ = desk.accept([tokens({whole.number: token_id}) for token_id in token_ids], 0.0)
+    (finished,) = items[A]
+    assert isinstance(finished, Finished)
+    for cut in range(len(finished.token_ids) // 4):
+        desk = FrontDesk(Pieces(byte_tokenizer()))
+        first = submitted(desk, A, "x", params)
+        text, received = "", b""
+        for token_id in token_ids[:cut]:
+            for delta in desk.accept([tokens({first.number: token_id})], 0.0)[0].get(A, []):
+                assert isinstance(delta, Delta)
+                text, received = text + delta.text, received + delta.token_ids
+        desk = FrontDesk(Pieces(byte_tokenizer()), first_number=1000)
+        second = submitted(desk, B, "x", params, received)
+        assert second.number == 1000
+        for token_id in token_ids[cut:]:
+            for item in desk.accept([tokens({second.number: token_id})], 0.0)[0].get(B, []):
+                assert not isinstance(item, Failed)
+                text, received = text + item.text, received + item.token_ids
+                if isinstance(item, Finished):
+                    assert item.usage.num_generated_tokens == len(finished.token_ids) // 4
+        assert (text, received) == (finished.text, finished.token_ids)
+        assert desk.num_live == 0
+
+
+def test_new_numbers_for_a_new_scheduler(desk: FrontDesk) -> None:
+    x, y = submitted(desk, A, "x"), submitted(desk, B, "y")
+    waiting = desk.open(A, "not yet submitted")
+    assert waiting is not None
+    old = x.number
+    (h,), (i,) = ids_of("h"), ids_of("i")
+    desk.accept([tokens({x.number: h, y.number: i})], 0.0)
+    next_number = desk.next_number
+    assert desk.renumber() == [x, y]
+    assert sorted([x.number, y.number, waiting.number]) == [next_number, next_number + 1, next_number + 2]
+    assert x.generated.tolist() == [h]
+    assert desk.accept([tokens({old: i})], 0.0) == ({}, [])  # a late word of the old one
+    items, _ = desk.accept([tokens({x.number: i})], 0.0)
+    assert items == {A: [Delta("x", "i", array("i", [i]).tobytes())]}

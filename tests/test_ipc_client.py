@@ -246,7 +246,7 @@ async def test_an_engine_that_gives_up_says_why(engine: TokenizerProcess, client
 
 
 async def test_an_engine_that_is_killed(engine: TokenizerProcess) -> None:
-    async with Client(engine.address, connect_timeout=0.5) as client:
+    async with Client(engine.address, connect_timeout=0.5, reconnect_timeout=0) as client:
         tasks = [asyncio.ensure_future(client.generate("x")) for _ in range(3)]
         for _ in tasks:
             await submitted(engine)

@@ -1,0 +1,53 @@
+"""PROCESS supervisor of an engine that another program owns, for `engine_process.py`.
+
+It knows its owner's pipes and signals; the engine is the supervisor's matter.
+"""
+
+import os
+import signal
+import sys
+import threading
+
+import msgspec
+
+from tercet.engine.config import EngineConfig
+from tercet.engine.errors import TercetError
+from tercet.engine.supervisor import Supervisor
+from tercet.ipc.messages import FromSupervisor, LastWords
+
+
+def main() -> None:
+    """Settings on standard input, reports on output; the end of input means that the owner is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C in the owner's terminal is the owner's to act on
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    reports = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+
+    def report(message: FromSupervisor) -> None:
+        try:
+            reports.write(msgspec.json.encode(message) + b"\n")
+            reports.flush()
+        except BrokenPipeError:
+            pass  # the owner is gone; its end of our standard input says so too
+
+    # Not sys.stdin: the interpreter closes that at its end, and dies of it while the watching thread is reading.
+    commands = os.fdopen(os.dup(0), "rb")
+    config = msgspec.json.decode(commands.readline(), type=EngineConfig)
+    supervisor = Supervisor(config, report)
+
+    def watch_owner() -> None:
+        for _ in commands:  # each line asks for the end: the first drains, the second is impatient
+            supervisor.stop()
+        supervisor.stop()
+        supervisor.stop()
+
+    threading.Thread(target=watch_owner, name="owner-watch", daemon=True).start()
+    try:
+        supervisor.run()
+    except TercetError as error:
+        report(LastWords(message=str(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

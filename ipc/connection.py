@@ -1,0 +1,67 @@
+"""One connection to an engine's front door, from connecting to its end.
+
+It moves bytes and notices what becomes of the connection; it knows no message. A client whose connection has ended
+makes a new one, so that nothing queued for a tokenizer that died reaches its successor.
+"""
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from tercet.ipc.sockets import Readiness
+
+_WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+_LINGER_MS = 500
+"""Cancels still have to leave."""
+
+
+class Connection:
+    """Made inside a running event loop. Connecting goes on by itself until somebody listens."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        """Raises `ValueError` for an address that is none."""
+        self._socket = context.socket(zmq.DEALER)
+        for option in (zmq.SNDHWM, zmq.RCVHWM):
+            self._socket.setsockopt(option, 0)  # bounded by what this program itself asks for
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._monitor = self._socket.get_monitor_socket(_WATCHED)
+        self._readiness, self._events = Readiness(self._socket), Readiness(self._monitor)
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError:
+            self.close()
+            raise ValueError(f"got address {address!r}; want ipc://PATH or tcp://HOST:PORT") from None
+
+    def send(self, message: bytes) -> None:
+        """Never waits: what is sent before somebody listens leaves then."""
+        self._socket.send(message, zmq.NOBLOCK)
+        self._readiness.refresh()
+
+    async def receive(self) -> list[bytes]:
+        """All messages that are there; waits for the first."""
+        return [frames[-1] for frames in await self._readiness.receive()]
+
+    def receive_rest(self) -> list[bytes]:
+        """All messages that are there; never waits."""
+        messages = []
+        try:
+            while True:
+                messages.append(self._socket.recv_multipart(zmq.NOBLOCK)[-1])
+        except zmq.Again:
+            return messages
+
+    async def is_up(self) -> bool:
+        """Wait for the next change: True when somebody answers, False when the connection has ended."""
+        while True:
+            for frames in await self._events.receive():
+                event = parse_monitor_message(frames)["event"]
+                if event == zmq.EVENT_DISCONNECTED:
+                    return False
+                if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    return True
+
+    def close(self) -> None:
+        self._readiness.stop()
+        self._events.stop()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=_LINGER_MS)

@@ -1,0 +1,145 @@
+"""The planner when workers die: everything runs again and says the same, and what killed them is found out."""
+
+import random
+
+import numpy as np
+import pytest
+
+from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
+from tercet.ipc.messages import Forget, Limits, Submit, Unservable, WorkersRestarted
+from test_engine_planner import Run, settings, submit
+
+
+def restart(run: Run, blame: str | None = None, num_pages: int | None = None) -> list[Unservable]:
+    """New workers, that know nothing."""
+    chosen = run.settings
+    num_pages = num_pages or chosen.num_pages
+    run.worker = SimulatedWorker(chosen.max_num_seqs, num_pages, chosen.page_size, chosen.max_num_batched_tokens)
+    limits = Limits(num_pages, chosen.max_model_len, VOCABULARY, "float32", "cpu")
+    return run.planner.restart(WorkersRestarted(run.planner.epoch + 1, limits, blame))
+
+
+def prompt_of(message: Submit) -> list[int]:
+    return np.frombuffer(message.prompt_ids, np.int32).tolist()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_all_is_said_once_however_often_workers_die(seed: int) -> None:
+    draw = random.Random(seed)
+    run = Run(settings(num_pages=draw.choice([26, 40]), max_num_seqs=draw.choice([2, 5]), max_model_len=44))
+    requests = [
+        submit(
+            number,
+            [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 20))],
+            seed=draw.randrange(3),
+            max_tokens=draw.randint(1, 18),
+            stops=[draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 2]))],
+        )
+        for number in range(15)
+    ]
+    waiting, deaths = list(requests), 0
+    while waiting or not run.planner.idle:
+        action = draw.random()
+        if waiting and action < 0.2:
+            assert run.planner.submit(waiting.pop(0), 0.0) is None
+        elif action < 0.25 and deaths < 20:
+            deaths += 1
+            assert restart(run) == []
+        elif action < 0.6:
+            run.plan()
+        elif run.worker.in_flight:
+            run.execute()
+    run.finish()
+    for request in requests:
+        assert run.said[request.number] == undisturbed(prompt_of(request), request.sampling)
+        assert run.ended[request.number].usage.num_generated_tokens == len(run.said[request.number])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_poison_is_found_and_the_others_go_on(seed: int) -> None:
+    """One request kills the workers whenever they come to its n-th token."""
+    draw = random.Random(seed)
+    run = Run(settings(max_num_seqs=4, enable_prefix_caching=draw.random() < 0.5))
+    requests = [submit(number, [number, 9], seed=number, max_tokens=draw.randint(4, 20)) for number in range(8)]
+    poison, position = draw.randrange(8), draw.randint(0, 3)
+    for request in requests:
+        run.planner.submit(request, 0.0)
+    failed: list[Unservable] = []
+    deaths = 0
+    while run.plan() or run.worker.in_flight:
+        computed = {slot for named in run.worker._named for slot in named}
+        slots = run.planner._by_slot
+        if any((one := slots[slot]) and one.number == poison for slot in computed) and (
+            len(run.said[poison]) >= position
+        ):
+            deaths += 1
+            assert deaths <= 2
+            failed += restart(run, "worker 0 was killed by SIGSEGV")
+            continue
+        if run.worker.in_flight:
+            run.execute()
+    assert [one.number for one in failed] == [poison]
+    assert "worker 0 was killed by SIGSEGV" in failed[0].message
+    for request in requests:
+        want = undisturbed(prompt_of(request), request.sampling)
+        if request.number == poison:
+            assert run.said[poison] == want[: len(run.said[poison])]
+            assert poison not in run.ended
+        else:
+            assert run.said[request.number] == want
+    assert run.planner.idle
+
+
+def test_deaths_that_nobody_is_to_blame_for_fail_nobody() -> None:
+    run = Run(settings())
+    request = submit(1, [1, 2, 3], max_tokens=5)
+    run.planner.submit(request, 0.0)
+    for _ in range(10):
+        run.plan()
+        assert restart(run) == []
+    run.finish()
+    assert run.said[1] == undisturbed([1, 2, 3], request.sampling)
+
+
+def test_fewer_pages_than_before() -> None:
+    run = Run(settings())
+    run.planner.submit(submit(1, [1] * 30, max_tokens=30), 0.0)
+    run.planner.submit(submit(2, [1] * 5, max_tokens=3), 0.0)
+    run.plan()
+    (failed,) = restart(run, num_pages=6)
+    assert (failed.number, failed.code) == (1, "too_long_for_cache")
+    assert "want at most 20" in failed.message
+    while not run.planner.idle:
+        run.plan()
+        if run.worker.in_flight:
+            run.execute()
+    assert len(run.said[2]) == 3
+    assert run.planner.load().num_free_pages == 5
+
+
+@pytest.mark.parametrize("num_generated", [0, 1, 6])
+def test_a_request_that_goes_on_in_a_new_scheduler(num_generated: int) -> None:
+    alone = submit(1, [4, 5, 6], max_tokens=9)
+    want = undisturbed([4, 5, 6], alone.sampling)
+    run = Run(settings())
+    generated = np.array(want[:num_generated], np.int32).tobytes()
+    run.planner.submit(Submit(1, alone.prompt_ids, alone.sampling, "", generated, True), 0.0)
+    run.finish()
+    assert run.said[1] == want[num_generated:]
+    assert (run.ended[1].usage.num_prompt_tokens, run.ended[1].usage.num_generated_tokens) == (3, 9)
+
+
+def test_forgotten_requests_say_nothing_more() -> None:
+    run = Run(settings(max_num_seqs=2))
+    for number in range(4):
+        run.planner.submit(submit(number, [number], max_tokens=9), 0.0)
+    for _ in range(3):
+        run.plan()
+        run.execute()
+    run.planner.forget(Forget(10))
+    said = {number: list(ids) for number, ids in run.said.items()}
+    assert run.planner.submit(submit(9, [1]), 0.0) is None  # it was on its way when its tokenizer died
+    run.planner.submit(submit(10, [1], max_tokens=4), 0.0)
+    run.finish()
+    assert {number: ids for number, ids in run.said.items() if number < 10} == said
+    assert list(run.ended) == [10]

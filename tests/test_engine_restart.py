@@ -1,0 +1,125 @@
+"""Any process of a live engine dies or hangs: streams pause and go on, and say what an undisturbed run says."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import psutil
+import pytest
+
+from checkpoints import random_prompts
+from engine_children import children
+from tercet.engine.config import EngineConfig
+from tercet.engine.engine_process import EngineProcess
+from tercet.engine.llm import LLM
+from tercet.ipc.client import Client, EngineDied, Generation
+from tercet.ipc.messages import SamplingParams
+from whole_engine import generate, tiny_engine, wait_until_empty
+
+PROMPTS = random_prompts(6, 3, 60, seed=3)
+PARAMS = [
+    SamplingParams(temperature=0.0 if i % 2 else 1.0, seed=i, max_tokens=300, ignore_eos=True)
+    for i in range(len(PROMPTS))
+]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with tiny_engine("qwen3", heartbeat_timeout=2, max_lease=2, max_restarts=100, restart_window=0.1) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def undisturbed(llm: LLM) -> list[list[int]]:
+    return generate(llm, PROMPTS, PARAMS)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("name", ["worker", "scheduler", "tokenizer"])
+async def test_streams_go_on(llm: LLM, undisturbed: list[list[int]], name: str, number: signal.Signals) -> None:
+    got: list[list[int]] = [[] for _ in PROMPTS]
+    late: list[Generation] = []
+    (process,) = children(llm._engine.process.pid, name)
+
+    async def stream(client: Client, index: int) -> None:
+        async for piece in client.stream(PROMPTS[index], PARAMS[index]):
+            got[index] += piece.token_ids
+
+    async def ask_during_the_outage(client: Client) -> None:
+        late.append(await client.generate(PROMPTS[0], PARAMS[0]))
+
+    with anyio.fail_after(60):
+        async with Client(llm.address) as client, anyio.create_task_group() as tasks:
+            for index in range(len(PROMPTS)):
+                tasks.start_soon(stream, client, index)
+            while min(map(len, got)) < 5:
+                await anyio.sleep(0.01)
+            process.send_signal(number)
+            assert max(map(len, got)) < 300
+            tasks.start_soon(ask_during_the_outage, client)
+    assert got == undisturbed
+    assert late[0].token_ids == undisturbed[0]
+    assert (late[0].usage.num_prompt_tokens, late[0].usage.num_generated_tokens) == (len(PROMPTS[0]), 300)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    await anyio.to_thread.run_sync(wait_until_empty, llm.address)
+
+
+@pytest.fixture
+def poisoned(ids_only_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "poison"), prepend=os.pathsep)
+    config = EngineConfig(model=str(ids_only_model), load_format="null", heartbeat_timeout=2, max_restarts=10)
+    with EngineProcess(config) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    ("token_id", "words"),
+    [(6660, "was killed by SIGABRT"), (6661, "ArithmeticError: NaN everywhere"), (6662, "hung: it said nothing")],
+)
+async def test_a_request_that_kills_workers_is_refused_after_two_tries(
+    poisoned: EngineProcess, token_id: int, words: str
+) -> None:
+    """Innocents that run with it, came before it or come after it get their whole answers."""
+    ends: dict[str, list[int]] = {}
+
+    async def innocent(client: Client, name: str, length: int) -> None:
+        answer = await client.generate([1] * length, SamplingParams(max_tokens=500, ignore_eos=True))
+        ends[name] = answer.token_ids
+
+    async def poison(client: Client) -> None:
+        with pytest.raises(EngineDied, match="died twice while they computed this request") as caught:
+            await client.generate([5, token_id], SamplingParams(max_tokens=5))
+        assert words in str(caught.value)
+
+    (first,) = children(poisoned.process.pid, "worker")
+    async with Client(poisoned.address) as client, anyio.create_task_group() as tasks:
+        for i in range(5):
+            tasks.start_soon(innocent, client, f"before {i}", 100 * i + 1)
+        tasks.start_soon(poison, client)
+        for i in range(5):
+            tasks.start_soon(innocent, client, f"after {i}", 100 * i + 1)
+    for name, token_ids in ends.items():
+        start = 100 * int(name[-1]) + 1
+        assert token_ids == [1000 + (start + i) % 500 for i in range(500)]
+    assert len(ends) == 10
+    assert not first.is_running()
+
+
+def test_a_worker_that_always_dies_ends_the_engine(ids_only_model: Path, tmp_path: Path) -> None:
+    """SIGKILL blames no request, so only the count of deaths ends this."""
+    config = EngineConfig(model=str(ids_only_model), load_format="null", max_restarts=2)
+    with EngineProcess(config) as engine:
+        deadline = time.monotonic() + 30
+        while engine.process.poll() is None:
+            assert time.monotonic() < deadline
+            for worker in children(engine.process.pid, "worker"):
+                worker.kill()
+            time.sleep(0.05)
+        assert engine.process.returncode == 1
+        while engine.death is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert "worker 0 was killed by SIGKILL; it died 3 times within 60 s" in engine.death
