@@ -27,6 +27,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def check(kernel: CompiledKernel, capability: int) -> None:
     assert kernel.asm["cubin"]
+    assert f".target sm_{capability}{'a' if capability == 90 else ''}\n" in kernel.asm["ptx"]
     assert kernel.metadata.shared <= SHARED_BYTES[capability], (kernel.name, kernel.metadata.shared)
 
 
@@ -85,7 +86,7 @@ def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: p
         compile_product(config, op, 1536, K, capability, dtype)
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 89, 90])
 def test_pointwise(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (add_rms_norm, embedding, rotary, silu_and_mul):
         monkeypatch.setattr(module, "use_kernels", lambda tensor: True)

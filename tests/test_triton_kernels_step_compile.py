@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from slot_tables import empty_step, random_table
+from tercet.triton_kernels import log_probabilities as log_probabilities_module
+from tercet.triton_kernels import logits as logits_module
 from tercet.triton_kernels import prepare as prepare_module
 from tercet.triton_kernels import sample as sample_module
 from tercet.triton_kernels import slot_table as slot_table_module
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (prepare_module, sample_module, slot_table_module):
+    for module in (prepare_module, sample_module, slot_table_module, logits_module, log_probabilities_module):
         monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
 
 
@@ -27,7 +29,7 @@ def on_meta(value: SlotTable | StepInputs | StepRows) -> dict[str, torch.Tensor]
     return {field.name: getattr(value, field.name).to("meta") for field in fields(value)}
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 89, 90])
 def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if capability == 90:
         for module in (prepare_module, sample_module):
@@ -49,4 +51,24 @@ def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name
     waiting = [kernel.name for kernel in kernels if "griddepcontrol.wait" in kernel.asm["ptx"]]
-    assert len(waiting) == (0 if capability == 80 else 1 + 3 * 2 * 3)
+    assert len(waiting) == (1 + 3 * 2 * 3 if capability == 90 else 0)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_compile_logits(capability: int) -> None:
+    R, V, S = 3, 151936, 9
+    table = SlotTable(**on_meta(random_table(S, 4, 64, 1000, 0)))
+
+    def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    logits, slots, numbers = meta(R, V, dtype=torch.bfloat16), meta(R), meta(S, dtype=torch.float32)
+    with compiling_for(capability) as kernels:
+        counts = logits_module.count_tokens(slots, table, V)
+        logits_module.penalize(logits, counts, slots, numbers, numbers, numbers)
+        logits_module.add_bias(logits, slots, meta(S, 50), meta(S, 50, dtype=torch.float32))
+        logits_module.apply_bitmask(logits, meta(R, V // 32))
+        log_probabilities_module.log_probabilities(logits, slots, 5)
+    assert len(kernels) == 5
+    for kernel in kernels:
+        assert kernel.asm["cubin"], kernel.name
