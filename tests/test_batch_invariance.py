@@ -7,6 +7,7 @@ as part of a prompt (after a preemption, say), it gets the same bits.
 
 import random
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from interpreted import rerun_interpreted
 from paged_attention import Heads, PagedCache
+from slot_tables import random_table
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_name
+from tercet.triton_kernels.log_probabilities import log_probabilities
 from tercet.triton_kernels.matmul import (
     matmul,
     matmul_add,
@@ -27,6 +30,9 @@ from tercet.triton_kernels.matmul import (
     rms_norm_matmul,
     rms_norm_matmul_silu_and_mul,
 )
+from tercet.triton_kernels.sample import sample
+from tercet.triton_kernels.silu_and_mul import silu_and_mul, silu_and_mul_interleaved
+from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tuning import load_table
 
 DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
@@ -139,6 +145,35 @@ def test_prologue(heads: int, kv_heads: int, dim: int) -> None:
         q = attention_prologue(qkv[rows].clone(), *steps)
         written = (cache[cells[rows] // page, :, cells[rows] % page] for cache in caches)
         return torch.cat((q, *written), 1)
+
+    check_rows(run, most)
+
+
+@kernels
+@pytest.mark.parametrize("width", [96] if INTERPRETED else [1000, 3072])
+def test_gate(width: int) -> None:
+    most = max(SIZES) + 3
+    x = randn(most, 2 * width) * 3
+    check_rows(lambda rows: silu_and_mul(x[rows]), most)
+    check_rows(lambda rows: silu_and_mul_interleaved(x[rows]), most)
+
+
+@kernels
+def test_draws_and_log_probabilities() -> None:
+    most, vocab = max(SIZES) + 3, 1500 if INTERPRETED else 50_003
+    logits = randn(most, vocab) * 2
+    table = random_table(most + 1, 1, 64, vocab, 3)
+    table.length_S[:] = 20
+    table.temperature_S[:] = torch.rand(most + 1) * 1.5
+    table.temperature_S[::4] = 0.0
+    table.top_p_S[::2], table.top_k_S[::3] = 0.8, 30
+    table = SlotTable(**{field.name: getattr(table, field.name).to(DEVICE) for field in fields(SlotTable)})
+    slots = torch.arange(most, dtype=torch.int32, device=DEVICE)
+
+    def run(rows: slice) -> Tensor:
+        tokens = sample(logits[rows], slots[rows], torch.full_like(slots[rows], 20), table)
+        numbers = log_probabilities(logits[rows], tokens, 3)
+        return torch.cat([tokens[:, None].double(), *(part.view(len(tokens), -1).double() for part in numbers)], 1)
 
     check_rows(run, most)
 
