@@ -12,8 +12,17 @@ BIN := .venv/bin
 chat: .venv/installed
 	$(BIN)/python scripts/chat.py demo
 
+# The suite as two runs side by side: what computes, and all the rest. The second shows its output at once, the first
+# when both have ended. Whatever the patterns do not name is in the second.
+COMPUTING := test_batch_invariance.py test_engine_interpreted.py test_model_*.py test_triton_kernels_*.py
+PYTEST := $(BIN)/python -m pytest -m 'not gpu'
+
 test: .venv/installed
-	$(BIN)/python -m pytest -m 'not gpu'
+	@log=$$(mktemp); trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
+	$(PYTEST) -o cache_dir=.pytest_cache/computing $(COMPUTING:%=tests/%) >$$log 2>&1 & computing=$$!; \
+	$(PYTEST) $(COMPUTING:%='--ignore-glob=tests/%'); rest=$$?; \
+	wait $$computing; computed=$$?; \
+	cat $$log; exit $$((rest ? rest : computed))
 
 lint: .venv/installed
 	$(BIN)/ruff check .
