@@ -13,7 +13,7 @@ from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from whole_engine import PAGE_SIZE, generate, wait_until_empty
 
-NUM_TOKENS = 6
+NUM_TOKENS = 4
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
@@ -23,10 +23,10 @@ def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "kernels_only"), prepend=os.pathsep)
 
 
-@pytest.mark.parametrize(("family", "deterministic"), [("qwen3", False), ("mistral", True)])
-def test_greedy_is_transformers(family: str, deterministic: bool, tmp_path: Path) -> None:
-    model = make_checkpoint(family, tmp_path, num_hidden_layers=2)
-    prompts = [prompt[:length] for prompt, length in zip(random_prompts(3, 60, 60, seed=8), (45, 20, 3), strict=True)]
+@pytest.mark.parametrize(("family", "num_layers", "deterministic"), [("qwen3", 2, False), ("mistral", 1, True)])
+def test_greedy_is_transformers(family: str, num_layers: int, deterministic: bool, tmp_path: Path) -> None:
+    model = make_checkpoint(family, tmp_path, num_hidden_layers=num_layers)
+    prompts = [prompt[:length] for prompt, length in zip(random_prompts(3, 60, 60, seed=8), (35, 17, 3), strict=True)]
     answers = reference_greedy(model, prompts, NUM_TOKENS)
     assert len({token for answer in answers for token in answer}) > NUM_TOKENS
     with LLM(
@@ -34,11 +34,11 @@ def test_greedy_is_transformers(family: str, deterministic: bool, tmp_path: Path
         device="cpu",
         page_size=PAGE_SIZE,
         kv_cache_memory=1 << 20,
-        max_num_batched_tokens=24,  # the longest prompt takes two chunks, of which one is beside decodes
+        max_num_batched_tokens=24,  # the longest prompt takes two chunks, the second beside others
         max_num_seqs=4,
         deterministic=deterministic,
     ) as llm:
         assert generate(llm, prompts, GREEDY) == answers
-        # Again, from the prefix cache: the last chunk starts in the middle of a page's neighbour.
+        # Again, from the prefix cache: a chunk that starts in the middle of a sequence.
         assert generate(llm, prompts[:1], GREEDY) == answers[:1]
         wait_until_empty(llm.address)

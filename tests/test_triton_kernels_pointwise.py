@@ -1,0 +1,231 @@
+"""What surrounds products and attention against float64: embedding, norms, rotary, gate, KV write, and their wrappers.
+
+Each kernel computes in fp32 and rounds once, so its results are the rounded exact ones: in bf16 on a GPU, in fp32 and
+fp16 in Triton's interpreter; the references in fp32. Caches begin as NaN.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreted import rerun_interpreted
+from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.embedding import embedding
+from tercet.triton_kernels.rotary import rotary
+from tercet.triton_kernels.silu_and_mul import silu_and_mul, silu_and_mul_interleaved
+from tercet.triton_kernels.write_kv import write_kv
+
+EPS, PAGE = 1e-6, 64
+HAVE_GPU = torch.cuda.is_available()
+PLACES = [
+    pytest.param(("cpu", torch.float32), id="cpu"),
+    *([pytest.param(("cpu", torch.float16), id="half")] if INTERPRETED else []),
+    pytest.param(("cuda", torch.bfloat16), id="gpu", marks=pytest.mark.gpu),
+]
+ROUNDING = {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8}
+"""Of one number; in fp32 that of a whole computation."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test runs, and in what type."""
+
+    device: str
+    dtype: torch.dtype
+
+    def random(self, *shape: int) -> Tensor:
+        return torch.randn(shape, device=self.device).to(self.dtype)
+
+    def ints(self, numbers: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.tensor(numbers, dtype=dtype, device=self.device)
+
+    def nan_caches(self, *shape: int) -> list[Tensor]:
+        return [torch.full(shape, float("nan"), device=self.device, dtype=self.dtype) for _ in range(2)]
+
+    def check_rounded(self, got: Tensor, wanted: Tensor) -> None:
+        """`got` is the float64 `wanted`, rounded once."""
+        assert got.dtype == self.dtype
+        torch.testing.assert_close(got.double(), wanted, rtol=1.02 * ROUNDING[self.dtype], atol=1e-5)
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    device, dtype = request.param
+    if device == "cuda" and not HAVE_GPU:
+        pytest.skip("needs a CUDA device")
+    return Place(device, dtype)
+
+
+def normed(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+
+
+def turned(x_THD: Tensor, positions: list[int], angles_PC: Tensor) -> Tensor:
+    """A pair (first half, second half of what turns) is one complex number, turned by its position's angle."""
+    half = angles_PC.shape[1]
+    x = x_THD.double()
+    pairs = torch.complex(x[..., :half], x[..., half : 2 * half])
+    angles = angles_PC[positions][:, None, :].to(x.device)
+    pairs = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat((pairs.real, pairs.imag, x[..., 2 * half :]), -1)
+
+
+def rotary_angles(num_positions: int, rotary_dim: int, device: str) -> tuple[Tensor, Tensor]:
+    """Angles in float64, and the kernels' table of cosines and sines."""
+    inverse = 10_000.0 ** (-torch.arange(0, rotary_dim, 2).double() / rotary_dim)
+    angles_PC = torch.outer(torch.arange(num_positions).double(), inverse)
+    return angles_PC, torch.cat((angles_PC.cos(), angles_PC.sin()), 1).float().to(device)
+
+
+@pytest.mark.parametrize("width", [64, 576, 1000, 4096])
+@pytest.mark.parametrize("vocab_start", [0, 700])
+def test_embedding(place: Place, width: int, vocab_start: int) -> None:
+    table = place.random(1000, width)
+    ids = torch.randint(0, 2000, (257,), dtype=torch.int32)
+    ids[:5] = torch.tensor([vocab_start, vocab_start + 999, vocab_start + 1000, 2**31 - 1, -1])
+    got = embedding(ids.to(place.device), table, vocab_start)
+    for row, index in enumerate(ids.tolist()):
+        wanted = table[index - vocab_start] if 0 <= index - vocab_start < 1000 else torch.zeros_like(table[0])
+        assert torch.equal(got[row], wanted)
+
+
+@pytest.mark.parametrize("shape", [(1, 1024), (257, 64), (33, 5120), (5, 1000), (64, 16, 128), (2, 16384)], ids=str)
+def test_norms(place: Place, shape: tuple[int, ...]) -> None:
+    x, residual, weight = place.random(*shape) * 3, place.random(*shape), place.random(shape[-1])
+    place.check_rounded(rms_norm(x, weight, EPS), normed(x, weight))
+    before = residual.double()
+    got = add_rms_norm(x, residual, weight, EPS)
+    place.check_rounded(residual, before + x.double())
+    place.check_rounded(got, normed(residual, weight))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 3072), (65, 1536), (257, 1000), (9, 12288)])
+def test_gate(place: Place, rows: int, width: int) -> None:
+    x = place.random(rows, 2 * width) * 4
+    for got, (gate, up) in (
+        (silu_and_mul(x), x.double().chunk(2, 1)),
+        (silu_and_mul_interleaved(x), (x.double()[:, 0::2], x.double()[:, 1::2])),
+    ):
+        place.check_rounded(got, gate / (1 + (-gate).exp()) * up)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary_dim"), [(16, 8, 128, 128), (9, 3, 64, 64), (4, 4, 80, 32), (8, 2, 256, 256)]
+)
+def test_rotary(place: Place, heads: int, kv_heads: int, dim: int, rotary_dim: int) -> None:
+    positions = torch.randint(0, 3000, (67,)).tolist()
+    angles, table = rotary_angles(3000, rotary_dim, place.device)
+    fused = place.random(67, heads + 2 * kv_heads, dim)
+    before = fused.clone()
+    rotary(fused[:, :heads], fused[:, heads : heads + kv_heads], place.ints(positions), table)
+    num_turned = heads + kv_heads
+    place.check_rounded(fused[:, :num_turned], turned(before[:, :num_turned], positions, angles))
+    assert torch.equal(fused[:, num_turned:], before[:, num_turned:])
+
+
+def cells_of(place: Place, count: int, num_pages: int) -> list[int]:
+    """Distinct cells of a cache; for kernels, which skip them, some outside."""
+    cells = torch.randperm(num_pages * PAGE)[:count].tolist()
+    if place.device == "cpu" and not INTERPRETED:
+        return cells
+    return [cell if index % 7 != 3 else (-1, num_pages * PAGE)[index % 2] for index, cell in enumerate(cells)]
+
+
+def check_cache(cache: Tensor, cells: list[int], rows: list[Tensor]) -> None:
+    """These cells hold these heads, [kv head, D], to the bit, and no other cell was written."""
+    written = 0
+    for cell, row in zip(cells, rows, strict=True):
+        if 0 <= cell < cache.shape[0] * PAGE:
+            assert torch.equal(cache[cell // PAGE, :, cell % PAGE], row)
+            written += row.numel()
+    assert int(cache.isfinite().sum()) == written
+
+
+@pytest.mark.parametrize(("kv_heads", "dim"), [(8, 128), (3, 64), (1, 80), (2, 256)])
+def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
+    num_pages, count = 9, 130
+    caches = place.nan_caches(num_pages, kv_heads, PAGE, dim)
+    cells, fused = cells_of(place, count, num_pages), place.random(count, 3 * kv_heads, dim)
+    k, v = fused[:, kv_heads : 2 * kv_heads], fused[:, 2 * kv_heads :]
+    write_kv(k, v, *caches, place.ints(cells, torch.int64))
+    check_cache(caches[0], cells, list(k))
+    check_cache(caches[1], cells, list(v))
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "rotary_dim"),
+    [(7, 1, 80, 80), (4, 4, 96, 48), *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256)] if HAVE_GPU else [])],
+)
+@pytest.mark.parametrize("count", [1, 65, 523])
+def test_prologue(
+    place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, with_norms: bool
+) -> None:
+    num_pages = 10
+    caches = place.nan_caches(num_pages, kv_heads, PAGE, dim)
+    qkv = place.random(count, (heads + 2 * kv_heads) * dim)
+    cells, positions = cells_of(place, count, num_pages), torch.randint(0, 900, (count,)).tolist()
+    angles, table = rotary_angles(900, rotary_dim, place.device)
+    norms = (place.random(dim), place.random(dim)) if with_norms else (None, None)
+    q, k, v = qkv.clone().view(count, -1, dim).split([heads, kv_heads, kv_heads], 1)
+    got = attention_prologue(
+        qkv, place.ints(positions), place.ints(cells, torch.int64), table, *norms, EPS, *caches, heads
+    )
+    if norms[0] is not None and norms[1] is not None:
+        q, k = normed(q, norms[0]), normed(k, norms[1])
+    place.check_rounded(got, turned(q, positions, angles))
+    keys = turned(k, positions, angles)
+    kept = [index for index, cell in enumerate(cells) if 0 <= cell < num_pages * PAGE]
+    at = torch.tensor([cells[index] for index in kept], device=place.device)
+    place.check_rounded(caches[0][at // PAGE, :, at % PAGE], keys[kept])
+    assert int(caches[0].isfinite().sum()) == len(kept) * kv_heads * dim
+    check_cache(caches[1], cells, list(v))
+
+
+def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    x, w = torch.randn(4, 8), torch.randn(8)
+    caches = torch.zeros(2, 3, PAGE, 8), torch.zeros(2, 3, PAGE, 8)
+    heads, ints, table = torch.randn(4, 3, 8), torch.zeros(4, dtype=torch.int32), torch.zeros(9, 8)
+    slots, qkv = ints.long(), torch.randn(4, 12 * 8)
+    yield "weight: got shape [7], wanted [8]", lambda: rms_norm(x, w[:7], EPS)
+    yield "x: got strides [1, 8] for shape [8, 4], wanted contiguous", lambda: rms_norm(x.T, w[:4], EPS)
+    yield "x: got torch.float64", lambda: rms_norm(x.double(), w.double(), EPS)
+    yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_rms_norm(x, x[:3], w, EPS)
+    yield "residual: got torch.float16, wanted torch.float32", lambda: add_rms_norm(x, x.half(), w, EPS)
+    yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
+    yield "x: got strides [16, 2]", lambda: silu_and_mul_interleaved(torch.randn(4, 16)[:, ::2])
+    yield "ids: got torch.float32", lambda: embedding(w, x)
+    yield "ids: got shape [2, 2], wanted [*]", lambda: embedding(ints.view(2, 2), x)
+    yield "weight: got strides", lambda: embedding(ints, x.T)
+    yield "k: got shape [4, 3, 6], wanted [4, *, 8]", lambda: rotary(heads, heads[..., :6], ints, table)
+    yield "positions: got shape [3], wanted [4]", lambda: rotary(heads, heads, ints[:3], table)
+    yield "q: got strides", lambda: rotary(torch.randn(4, 6, 8)[:, ::2], heads, ints, table)
+    yield "cos_sin: got shape [9, 7], wanted", lambda: rotary(heads, heads, ints, torch.zeros(9, 7))
+    yield "kv_slots: got torch.int32, wanted torch.int64", lambda: write_kv(heads, heads, *caches, ints)
+    yield "k: got shape [4, 2, 8], wanted [*, 3, 8]", lambda: write_kv(heads[:, :2], heads, *caches, slots)
+    yield "v: got torch.float16", lambda: write_kv(heads, heads.half(), *caches, slots)
+    yield (
+        "qkv: got shape [4, 96], wanted [*, 104]",
+        lambda: attention_prologue(qkv, ints, slots, table, None, None, EPS, *caches, 7),
+    )
+    yield (
+        "got one, wanted both or neither",
+        lambda: attention_prologue(qkv, ints, slots, table, w, None, EPS, *caches, 6),
+    )
+
+
+@pytest.mark.parametrize(("message", "call"), list(bad_calls()), ids=lambda value: str(value)[:24])
+def test_wrong_arguments_are_refused(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
