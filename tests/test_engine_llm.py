@@ -1,7 +1,9 @@
 """The offline API over a whole engine: what it takes, what it gives back, how it refuses, how it ends."""
 
+import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,16 +111,17 @@ print(len(llm.generate([5, 6], SamplingParams(max_tokens=3, ignore_eos=True))[0]
 @pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "import os; os._exit(0)"])
 def test_a_program_without_a_main_guard_that_never_closes(end: str) -> None:
     """However it ends, its engine ends too."""
-    before = {process.pid for process in psutil.process_iter()}
+    mark = uuid.uuid4().hex  # in the environment of all it starts: other engines may run and end beside this test
     command: list[Any] = [sys.executable, "-c", PROGRAM.format(end=end), str(checkpoint("llama"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    environment = {**os.environ, "TERCET_TEST_MARK": mark}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "3\n"
-    left = [p for p in psutil.process_iter() if p.pid not in before and _is_of(p, str(checkpoint("llama")))]
+    left = [process for process in psutil.process_iter() if _has(process, mark)]
     assert not psutil.wait_procs(left, timeout=10)[1]
 
 
-def _is_of(process: psutil.Process, model: str) -> bool:
+def _has(process: psutil.Process, mark: str) -> bool:
     try:
-        return any("tercet.engine" in word or model in word for word in process.cmdline())
-    except psutil.NoSuchProcess:
+        return process.environ().get("TERCET_TEST_MARK") == mark
+    except psutil.Error:
         return False
