@@ -13,7 +13,9 @@ from torch import Tensor
 from tercet.triton_kernels.attention import plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
+from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.fused_decode import can_fuse_decode, plan_fused_decode
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -22,32 +24,47 @@ from tercet.triton_kernels.prepare import StepInputs
 class AttentionPlan:
     """What all layers share; nothing where the references compute."""
 
-    decode: DecodeWork | None
+    decode: dict[int, DecodeWork | DecodeShares]
+    """By the layers' window. Shares are for the kernel that takes q, k, v rows as they are."""
     prefill: dict[int, PrefillWork]
     """By the layers' window."""
 
     @classmethod
     def of_step(
-        cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, windows: Iterable[int],
-        deterministic: bool,
+        cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
+        windows: Iterable[int], deterministic: bool,
     ) -> "AttentionPlan":  # fmt: skip
         """`num_heads`: q heads of this rank. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
-        decode: DecodeWork | None = None
+        decode: dict[int, DecodeWork | DecodeShares] = {}
         prefill: dict[int, PrefillWork] = {}
         if not use_kernels(kv_cache):
             return cls(decode, prefill)
-        num_kv_heads, page_size, head_dim = kv_cache.shape[3:]
+        k_cache = kv_cache[0, 0]
         if num_rows:
-            # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
-            num_pages = num_rows * page_table_SM.shape[1]
-            sizes = num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim
-            decode = make_decode_work(*sizes, kv_cache.device, deterministic=deterministic)
-            plan_decode_work(inputs.decode_lengths_B, inputs.decode_slots_B, decode, num_kv_heads)
+            rows = inputs.decode_lengths_B, inputs.decode_slots_B
+            for window in windows:
+                # Its splits follow the whole step's work: not for deterministic mode.
+                if not deterministic and can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
+                    decode[window] = plan_fused_decode(*rows, num_heads, k_cache)
+                else:
+                    decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic)
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
-            prefill = {
-                window: plan_prefill(*chunks, num_tokens, kv_cache[0, 0], Scoring(1.0, window)) for window in windows
-            }
+            prefill = {window: plan_prefill(*chunks, num_tokens, k_cache, Scoring(1.0, window)) for window in windows}
         return cls(decode, prefill)
+
+
+def _split(
+    decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, num_heads: int, k_cache: Tensor,
+    deterministic: bool,
+) -> DecodeWork:  # fmt: skip
+    num_rows = decode_slots_B.shape[0]
+    num_kv_heads, page_size, head_dim = k_cache.shape[1:]
+    # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
+    num_pages = num_rows * page_table_SM.shape[1]
+    sizes = num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim
+    work = make_decode_work(*sizes, k_cache.device, deterministic=deterministic)
+    plan_decode_work(decode_lengths_B, decode_slots_B, work, num_kv_heads)
+    return work

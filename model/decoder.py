@@ -32,6 +32,7 @@ class Decoder:
         self._deterministic = deterministic
         device = weights.embedding_VD.device
         cos_sin_PR = rotary_table(config.rope, config.head_dim, max_model_len, device)
+        self._rotary_dim = cos_sin_PR.shape[1]
         self._layers = [
             # A window that no sequence outgrows is none.
             Layer(
@@ -64,7 +65,8 @@ class Decoder:
         update_TD = None
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
-            windows={layer.window for layer in self._layers}, deterministic=self._deterministic,
+            rotary_dim=self._rotary_dim, windows={layer.window for layer in self._layers},
+            deterministic=self._deterministic,
         )  # fmt: skip
         for index, layer in enumerate(self._layers):
             update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], plan)

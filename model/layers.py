@@ -9,7 +9,6 @@ R rotary dimension.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from tercet.model.attention_plan import AttentionPlan
@@ -20,6 +19,8 @@ from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.decode_shares import DecodeShares
+from tercet.triton_kernels.fused_decode import fused_decode_attention
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
@@ -62,23 +63,61 @@ class Layer:
     def _attention(
         self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan
     ) -> Tensor:
+        head_dim = self.config.head_dim
+        num_heads = self.config.num_heads // self.group.size
+        num_tokens, num_decodes = qkv_TN.shape[0], inputs.decode_slots_B.shape[0]
+        out_THD = qkv_TN.new_empty(num_tokens, num_heads, head_dim)
+        shares = plan.decode.get(self.window)
+        first = 0
+        if num_decodes and isinstance(shares, DecodeShares):
+            first = num_decodes
+            fused_decode_attention(
+                qkv_TN[:first],
+                self.cos_sin_PR,
+                self.weights.q_norm_H,
+                self.weights.k_norm_H,
+                self.config.rms_norm_eps,
+                kv[0],
+                kv[1],
+                page_table_SM,
+                shares,
+                num_heads,
+                head_dim**-0.5,
+                out_THD[:first],
+            )
+        if first < num_tokens:
+            self._attend_apart(qkv_TN, inputs, page_table_SM, kv, plan, first, out_THD)
+        return out_THD.flatten(1)
+
+    def _attend_apart(
+        self,
+        qkv_TN: Tensor,
+        inputs: StepInputs,
+        page_table_SM: Tensor,
+        kv: Tensor,
+        plan: AttentionPlan,
+        first: int,
+        out_THD: Tensor,
+    ) -> None:
+        """Norms, rotary and the write of K and V for the tokens from `first` on, then attention to what is written."""
         k_cache, v_cache = kv[0], kv[1]
         q_THD = attention_prologue(
-            qkv_TN,
-            inputs.positions_T,
-            inputs.kv_slots_T,
+            qkv_TN[first:],
+            inputs.positions_T[first:],
+            inputs.kv_slots_T[first:],
             self.cos_sin_PR,
             self.weights.q_norm_H,
             self.weights.k_norm_H,
             self.config.rms_norm_eps,
             k_cache,
             v_cache,
-            self.config.num_heads // self.group.size,
+            out_THD.shape[1],
         )
         num_decodes = inputs.decode_slots_B.shape[0]
-        out_THD = torch.empty_like(q_THD)
         scale = self.config.head_dim**-0.5
-        if num_decodes:
+        if first < num_decodes:
+            work = plan.decode.get(self.window)
+            assert not isinstance(work, DecodeShares)
             decode_attention(
                 q_THD[:num_decodes],
                 k_cache,
@@ -87,13 +126,13 @@ class Layer:
                 inputs.decode_slots_B,
                 inputs.decode_lengths_B,
                 scale,
-                work=plan.decode,
+                work=work,
                 window=self.window,
                 out=out_THD[:num_decodes],
             )
-        if num_decodes < q_THD.shape[0]:
+        if num_decodes < qkv_TN.shape[0]:
             prefill_attention(
-                q_THD[num_decodes:],
+                q_THD[num_decodes - first :],
                 k_cache,
                 v_cache,
                 page_table_SM,
@@ -105,7 +144,6 @@ class Layer:
                 window=self.window,
                 out=out_THD[num_decodes:],
             )
-        return out_THD.flatten(1)
 
     def _gate(self, residual_TD: Tensor, update_TD: Tensor | None) -> Tensor:
         weights, eps = self.weights, self.config.rms_norm_eps

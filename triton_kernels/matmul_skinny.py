@@ -9,8 +9,8 @@ Shape suffixes: M rows, K reduced size, N output size; S parts of K.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import finish_tile
-from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.matmul_epilogue import STORE, finish_tile
+from tercet.triton_kernels.overlap import hand_over, prefetch_rows
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -36,8 +36,7 @@ def skinny_kernel(
         prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
-    let_next_start(PDL)
-    wait_for_previous(PDL)
+    hand_over(EPILOGUE == STORE, PDL)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(0, K, BLOCK_K):
         if K % BLOCK_K:
@@ -78,8 +77,7 @@ def split_kernel(
     if step >= K:
         # The whole tile at once, on its way before the wait.
         w = tl.load(w_ptrs, mask=(columns_SK < K)[:, None, :], other=0.0)
-    let_next_start(PDL)
-    wait_for_previous(PDL)
+    hand_over(EPILOGUE == STORE, PDL)
     acc_SNM = tl.zeros((SPLITS, BLOCK_N, BLOCK_M), tl.float32)
     squares_SM = tl.zeros((SPLITS, BLOCK_M), tl.float32)
     for k in range(0, K, step):

@@ -8,8 +8,8 @@ Shape suffixes: K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import finish_tile
-from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.matmul_epilogue import STORE, finish_tile
+from tercet.triton_kernels.overlap import hand_over
 
 
 @triton.jit
@@ -26,8 +26,7 @@ def vector_kernel(
     columns = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + rows[:, None] * K + columns[None, :]
     w = tl.load(w_ptrs, mask=(columns < K)[None, :], other=0.0) if BLOCK_K > K else tl.load(w_ptrs)
-    let_next_start(PDL)
-    wait_for_previous(PDL)
+    hand_over(EPILOGUE == STORE, PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):

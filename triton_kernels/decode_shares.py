@@ -1,0 +1,141 @@
+"""How a step's decode rows are shared among workers that stream their keys and values.
+
+The tiles of all rows and kv heads lie in one line, and each worker gets an equal stretch of it: nobody is idle before
+the others, whatever the rows' lengths. Where a border cuts the tiles of a row and head, their workers leave parts that
+are merged in order. Planned once per step, on the device, for the attention of all layers. Integers only.
+
+Shape suffixes: B decode rows, W workers, H q heads, G q heads of one kv head, D head size, I parts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+ROW_WORDS = 4
+WORKER_WORDS = 12
+_FEWEST_TILES = 2
+"""A worker with less to do than this costs more in merging than it saves."""
+_SIZES = ["B", "W"]
+
+
+@dataclass(frozen=True)
+class DecodeShares:
+    """What each worker does in one step, and memory for the parts that are merged."""
+
+    rows_B4: Tensor
+    """int32 records of the rows that are alive, in order: row, slot, tokens in the cache, tiles of one head. One more,
+    since whoever is at the last row looks for the next."""
+    workers_WN: Tensor
+    """int32 records: index of the first row, kv head, tile, number of row-head pairs, number of tiles; of the pair that
+    begins in the stretch and ends beyond: row, kv head, its first part, number of parts (0: there is none)."""
+    lengths_B: Tensor
+    part_IGD: Tensor
+    """fp32 weighted sums of values: two parts a worker, its first and its last."""
+    stats_IG2: Tensor
+    """fp32 largest score and sum of weights."""
+    tile: int
+    """Tokens of one tile."""
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers_WN.shape[0]
+
+
+def make_decode_shares(
+    decode_lengths_B: Tensor, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int
+) -> DecodeShares:
+    """Memory for any step of so many decode rows."""
+    device, group = decode_lengths_B.device, num_q_heads // num_kv_heads
+    return DecodeShares(
+        rows_B4=torch.empty(decode_lengths_B.shape[0] + 1, ROW_WORDS, dtype=torch.int32, device=device),
+        workers_WN=torch.empty(num_workers, WORKER_WORDS, dtype=torch.int32, device=device),
+        lengths_B=decode_lengths_B,
+        part_IGD=torch.empty(2 * num_workers, group, head_dim, dtype=torch.float32, device=device),
+        stats_IG2=torch.empty(2 * num_workers, group, 2, dtype=torch.float32, device=device),
+        tile=tile,
+    )
+
+
+@triton.jit
+def _find(at, ends, tiles, alive, KV_HEADS: tl.constexpr):
+    """Of some places in the line: index of the row among those alive, its tiles, kv head, tile."""
+    is_before = ends[None, :] <= at[:, None]
+    index = tl.sum((is_before & alive[None, :]).to(tl.int32), 1)
+    # The first row that ends beyond: those before it are counted, the dead among them too.
+    own = tl.sum(is_before.to(tl.int32), 1)
+    rows = tl.arange(0, ends.shape[0])
+    is_own = rows[None, :] == own[:, None]
+    own_tiles = tl.maximum(tl.sum(tl.where(is_own, tiles[None, :], 0), 1), 1)
+    within = at - tl.sum(tl.where(is_own, (ends - tiles * KV_HEADS)[None, :], 0), 1)
+    return index, own, own_tiles, within // own_tiles, within % own_tiles
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+def _share_kernel(
+    lengths_ptr, slots_ptr, rows_ptr, workers_ptr, B, W,
+    BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, KV_HEADS: tl.constexpr, FEWEST: tl.constexpr,
+    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also lists the rows."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    rows = tl.arange(0, BLOCK_B)
+    lengths = tl.load(lengths_ptr + rows, mask=rows < B, other=0)
+    alive = lengths > 0
+    # The newest token is not in the cache yet. A row without any other has a tile all the same, of nothing.
+    tiles = tl.where(alive, tl.maximum(tl.cdiv(lengths - 1, TILE), 1), 0)
+    ends = tl.cumsum(tiles * KV_HEADS, 0)
+    total = tl.sum(tiles, 0) * KV_HEADS
+    if tl.program_id(0) == 0:
+        record_ptr = rows_ptr + (tl.cumsum(alive.to(tl.int32), 0) - 1) * ROW_WORDS
+        tl.store(record_ptr, rows, mask=alive)
+        tl.store(record_ptr + 1, tl.load(slots_ptr + rows, mask=alive, other=0), mask=alive)
+        tl.store(record_ptr + 2, lengths - 1, mask=alive)
+        tl.store(record_ptr + 3, tiles, mask=alive)
+
+    worker = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
+    used = tl.minimum(tl.maximum(total // FEWEST, 1), W)
+    each = total // used
+    more = total % used
+    begin = worker * each + tl.minimum(worker, more)
+    end = begin + each + (worker < more).to(tl.int32)
+    busy = (worker < used) & (end > begin)
+    index, _, _, head, tile = _find(begin, ends, tiles, alive, KV_HEADS)
+    last_index, last_row, last_tiles, last_head, last_tile = _find(end - 1, ends, tiles, alive, KV_HEADS)
+    pairs = tl.where(busy, (last_index - index) * KV_HEADS + last_head - head + 1, 0)
+
+    pair_begin = end - 1 - last_tile
+    pair_last = pair_begin + last_tiles - 1
+    leads = busy & (pair_last >= end) & (pair_begin >= begin)
+    wide = more * (each + 1)
+    narrow = more + (pair_last - wide) // tl.maximum(each, 1)
+    last_worker = tl.where(pair_last < wide, pair_last // (each + 1), narrow)
+
+    record_ptr = workers_ptr + worker * WORKER_WORDS
+    mask = worker < W
+    tl.store(record_ptr, index, mask=mask)
+    tl.store(record_ptr + 1, head, mask=mask)
+    tl.store(record_ptr + 2, tile, mask=mask)
+    tl.store(record_ptr + 3, pairs, mask=mask)
+    tl.store(record_ptr + 4, tl.where(busy, end - begin, 0), mask=mask)
+    tl.store(record_ptr + 5, last_row, mask=mask)
+    tl.store(record_ptr + 6, last_head, mask=mask)
+    tl.store(record_ptr + 7, worker * 2 + (pair_begin != begin).to(tl.int32), mask=mask)
+    tl.store(record_ptr + 8, tl.where(leads, last_worker - worker + 1, 0), mask=mask)
+
+
+def plan_decode_shares(decode_slots_B: Tensor, shares: DecodeShares, num_kv_heads: int) -> None:
+    """Share out a step's decode rows. Graph-safe: once per step, before the first layer."""
+    B, W = decode_slots_B.shape[0], shares.num_workers
+    block_b = max(16, triton.next_power_of_2(B))
+    block_w = max(16, 4096 // block_b)
+    _share_kernel[(triton.cdiv(W, block_w),)](
+        shares.lengths_B, decode_slots_B, shares.rows_B4, shares.workers_WN, B, W,
+        BLOCK_B=block_b, BLOCK_W=block_w, TILE=shares.tile, KV_HEADS=num_kv_heads, FEWEST=_FEWEST_TILES,
+        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4, **overlap_options(decode_slots_B),
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Decode attention straight from a layer's q, k, v rows: head norms, rotary, the new token's K and V into the cache,
+and attention to all before it, in two launches. On Hopper, for plain scoring; elsewhere prologue and attention are
+apart.
+
+Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q heads, D head size, S slots, M pages of a
+slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
+"""
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
+
+from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.checks import check_contiguous, check_same, check_shape
+from tercet.triton_kernels.decode_hopper import hopper_decode_kernel, merge_parts_kernel
+from tercet.triton_kernels.decode_shares import (
+    WORKER_WORDS,
+    DecodeShares,
+    make_decode_shares,
+    plan_decode_shares,
+)
+from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+
+_TILE = 32
+_STAGES = 3
+_WORKERS_PER_MULTIPROCESSOR = 4
+_MOST_HEADS = 16
+"""Q heads of one kv head: the rows of the smallest matrix product."""
+
+
+def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
+    """Whether the fused kernel knows these shapes and this way of scoring."""
+    num_kv_heads, page_size, head_dim = k_cache.shape[1:]
+    fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % _TILE == 0
+    fits = fits and k_cache.dtype.itemsize == 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
+    return fits and scoring.is_plain and is_hopper(k_cache.device)
+
+
+def plan_fused_decode(
+    decode_lengths_B: Tensor, decode_slots_B: Tensor, num_q_heads: int, k_cache: Tensor
+) -> DecodeShares:
+    """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
+    num_kv_heads, _, head_dim = k_cache.shape[1:]
+    num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+    shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, _TILE)
+    plan_decode_shares(decode_slots_B, shares, num_kv_heads)
+    return shares
+
+
+def fused_decode_attention(
+    qkv_BN: Tensor,
+    cos_sin_PD: Tensor,
+    q_norm_weight_D: Tensor | None,
+    k_norm_weight_D: Tensor | None,
+    eps: float,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table_SM: Tensor,
+    shares: DecodeShares,
+    num_q_heads: int,
+    scale: float,
+    out_BHD: Tensor,
+) -> None:
+    """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
+
+    Rows of length 0 give zeros and write nothing. Softmax and norms in fp32; q and k are rounded once, as the prologue
+    rounds them. Graph-safe. The kernel ahead must let this one start no sooner than it has itself waited: keys of
+    earlier steps, page tables and shares are read before the wait.
+    """
+    num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
+    B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
+    check_contiguous("qkv", qkv_BN)
+    check_shape("qkv", qkv_BN, B, (num_q_heads + 2 * num_kv_heads) * head_dim)
+    check_same("k_cache", k_cache, qkv_BN)
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_same("v_cache", v_cache, qkv_BN)
+    check_same("out", out_BHD, qkv_BN)
+    check_shape("out", out_BHD, B, num_q_heads, head_dim)
+    check_shape("cos_sin", cos_sin_PD, None, head_dim)
+    check_shape("lengths", shares.lengths_B, B)
+    norm = q_norm_weight_D is not None
+    hopper_decode_kernel[(shares.num_workers,)](
+        _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
+        q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
+        shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD, shares.stats_IG2, out_BHD,
+        eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
+        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=_STAGES,
+        NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+    )  # fmt: skip
+    merge_parts_kernel[(shares.num_workers, group)](
+        shares.workers_WN, shares.part_IGD, shares.stats_IG2, out_BHD,
+        H=num_q_heads, G=group, D=head_dim, BLOCK_I=16, WORKER_WORDS=WORKER_WORDS, PDL=True,
+        num_warps=2, launch_pdl=True,
+    )  # fmt: skip
+
+
+def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
+    """Tiles of one half of the heads' numbers."""
+    head_dim = cache.shape[3]
+    block = [tile, head_dim // 2]
+    dtype = gl.float16 if cache.dtype == torch.float16 else gl.bfloat16
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    return HopperDescriptor.from_tensor(cache.view(-1, head_dim), block, layout)
