@@ -9,6 +9,8 @@ from tercet.triton_kernels import (
     attention,
     attention_prologue,
     decode_attention,
+    decode_shares,
+    fused_decode,
     prefill_attention,
     prefill_work,
     write_kv,
@@ -70,3 +72,28 @@ def test_compile(
     assert len(kernels) == 8
     if capability == 90:
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
+        (prefill,) = (kernel for kernel in kernels if kernel.name.endswith("prefill_kernel"))
+        assert (prefill.name == "hopper_prefill_kernel") == (head_dim == 128 and not options)
+        assert "wgmma" in prefill.asm["ptx"]
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (14, 2, 64)])
+def test_compile_fused_decode(
+    heads: int, kv_heads: int, head_dim: int, normed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_shares, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
+    cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None
+    table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
+    with compiling_for(90) as kernels:
+        shares = fused_decode.plan_fused_decode(lengths, lengths, heads, cache)
+        fused_decode.fused_decode_attention(
+            meta(5, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm, 1e-6,
+            cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim),
+        )  # fmt: skip
+    plan, decode, merge = kernels
+    assert "cp.async.bulk.tensor" in decode.asm["ptx"]
+    assert "mma.sync" in decode.asm["ptx"]
+    for kernel in (plan, decode, merge):
+        assert kernel.asm["cubin"]
+        assert "griddepcontrol.wait" in kernel.asm["ptx"]
