@@ -28,6 +28,13 @@ def _exp2(x):
 
 
 @gluon.jit
+def _wait_for_previous(PDL: gl.constexpr):
+    """As in overlap.py, which Gluon cannot call."""
+    if PDL:
+        gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+
+
+@gluon.jit
 def _next_tile(rows_ptr, index, head, tile, slot, tiles, KV_HEADS: gl.constexpr):
     """The tile behind a tile in the line: of the same row and head, or the first of the next."""
     tile += 1
@@ -64,17 +71,19 @@ def _fetch(
 
 
 @gluon.jit
-def _turn(x_ptr, norm_ptr, cos_ptr, eps, columns, mask, D: gl.constexpr, NORM: gl.constexpr):
+def _load_halves(ptr, columns, HALF: gl.constexpr):
+    return gl.load(ptr + columns).to(gl.float32), gl.load(ptr + HALF + columns).to(gl.float32)
+
+
+@gluon.jit
+def _turn(x_ptr, norm0, norm1, cos, sin, eps, columns, mask, HALF: gl.constexpr, NORM: gl.constexpr):
     """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
-    HALF: gl.constexpr = D // 2
     x = gl.load(x_ptr + columns, mask=mask, other=0.0).to(gl.float32)
     y = gl.load(x_ptr + HALF + columns, mask=mask, other=0.0).to(gl.float32)
-    cos = gl.load(cos_ptr + columns)
-    sin = gl.load(cos_ptr + HALF + columns)
     if NORM:
-        inverse = gl.rsqrt(gl.sum(x * x + y * y, 1) / D + eps)
-        x *= inverse[:, None] * gl.load(norm_ptr + columns).to(gl.float32)
-        y *= inverse[:, None] * gl.load(norm_ptr + HALF + columns).to(gl.float32)
+        inverse = gl.rsqrt(gl.sum(x * x + y * y, 1) / (2 * HALF) + eps)
+        x *= inverse[:, None] * norm0
+        y *= inverse[:, None] * norm1
     return x * cos - y * sin, y * cos + x * sin
 
 
@@ -171,10 +180,6 @@ def hopper_decode_kernel(
         next_index, next_head, next_tile, next_slot, next_tiles = _next_tile(
             rows_ptr, next_index, next_head, next_tile, next_slot, next_tiles, KV_HEADS
         )
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
-    _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, dtype)
-
     unit = scale * 1.4426950408889634
     columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))[None, :]
     heads = gl.arange(0, _GROUP, gl.SliceLayout(1, LOADS))[:, None]
@@ -191,7 +196,12 @@ def hopper_decode_kernel(
         stop = gl.minimum(tiles, tile + left)
         cos_ptr = cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D
         heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
-        q0, q1 = _turn(heads_ptr + (head * G + heads) * D, q_norm_ptr, cos_ptr, eps, columns, heads < G, D, NORM)
+        cos, sin = _load_halves(cos_ptr, columns, HALF)
+        norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
+        # Up to here nothing was read that the kernel ahead writes. From the second time on this waits for nothing.
+        _wait_for_previous(PDL)
+        q_ptrs = heads_ptr + (head * G + heads) * D
+        q0, q1 = _turn(q_ptrs, norm0, norm1, cos, sin, eps, columns, heads < G, HALF, NORM)
         q0 = q0.to(dtype)
         q1 = q1.to(dtype)
         largest = gl.full((_GROUP,), float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
@@ -200,9 +210,9 @@ def hopper_decode_kernel(
         acc1 = gl.zeros((_GROUP, HALF), gl.float32, MMA)
         if stop == tiles:
             # The newest token is the softmax's first.
-            k0, k1 = _turn(
-                heads_ptr + (H + head) * D + heads * 0, k_norm_ptr, cos_ptr, eps, columns, heads < _GROUP, D, NORM
-            )
+            norm0, norm1 = _load_halves(k_norm_ptr, columns, HALF)
+            k_ptrs = heads_ptr + (H + head) * D + heads * 0
+            k0, k1 = _turn(k_ptrs, norm0, norm1, cos, sin, eps, columns, heads < _GROUP, HALF, NORM)
             k0 = k0.to(dtype)
             k1 = k1.to(dtype)
             products = q0.to(gl.float32) * k0.to(gl.float32) + q1.to(gl.float32) * k1.to(gl.float32)
@@ -257,6 +267,8 @@ def hopper_decode_kernel(
         if head == KV_HEADS:
             head = 0
             index += 1
+    _wait_for_previous(PDL)
+    _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, dtype)
 
 
 @triton.jit
@@ -267,10 +279,12 @@ def merge_parts_kernel(
 ):  # fmt: skip
     """Grid (workers, G): one program merges, in order, the parts of one head of the pair that its worker leads."""
     let_next_start(PDL)
-    wait_for_previous(PDL)
     worker = tl.program_id(0)
     record_ptr = workers_ptr + worker * WORKER_WORDS
     num_parts = tl.load(record_ptr + 8)
+    # Most have nothing to do and make room; but not all: the next kernel would find this one at its end too soon.
+    if (num_parts > 0) | (worker == 0):
+        wait_for_previous(PDL)
     if num_parts > 0:
         row = tl.load(record_ptr + 5).to(tl.int64)
         head = tl.load(record_ptr + 6) * G + tl.program_id(1)
