@@ -17,6 +17,7 @@ from tercet.model.rope import rotary_table
 from tercet.model.weights import Weights
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.sample_shard import VocabShard
 
 
 class Decoder:
@@ -76,6 +77,12 @@ class Decoder:
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, the same on every rank: [R, D] -> [R, V]."""
         return self.group.all_gather(self.logits_shard(hidden_RD))[:, : self.config.vocab_size]
+
+    @property
+    def vocab_shard(self) -> VocabShard:
+        """Where this rank's columns of the logits lie."""
+        first = self.group.rank * self._weights.lm_head_VD.shape[0]
+        return VocabShard(first, self.config.vocab_size, self.group.stack)
 
     @torch.inference_mode()
     def logits_shard(self, hidden_RD: Tensor) -> Tensor:

@@ -55,14 +55,19 @@ class Group:
             dist.all_reduce(x)
         return x
 
+    def stack(self, x: Tensor) -> Tensor:
+        """Every rank's tensor, of one shape: [...] -> [size, ...]. Graph-safe with NCCL."""
+        if self.size == 1:
+            return x[None]
+        stacked = x.new_empty(self.size * x.shape[0], *x.shape[1:])
+        dist.all_gather_into_tensor(stacked, x.contiguous())
+        return stacked.view(self.size, *x.shape)
+
     def all_gather(self, x_RN: Tensor) -> Tensor:
         """Every rank's columns side by side: [R, N] -> [R, size * N]."""
         if self.size == 1:
             return x_RN
-        rows, columns = x_RN.shape
-        gathered = x_RN.new_empty(self.size * rows, columns)
-        dist.all_gather_into_tensor(gathered, x_RN.contiguous())
-        return gathered.view(self.size, rows, columns).transpose(0, 1).reshape(rows, self.size * columns)
+        return self.stack(x_RN).transpose(0, 1).reshape(x_RN.shape[0], self.size * x_RN.shape[1])
 
     def min(self, value: int) -> int:
         """The smallest of the ranks' values: how many pages every rank can hold."""

@@ -15,7 +15,7 @@ from tercet.ipc.messages import Limits, Step
 from tercet.model.decoder import Decoder
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
-from tercet.model.sampler import sample_step, sample_step_into
+from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
 from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
@@ -57,7 +57,8 @@ class Runner:
             torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
         self._dummy = settings.max_num_seqs
-        self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens)
+        self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens, decoder.group.size)
+        self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
@@ -77,9 +78,12 @@ class Runner:
         """Apply what a plan changes and remember its rows: one copy to the device, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
+        for enter in step.enter:
+            self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
         if self._on_gpu:
             num_tokens = int(self._chunks[2].sum())
-            self._shape = self._shapes.fit(len(self._decodes), self._chunks.shape[1], num_tokens)
+            whole_logits = bool(self._whole_logits_S[self._decodes].any())
+            self._shape = self._shapes.fit(len(self._decodes), self._chunks.shape[1], num_tokens, whole_logits)
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all
@@ -117,7 +121,12 @@ class Runner:
         alive = np.flatnonzero(self.table.done_S.numpy()[self._decodes] == 0)
         computed = np.concatenate([alive, np.arange(num_decodes, len(token_ids_R))])
         if len(computed):
-            shape = StepShape(len(alive), self._chunks.shape[1], int(self._chunks[2].sum()))
+            num_tokens = int(self._chunks[2].sum())
+            # Over all rows of the step, as on a GPU: there the host does not know which are done.
+            whole_logits = bool(
+                self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any()
+            )
+            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits)
             write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
             token_ids_R[computed] = self._run_on_cpu(shape).numpy()
         return DoneLanding(token_ids_R)
@@ -145,11 +154,12 @@ class Runner:
 
     @torch.inference_mode()
     def _run_on_cpu(self, shape: StepShape) -> Tensor:
-        return sample_step(self._decoder, *self._forward(shape), self.table)
+        return sample_step(self._decoder, *self._forward(shape), self.table, whole_logits=shape.whole_logits)
 
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> None:
-        sample_step_into(self._landings.ring, self._decoder, *self._forward(shape), self.table)
+        forward, ring = self._forward(shape), self._landings.ring
+        sample_step_into(ring, self._decoder, *forward, self.table, whole_logits=shape.whole_logits)
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""

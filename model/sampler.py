@@ -8,32 +8,56 @@ Shape suffixes: T tokens of the step, D hidden size, R rows, N rows that sample,
 import torch
 from torch import Tensor
 
+from tercet.ipc.messages import Sampling
 from tercet.model.decoder import Decoder
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
+from tercet.triton_kernels.sample_shard import sample_shard, sample_shard_into
 from tercet.triton_kernels.slot_table import SlotTable
 
 
-def sample_step(decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable) -> Tensor:
+def needs_whole_logits(sampling: Sampling) -> bool:
+    """Whether a request's tokens take logits of the whole vocabulary: a threshold among them does."""
+    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0)
+
+
+def sample_step(
+    decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable, *, whole_logits: bool
+) -> Tensor:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    Every rank computes the same.
+    Every rank comes to the same. `whole_logits`: with several ranks, gather them; some row needs them.
     """
     token_ids_R = torch.full_like(rows.positions_R, -1)
     rows_N = (rows.positions_R >= 0).nonzero().squeeze(1)
     if len(rows_N):  # all ranks agree on this: their tables are the same
         slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
-        logits_NV = decoder.logits(hidden_TD[inputs.sample_rows_R[rows_N]])
-        token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
+        hidden_ND = hidden_TD[inputs.sample_rows_R[rows_N]]
+        if decoder.group.size == 1 or whole_logits:
+            token_ids_R[rows_N] = sample(decoder.logits(hidden_ND), slots_N, positions_N, table)
+        else:
+            logits_NV, shard = decoder.logits_shard(hidden_ND), decoder.vocab_shard
+            token_ids_R[rows_N] = sample_shard(logits_NV, slots_N, positions_N, table, shard)
     return token_ids_R
 
 
 def sample_step_into(
-    ring: TokenRing, decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable
+    ring: TokenRing,
+    decoder: Decoder,
+    hidden_TD: Tensor,
+    inputs: StepInputs,
+    rows: StepRows,
+    table: SlotTable,
+    *,
+    whole_logits: bool,
 ) -> None:
     """The same for all rows, padding too, into the next place of the ring: kernels only, fixed shapes, graph-safe."""
     # Decode rows alone are in their place already.
     alone = not inputs.chunk_slots_C.shape[0]
     hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
-    sample_into(ring, decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)
+    if decoder.group.size == 1 or whole_logits:
+        sample_into(ring, decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)
+    else:
+        logits_RV, shard = decoder.logits_shard(hidden_RD), decoder.vocab_shard
+        sample_shard_into(ring, logits_RV, rows.slots_R, rows.positions_R, table, shard)

@@ -27,7 +27,7 @@ class StepBuffers:
 
     def cut(self, shape: StepShape) -> tuple[StepInputs, StepRows]:
         """Views of this shape."""
-        B, C, _ = shape
+        B, C = shape.num_decodes, shape.num_chunks
         T, R = B + shape.num_prefill_tokens, B + C
         starts, lengths, _ = _offsets(shape)
         slots_R, starts_C = self._words_W[:R], self._words_W[starts : starts + C]
@@ -49,7 +49,7 @@ def write_rows(
     words: NDArray[np.int32], shape: StepShape, decodes: NDArray[np.int32], chunks: NDArray[np.int32], dummy: int
 ) -> int:
     """Write a step's rows, padded to `shape`, where `cut` reads them; `chunks` is [3, C]. Returns the words used."""
-    B, C, _ = shape
+    B, C = shape.num_decodes, shape.num_chunks
     starts, lengths, end = _offsets(shape)
     num_decodes, num_chunks = len(decodes), chunks.shape[1]
     words[:num_decodes] = decodes

@@ -21,12 +21,15 @@ class StepShape(NamedTuple):
     num_decodes: int
     num_chunks: int
     num_prefill_tokens: int
+    whole_logits: bool = False
+    """Whether ranks gather the logits of all, which some rows need, or each samples from its own and they compare."""
 
 
 class Shapes:
     """The sizes that steps are padded to."""
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
+        self._several_ranks = num_ranks > 1
         self.decodes = _decode_sizes(max_num_seqs)
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
         largest = _round_up(max_num_seqs, 4)
@@ -41,8 +44,10 @@ class Shapes:
     def for_graphs(self) -> list[StepShape]:
         """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
         shapes = [StepShape(size, 0, 0) for size in self.decodes]
+        if self._several_ranks:
+            shapes += [StepShape(size, 0, 0, True) for size in self.decodes]
         shapes += [
-            StepShape(num_decodes, self._chunks, tokens)
+            self._with_chunks(num_decodes, self._chunks, tokens)
             for tokens in self._tokens
             for num_decodes in self.decodes_beside_prefill
         ]
@@ -51,26 +56,30 @@ class Shapes:
     def for_warm_up(self) -> list[StepShape]:
         """Steps without a graph that together use every kernel such steps use, the largest among them."""
         largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
-        shapes = [StepShape(self.decodes_beside_prefill[-1], self._max_num_seqs, largest)]
+        shapes = [self._with_chunks(self.decodes_beside_prefill[-1], self._max_num_seqs, largest)]
         chunks = self._chunks
         while chunks < self._max_num_seqs:  # kernels are compiled for each number of chunks
-            shapes.append(StepShape(0, chunks, largest))
+            shapes.append(self._with_chunks(0, chunks, largest))
             chunks *= 2
         tokens = 2 * self._tokens[-1] if self._tokens else _EAGER_TOKENS
         while tokens < largest:
-            shapes.append(StepShape(0, self._chunks, tokens))
+            shapes.append(self._with_chunks(0, self._chunks, tokens))
             tokens *= 2
         return shapes
 
-    def fit(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
-        """The shape that a step is padded to."""
+    def fit(self, num_decodes: int, num_chunks: int, num_tokens: int, whole_logits: bool = False) -> StepShape:
+        """The shape that a step is padded to. `whole_logits`: some row needs them."""
         if not num_chunks:
-            return StepShape(_smallest(self.decodes, num_decodes), 0, 0)
+            return StepShape(_smallest(self.decodes, num_decodes), 0, 0, whole_logits and self._several_ranks)
         if self._tokens and num_chunks <= self._chunks and num_tokens <= self._tokens[-1]:
             padded = _smallest(self.decodes_beside_prefill, num_decodes)
-            return StepShape(padded, self._chunks, _smallest(self._tokens, num_tokens))
+            return self._with_chunks(padded, self._chunks, _smallest(self._tokens, num_tokens))
         padded = _round_up(_smallest([0, *self.decodes], num_decodes), 4)
-        return StepShape(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
+        return self._with_chunks(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
+
+    def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
+        """Ranks gather the logits of steps with prefill in any case: beside it that is little, and it halves graphs."""
+        return StepShape(num_decodes, num_chunks, num_tokens, self._several_ranks)
 
     def _round_chunks(self, num_chunks: int) -> int:
         chunks = self._chunks

@@ -97,6 +97,19 @@ def test_the_same_under_disturbance(options: dict[str, object]) -> None:
         wait_until_empty(llm.address)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_compare_scores(ranks: int) -> None:
+    """Without thresholds in the batch nobody has the logits of the whole vocabulary; greedy and drawn side by side."""
+    plain = [i for i in range(len(PROMPTS)) if i % len(SETTINGS) == 0]
+    prompts, params = [PROMPTS[i] for i in plain], [PARAMS[i] for i in plain]
+    greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    with tiny_engine(FAMILY) as llm:
+        wanted = generate(llm, prompts, greedy)
+    with tiny_engine(FAMILY, tensor_parallel_size=ranks) as llm:
+        answers = generate(llm, [*prompts, *prompts], [*params, *[greedy] * len(prompts)])
+    assert answers == [undisturbed()[i] for i in plain] + wanted
+
+
 def test_seeds() -> None:
     """Another seed, another answer; without one each request draws its own, and the engine's seed decides which."""
     loose = SamplingParams(temperature=2.0, max_tokens=20, ignore_eos=True)

@@ -149,6 +149,20 @@ def test_page_count() -> None:
         count_pages(config, 2 * page_bytes - 1, PAGE, torch.float32, group)
 
 
+def test_ranks_have_graphs_for_both_ways_to_sample() -> None:
+    shapes, alone = Shapes(16, 1024, num_ranks=2), Shapes(16, 1024)
+    for num_decodes in (1, 3, 16):
+        compared, gathered = shapes.fit(num_decodes, 0, 0), shapes.fit(num_decodes, 0, 0, True)
+        assert compared != gathered
+        assert {compared, gathered} <= set(shapes.for_graphs())
+        assert alone.fit(num_decodes, 0, 0, True) == alone.fit(num_decodes, 0, 0) == compared
+    # Beside prefill there is one way.
+    assert shapes.fit(3, 1, 50) == shapes.fit(3, 1, 50, True)
+    assert shapes.fit(3, 1, 50) in shapes.for_graphs()
+    assert all(shape.whole_logits for shape in shapes.for_warm_up())
+    assert not any(shape.whole_logits for shape in (*alone.for_graphs(), *alone.for_warm_up()))
+
+
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(256, 8192), (1, 16), (3, 64), (37, 5000), (512, 16384)])
 def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
     shapes = Shapes(max_num_seqs, budget)

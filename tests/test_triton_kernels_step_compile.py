@@ -10,6 +10,7 @@ from tercet.triton_kernels import log_probabilities as log_probabilities_module
 from tercet.triton_kernels import logits as logits_module
 from tercet.triton_kernels import prepare as prepare_module
 from tercet.triton_kernels import sample as sample_module
+from tercet.triton_kernels import sample_shard as sample_shard_module
 from tercet.triton_kernels import slot_table as slot_table_module
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -52,6 +53,26 @@ def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
         assert kernel.asm["cubin"], kernel.name
     waiting = [kernel.name for kernel in kernels if "griddepcontrol.wait" in kernel.asm["ptx"]]
     assert len(waiting) == (1 + 3 * 2 * 3 if capability == 90 else 0)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compile_sampling_from_a_part(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pdl = capability == 90
+    for module in (sample_module, sample_shard_module):
+        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
+        options = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+        monkeypatch.setattr(module, "overlap_options", lambda tensor, options=options: options)
+    table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
+    with compiling_for(capability) as kernels:
+        for num_rows in (1, 256):
+            logits = torch.empty(num_rows, 151936 // 2, dtype=torch.bfloat16, device="meta")
+            slots = torch.empty(num_rows, dtype=torch.int32, device="meta")
+            shard = sample_shard_module.VocabShard(151936 // 2, 151936, lambda best: torch.stack([best, best]))
+            sample_shard_module.sample_shard(logits, slots, slots, table, shard)
+    assert len(kernels) == 3 * 2
+    for kernel in kernels:
+        assert kernel.asm["cubin"], kernel.name
+        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == pdl
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])

@@ -57,15 +57,15 @@ def gumbel(token_ids, key_1, key_2):
     return tl.log2(exponential) * -_LOG_2
 
 
-def gumbel_reference(seed_N: Tensor, position_N: Tensor, num_tokens: int) -> Tensor:
-    """The same in PyTorch, for token ids 0 to num_tokens - 1: [N] -> [N, num_tokens] fp32."""
+def gumbel_reference(seed_N: Tensor, position_N: Tensor, num_tokens: int, first: int = 0) -> Tensor:
+    """The same in PyTorch, for `num_tokens` token ids from `first` on: [N] -> [N, num_tokens] fp32."""
     low_N, high_N = (seed_N & 0xFFFFFFFF), (seed_N >> 32) & 0xFFFFFFFF
     golden = 0x9E3779B9
     key_N = _mix_reference(_int32(low_N + golden))
     key_N = _mix_reference(key_N ^ _int32(high_N))
     key_1 = _mix_reference(key_N + position_N.to(torch.int32))
     key_2 = _mix_reference(key_1 ^ _int32(torch.tensor(golden)))
-    x = torch.arange(num_tokens, dtype=torch.int32, device=seed_N.device) ^ key_1[:, None]
+    x = torch.arange(first, first + num_tokens, dtype=torch.int32, device=seed_N.device) ^ key_1[:, None]
     x ^= _shift(x, 16)
     x *= 0x7FEB352D
     x ^= _shift(x, 15)

@@ -44,18 +44,21 @@ class TokenRing:
 
 _BLOCK = 1024
 _SEARCH_BLOCK = 8192
+_SIZE_NAMES = ["S", "L", "place_size", "row_stride", "tile_stride"]
+_SIZES = {"do_not_specialize": _SIZE_NAMES, "do_not_specialize_on_alignment": _SIZE_NAMES}
 
 
 @triton.jit(do_not_specialize=["S", "depth"], do_not_specialize_on_alignment=["S", "depth"])
 def _score_tiles_kernel(
     logits_ptr, slots_ptr, positions_ptr, threshold_ptr, temperature_ptr, seed_ptr, min_length_ptr, stop_ids_ptr,
     scores_ptr, ids_ptr, turn_ptr, smallest_temperature, S, depth,
-    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    STRIDE: tl.constexpr, FIRST: tl.constexpr, V: tl.constexpr, E: tl.constexpr, THRESHOLDS: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, K): one program finds the best score among TILE tokens of one row, and its lowest id.
 
-    A maximum is the same however the vocabulary is cut: tiles may follow the batch size. The first program also moves
-    the ring on.
+    Columns are the token ids from FIRST up to V. A maximum is the same however the vocabulary is cut: tiles may follow
+    the batch size. Without THRESHOLDS every row allows everything. The first program also moves the ring on.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)
@@ -69,13 +72,13 @@ def _score_tiles_kernel(
         temperature = tl.load(temperature_ptr + slot)
         banned = position < tl.load(min_length_ptr + slot)
         inverse_temperature = 1.0 / tl.maximum(temperature, smallest_temperature)
-        threshold = tl.load(threshold_ptr + row)
+        threshold = tl.load(threshold_ptr + row) if THRESHOLDS else EVERYTHING
         key_1, key_2 = row_keys(tl.load(seed_ptr + slot), position)
-        row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
+        row_ptr = logits_ptr + row.to(tl.int64) * STRIDE - FIRST
         best = tl.full([BLOCK], float("-inf"), tl.float32)
-        best_ids = tile * TILE + tl.arange(0, BLOCK)
+        best_ids = FIRST + tile * TILE + tl.arange(0, BLOCK)
         for start in range(0, TILE, BLOCK):
-            token_ids = tile * TILE + start + tl.arange(0, BLOCK)
+            token_ids = FIRST + tile * TILE + start + tl.arange(0, BLOCK)
             score = masked_logits(row_ptr, token_ids, stop_ids_ptr + slot * E, banned, V, E)
             if temperature >= smallest_temperature:
                 if threshold > EVERYTHING:
@@ -90,10 +93,10 @@ def _score_tiles_kernel(
         tl.store(ids_ptr + row * tl.num_programs(1) + tile, best_id)
 
 
-@triton.jit(do_not_specialize=["S", "L", "place_size"], do_not_specialize_on_alignment=["S", "L", "place_size"])
+@triton.jit(**_SIZES)
 def _append_kernel(
     scores_ptr, ids_ptr, slots_ptr, positions_ptr, token_ids_ptr, length_ptr, max_length_ptr, min_length_ptr, done_ptr,
-    stop_ids_ptr, places_ptr, turn_ptr, S, L, place_size,
+    stop_ids_ptr, places_ptr, turn_ptr, S, L, place_size, row_stride, tile_stride,
     K: tl.constexpr, BLOCK_K: tl.constexpr, V: tl.constexpr, E: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (R,): one program finds the best tile of its row and appends the token to the row's slot and to the ring."""
@@ -105,8 +108,9 @@ def _append_kernel(
     token = tl.full([], -1, tl.int32)
     if (position >= 0) & (position < L) & (slot >= 0) & (slot < S):
         tile = tl.arange(0, BLOCK_K)
-        scores = tl.load(scores_ptr + row * K + tile, mask=tile < K, other=float("-inf"))
-        ids = tl.load(ids_ptr + row * K + tile, mask=tile < K, other=V - 1)
+        offset = row * row_stride + tile * tile_stride
+        scores = tl.load(scores_ptr + offset, mask=tile < K, other=float("-inf"))
+        ids = tl.load(ids_ptr + offset, mask=tile < K, other=V - 1)
         token = tl.min(tl.where(scores == tl.max(scores), ids, V - 1))
         tl.store(token_ids_ptr + slot.to(tl.int64) * L + position, token)
         tl.store(length_ptr + slot, position + 1)
@@ -124,7 +128,7 @@ def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotT
     Mutates the table: token ids, length, and `done` on a stop id or at max_length. A slot is in one row at most.
     Rows of `logits_RV` may lie apart; fp32 inside; graph-safe.
     """
-    R, _ = _check(logits_RV, slots_R, positions_R, table)
+    R, _ = check_rows(logits_RV, slots_R, positions_R, table)
     if not use_kernels(logits_RV):
         return sample_reference(logits_RV, slots_R, positions_R, table)
     places_1R = torch.empty(1, R, dtype=torch.int32, device=logits_RV.device)
@@ -135,7 +139,7 @@ def sample(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotT
 
 def sample_into(ring: TokenRing, logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> None:
     """As `sample`, with kernels only: the tokens go into the next place of the ring. Graph-safe."""
-    R, _ = _check(logits_RV, slots_R, positions_R, table)
+    R, _ = check_rows(logits_RV, slots_R, positions_R, table)
     check_dtype("places", ring.places_KR, torch.int32)
     check_contiguous("places", ring.places_KR)
     if ring.places_KR.ndim != 2 or ring.places_KR.shape[1] < R:
@@ -149,30 +153,48 @@ def _launch(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: Slot
     R, V = logits_RV.shape
     if not R:
         return
-    tile = _BLOCK if R <= 16 else 8 * _BLOCK
-    num_tiles = triton.cdiv(V, tile)
-    device = logits_RV.device
-    thresholds_R = torch.empty(R, dtype=torch.int32, device=device)
-    scores_RK = torch.empty(R, num_tiles, dtype=torch.float32, device=device)
-    ids_RK = torch.empty(R, num_tiles, dtype=torch.int32, device=device)
-    S, L = table.token_ids_SL.shape
-    depth, place_size = ring.places_KR.shape
-    overlap = overlap_options(logits_RV)
+    thresholds_R = torch.empty(R, dtype=torch.int32, device=logits_RV.device)
     threshold_kernel[(R,)](
         logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
-        table.min_length_S, table.stop_ids_SE, thresholds_R, GREEDY_BELOW, S,
+        table.min_length_S, table.stop_ids_SE, thresholds_R, GREEDY_BELOW, table.token_ids_SL.shape[0],
         STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, SHIFT=unused_bits(logits_RV.dtype), BLOCK=_SEARCH_BLOCK,
-        num_warps=16, **overlap,
+        num_warps=16, **overlap_options(logits_RV),
     )  # fmt: skip
+    scores_RK, ids_RK = launch_scores(logits_RV, slots_R, positions_R, table, ring, thresholds_R, 0, V)
+    launch_append(scores_RK, ids_RK, slots_R, positions_R, table, ring, V)
+
+
+def launch_scores(
+    logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, ring: TokenRing,
+    thresholds_R: Tensor | None, first: int, end: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Move the ring on; best score and its id for each row and tile of the token ids `first` to `end`: [R, K] each."""
+    R = logits_RV.shape[0]
+    tile = _BLOCK if R <= 16 else 8 * _BLOCK
+    num_tiles = max(1, triton.cdiv(end - first, tile))
+    scores_RK = torch.empty(R, num_tiles, dtype=torch.float32, device=logits_RV.device)
+    ids_RK = torch.empty(R, num_tiles, dtype=torch.int32, device=logits_RV.device)
     _score_tiles_kernel[(R, num_tiles)](
         logits_RV, slots_R, positions_R, thresholds_R, table.temperature_S, table.seed_S, table.min_length_S,
-        table.stop_ids_SE, scores_RK, ids_RK, ring.turn_1, GREEDY_BELOW, S, depth,
-        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, TILE=tile, BLOCK=_BLOCK, num_warps=4, **overlap,
+        table.stop_ids_SE, scores_RK, ids_RK, ring.turn_1, GREEDY_BELOW, table.length_S.shape[0],
+        ring.places_KR.shape[0], STRIDE=logits_RV.stride(0), FIRST=first, V=end, E=MAX_STOP_IDS,
+        THRESHOLDS=thresholds_R is not None, TILE=tile, BLOCK=_BLOCK, num_warps=4, **overlap_options(logits_RV),
     )  # fmt: skip
+    return scores_RK, ids_RK
+
+
+def launch_append(
+    scores_RK: Tensor, ids_RK: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, ring: TokenRing,
+    vocab_size: int,
+) -> None:  # fmt: skip
+    """Append the id of each row's best score, the lowest of equals. Both tensors have the same strides."""
+    R, K = scores_RK.shape
+    S, L = table.token_ids_SL.shape
     _append_kernel[(R,)](
         scores_RK, ids_RK, slots_R, positions_R, table.token_ids_SL, table.length_S, table.max_length_S,
-        table.min_length_S, table.done_S, table.stop_ids_SE, ring.places_KR, ring.turn_1, S, L, place_size,
-        K=num_tiles, BLOCK_K=triton.next_power_of_2(num_tiles), V=V, E=MAX_STOP_IDS, num_warps=1, **overlap,
+        table.min_length_S, table.done_S, table.stop_ids_SE, ring.places_KR, ring.turn_1, S, L,
+        ring.places_KR.shape[1], *scores_RK.stride(), K=K, BLOCK_K=triton.next_power_of_2(K), V=vocab_size,
+        E=MAX_STOP_IDS, num_warps=1, **overlap_options(scores_RK),
     )  # fmt: skip
 
 
@@ -190,7 +212,7 @@ def sample_reference(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, ta
     if len(random_N):
         best_N[random_N] = _draw(logits_NV[random_N], slots_N[random_N], positions_N[random_N], table)
     token_ids_R[rows_N] = best_N.int()
-    _append(best_N.int(), slots_N, positions_N, table)
+    append_reference(best_N.int(), slots_N, positions_N, table)
     return token_ids_R
 
 
@@ -216,7 +238,8 @@ def _draw(logits_NV: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTa
     return scaled_NV.add_(gumbel_reference(table.seed_S[slots_N], positions_N, logits_NV.shape[1])).argmax(1)
 
 
-def _append(token_ids_N: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTable) -> None:
+def append_reference(token_ids_N: Tensor, slots_N: Tensor, positions_N: Tensor, table: SlotTable) -> None:
+    """Append one token to each slot."""
     table.token_ids_SL[slots_N, positions_N.long()] = token_ids_N
     table.length_S[slots_N] = positions_N + 1
     stopped_N = (table.stop_ids_SE[slots_N] == token_ids_N[:, None]).any(1)
@@ -225,7 +248,8 @@ def _append(token_ids_N: Tensor, slots_N: Tensor, positions_N: Tensor, table: Sl
     table.done_S[slots_N] |= (stopped_N | ended_N).int()
 
 
-def _check(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> tuple[int, int]:
+def check_rows(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> tuple[int, int]:
+    """What every way to sample asks of its rows; returns R and V."""
     check_dtype("logits", logits_RV, *FLOATS)
     check_shape("logits", logits_RV, None, None)
     R, V = logits_RV.shape
