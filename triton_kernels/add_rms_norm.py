@@ -15,20 +15,26 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 
 # Registers of one program hold its whole row.
 _MAX_D = 16384
+_FEW_ROWS = 2048
+"""Up to here a program for each row; beyond, programs that keep the weight for several."""
 
 
-@triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr):
-    """Grid (T,): one program norms one row, which it holds in registers."""
-    row = tl.program_id(0).to(tl.int64)
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["T"])
+def _rms_norm_kernel(
+    x_ptr, weight_ptr, out_ptr, eps, T, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr
+):
+    """Grid (T / ROWS,): one program norms ROWS rows in turn, each alone in its registers: so its bits are its own."""
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * weight
-    tl.store(out_ptr + row * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+    first = tl.program_id(0) * ROWS
+    for row in range(first, tl.minimum(first + ROWS, T)):
+        offset = tl.cast(row, tl.int64) * D
+        x = tl.load(x_ptr + offset + columns, mask=mask, other=0.0).to(tl.float32)
+        y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * weight
+        tl.store(out_ptr + offset + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -60,7 +66,8 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     out_TD = torch.empty_like(x_TD)
     D = x_TD.shape[-1]
     if T := x_TD.numel() // D:
-        _rms_norm_kernel[(T,)](x_TD, weight_D, out_TD, eps, D=D, **_options(D, x_TD))
+        rows = 1 if T <= _FEW_ROWS else 8
+        _rms_norm_kernel[(triton.cdiv(T, rows),)](x_TD, weight_D, out_TD, eps, T, D=D, ROWS=rows, **_options(D, x_TD))
     return out_TD
 
 

@@ -50,8 +50,13 @@ def _next_tile(rows_ptr, index, head, tile, slot, tiles, KV_HEADS: gl.constexpr)
 
 
 @gluon.jit
+def _page_of(page_table_ptr, slot, tile, M, TILE: gl.constexpr, PAGE: gl.constexpr):
+    return gl.load(page_table_ptr + slot.to(gl.int64) * M + gl.minimum(tile * TILE // PAGE, M - 1))
+
+
+@gluon.jit
 def _fetch(
-    k_desc, v_desc, k_ring, v_ring, full, page_table_ptr, count, head, tile, slot, M, num_pages,
+    k_desc, v_desc, k_ring, v_ring, full, page, count, head, tile, num_pages,
     KV_HEADS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """Ask for one tile of keys and values, each in two halves of the head."""
@@ -60,7 +65,6 @@ def _fetch(
     STAGES: gl.constexpr = full.shape[0]
     stage = count % STAGES
     position = tile * TILE
-    page = gl.load(page_table_ptr + slot.to(gl.int64) * M + position // PAGE)
     page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
     row = (page * KV_HEADS + head) * PAGE + position % PAGE
     bar = full.index(stage)
@@ -76,14 +80,12 @@ def _load_halves(ptr, columns, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _turn(x_ptr, norm0, norm1, cos, sin, eps, columns, mask, HALF: gl.constexpr, NORM: gl.constexpr):
+def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: gl.constexpr, NORM: gl.constexpr):
     """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
-    x = gl.load(x_ptr + columns, mask=mask, other=0.0).to(gl.float32)
-    y = gl.load(x_ptr + HALF + columns, mask=mask, other=0.0).to(gl.float32)
     if NORM:
-        inverse = gl.rsqrt(gl.sum(x * x + y * y, 1) / (2 * HALF) + eps)
-        x *= inverse[:, None] * norm0
-        y *= inverse[:, None] * norm1
+        inverse = gl.rsqrt(squares / (2 * HALF) + eps)
+        x *= inverse * norm0
+        y *= inverse * norm1
     return x * cos - y * sin, y * cos + x * sin
 
 
@@ -163,45 +165,57 @@ def hopper_decode_kernel(
     tile = gl.load(record_ptr + 2)
     num_pairs = gl.load(record_ptr + 3)
     num_tiles = gl.load(record_ptr + 4)
-    # The line as the copy engine sees it: some tiles ahead.
+    # The line as the copy engine sees it: some tiles ahead. Its next page is looked up a tile ahead of that.
     next_index = index
     next_head = head
     next_tile = tile
     next_slot = index
     next_tiles = index
+    next_page = index
     if num_tiles > 0:
         next_slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
         next_tiles = gl.load(rows_ptr + index * _ROW_WORDS + 3)
-    for ahead in range(gl.minimum(num_tiles, STAGES)):
-        _fetch(
-            k_desc, v_desc, k_ring, v_ring, full, page_table_ptr, ahead, next_head, next_tile, next_slot, M, num_pages,
-            KV_HEADS, PAGE,
-        )  # fmt: skip
+        next_page = _page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
+    fetched = gl.minimum(num_tiles, STAGES)
+    for ahead in range(fetched):
+        _fetch(k_desc, v_desc, k_ring, v_ring, full, next_page, ahead, next_head, next_tile, num_pages, KV_HEADS, PAGE)
         next_index, next_head, next_tile, next_slot, next_tiles = _next_tile(
             rows_ptr, next_index, next_head, next_tile, next_slot, next_tiles, KV_HEADS
         )
+        if ahead + 1 < num_tiles:
+            next_page = _page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
+
     unit = scale * 1.4426950408889634
-    columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))[None, :]
-    heads = gl.arange(0, _GROUP, gl.SliceLayout(1, LOADS))[:, None]
+    columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))
+    heads = gl.arange(0, _GROUP, gl.SliceLayout(1, LOADS))
     group = gl.arange(0, _GROUP, gl.SliceLayout(1, MMA))
     half = gl.arange(0, HALF, gl.SliceLayout(0, MMA))
     count = 0
     left = num_tiles
-    fetched = gl.minimum(num_tiles, STAGES)
     for pair in range(num_pairs):
         row = gl.load(rows_ptr + index * _ROW_WORDS).to(gl.int64)
-        slot = gl.load(rows_ptr + index * _ROW_WORDS + 1).to(gl.int64)
+        slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
         known = gl.load(rows_ptr + index * _ROW_WORDS + 2)
         tiles = gl.load(rows_ptr + index * _ROW_WORDS + 3)
         stop = gl.minimum(tiles, tile + left)
-        cos_ptr = cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D
-        heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
-        cos, sin = _load_halves(cos_ptr, columns, HALF)
-        norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
+        cos, sin = _load_halves(cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D, columns, HALF)
+        q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
+        k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
+        own_page = _page_of(page_table_ptr, slot, known // TILE, M, TILE, PAGE).to(gl.int64)
         # Up to here nothing was read that the kernel ahead writes. From the second time on this waits for nothing.
         _wait_for_previous(PDL)
-        q_ptrs = heads_ptr + (head * G + heads) * D
-        q0, q1 = _turn(q_ptrs, norm0, norm1, cos, sin, eps, columns, heads < G, HALF, NORM)
+        heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
+        q_ptrs = heads_ptr + (head * G + heads)[:, None] * D + columns[None, :]
+        mine = (heads < G)[:, None] & (columns < HALF)[None, :]
+        x0 = gl.load(q_ptrs, mask=mine, other=0.0).to(gl.float32)
+        x1 = gl.load(q_ptrs + HALF, mask=mine, other=0.0).to(gl.float32)
+        k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
+        v0 = gl.load(heads_ptr + (H + KV_HEADS + head) * D + half)
+        v1 = gl.load(heads_ptr + (H + KV_HEADS + head) * D + HALF + half)
+        q0, q1 = _turn(
+            x0, x1, gl.sum(x0 * x0 + x1 * x1, 1)[:, None], q_norm0[None, :], q_norm1[None, :], cos[None, :],
+            sin[None, :], eps, HALF, NORM,
+        )  # fmt: skip
         q0 = q0.to(dtype)
         q1 = q1.to(dtype)
         largest = gl.full((_GROUP,), float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
@@ -210,24 +224,19 @@ def hopper_decode_kernel(
         acc1 = gl.zeros((_GROUP, HALF), gl.float32, MMA)
         if stop == tiles:
             # The newest token is the softmax's first.
-            norm0, norm1 = _load_halves(k_norm_ptr, columns, HALF)
-            k_ptrs = heads_ptr + (H + head) * D + heads * 0
-            k0, k1 = _turn(k_ptrs, norm0, norm1, cos, sin, eps, columns, heads < _GROUP, HALF, NORM)
-            k0 = k0.to(dtype)
-            k1 = k1.to(dtype)
-            products = q0.to(gl.float32) * k0.to(gl.float32) + q1.to(gl.float32) * k1.to(gl.float32)
+            k0, k1 = _turn(k0, k1, gl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
+            key0 = k0.to(dtype)
+            key1 = k1.to(dtype)
+            products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
+            products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
             largest = gl.convert_layout(gl.sum(products, 1) * unit, gl.SliceLayout(1, MMA))
             weight += 1.0
-            v_row_ptr = heads_ptr + (H + KV_HEADS + head) * D
-            v0 = gl.load(v_row_ptr + half)
-            v1 = gl.load(v_row_ptr + HALF + half)
             acc0 += v0.to(gl.float32)[None, :]
             acc1 += v1.to(gl.float32)[None, :]
-            page = gl.load(page_table_ptr + slot * M + gl.minimum(known // PAGE, M - 1)).to(gl.int64)
-            cell = ((page * KV_HEADS + head) * PAGE + known % PAGE) * D
-            inside = (page > 0) & (page < num_pages)
-            gl.store(k_ptr + cell + columns + heads * 0, k0, mask=(heads == 0) & inside & (columns < HALF))
-            gl.store(k_ptr + cell + HALF + columns + heads * 0, k1, mask=(heads == 0) & inside & (columns < HALF))
+            cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
+            inside = (own_page > 0) & (own_page < num_pages)
+            gl.store(k_ptr + cell + columns, key0, mask=inside & (columns < HALF))
+            gl.store(k_ptr + cell + HALF + columns, key1, mask=inside & (columns < HALF))
             gl.store(v_ptr + cell + half, v0, mask=inside & (half < HALF))
             gl.store(v_ptr + cell + HALF + half, v1, mask=inside & (half < HALF))
         q0 = gl.convert_layout(q0, QUERIES)
@@ -243,13 +252,15 @@ def hopper_decode_kernel(
             count += 1
             if fetched < num_tiles:
                 _fetch(
-                    k_desc, v_desc, k_ring, v_ring, full, page_table_ptr, fetched, next_head, next_tile, next_slot, M,
-                    num_pages, KV_HEADS, PAGE,
+                    k_desc, v_desc, k_ring, v_ring, full, next_page, fetched, next_head, next_tile, num_pages,
+                    KV_HEADS, PAGE,
                 )  # fmt: skip
-                next_index, next_head, next_tile, next_slot, next_tiles = _next_tile(
-                    rows_ptr, next_index, next_head, next_tile, next_slot, next_tiles, KV_HEADS
-                )
                 fetched += 1
+                if fetched < num_tiles:
+                    next_index, next_head, next_tile, next_slot, next_tiles = _next_tile(
+                        rows_ptr, next_index, next_head, next_tile, next_slot, next_tiles, KV_HEADS
+                    )
+                    next_page = _page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
         valid = (group < G)[:, None] & (half < HALF)[None, :]
         if (tile == 0) & (stop == tiles):
             out_ptrs = out_ptr + (row * H + head * G + group)[:, None] * D + half[None, :]
@@ -274,10 +285,10 @@ def hopper_decode_kernel(
 @triton.jit
 def merge_parts_kernel(
     workers_ptr, part_ptr, stats_ptr, out_ptr,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr, WORKER_WORDS: tl.constexpr,
-    PDL: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_I: tl.constexpr,
+    WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (workers, G): one program merges, in order, the parts of one head of the pair that its worker leads."""
+    """Grid (workers,): one program merges, in order, the parts of the pair that its worker leads."""
     let_next_start(PDL)
     worker = tl.program_id(0)
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -287,24 +298,29 @@ def merge_parts_kernel(
         wait_for_previous(PDL)
     if num_parts > 0:
         row = tl.load(record_ptr + 5).to(tl.int64)
-        head = tl.load(record_ptr + 6) * G + tl.program_id(1)
-        first = tl.load(record_ptr + 7)
+        heads = tl.arange(0, BLOCK_G)
         columns = tl.arange(0, D)
-        largest = float("-inf")
-        weight = 0.0
-        acc = tl.zeros((D,), tl.float32)
+        first = tl.load(record_ptr + 7)
+        largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+        weight = tl.zeros((BLOCK_G,), tl.float32)
+        acc = tl.zeros((BLOCK_G, D), tl.float32)
         for begin in range(0, num_parts, BLOCK_I):
             parts = begin + tl.arange(0, BLOCK_I)
             # Behind the leader's own part each worker has one, the first of its two.
-            places = tl.where(parts == 0, first, (worker + parts) * 2).to(tl.int64) * G + tl.program_id(1)
-            inside = parts < num_parts
+            places = tl.where(parts == 0, first, (worker + parts) * 2)[:, None] * G + heads[None, :]
+            inside = (parts < num_parts)[:, None] & (heads < G)[None, :]
             own = tl.load(stats_ptr + places * 2, mask=inside, other=float("-inf"))
             weights = tl.load(stats_ptr + places * 2 + 1, mask=inside, other=0.0)
-            sums = tl.load(part_ptr + places[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
+            sums = tl.load(
+                part_ptr + places[:, :, None] * D + columns[None, None, :], mask=inside[:, :, None], other=0.0
+            )
             new = tl.maximum(largest, tl.max(own, 0))
-            factors = tl.exp2(own - new)
-            shrink = tl.exp2(largest - new)
+            finite = tl.where(new == float("-inf"), 0.0, new)  # of heads that are none
+            factors = tl.exp2(own - finite[None, :])
+            shrink = tl.exp2(largest - finite)
             weight = weight * shrink + tl.sum(weights * factors, 0)
-            acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
+            acc = acc * shrink[:, None] + tl.sum(sums * factors[:, :, None], 0)
             largest = new
-        tl.store(out_ptr + (row * H + head) * D + columns, (acc / weight).to(out_ptr.dtype.element_ty))
+        out_ptrs = out_ptr + (row * H + tl.load(record_ptr + 6) * G + heads)[:, None] * D + columns[None, :]
+        y = acc / tl.where(weight > 0, weight, 1.0)[:, None]
+        tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=(heads < G)[:, None])
