@@ -1,4 +1,4 @@
-"""What many tests share: models small enough to make on the spot, and no threads fighting over two cores."""
+"""What many tests share: models small enough to make on the spot, no threads fighting over two cores, checked memory."""
 
 import json
 import os
@@ -6,6 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from bounds import check_bounds
+
+    check_bounds()
 
 
 @pytest.fixture(scope="session")

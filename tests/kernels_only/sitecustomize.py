@@ -1,9 +1,11 @@
 """On the path of an engine whose workers run the kernels in Triton's interpreter: no reference may step in for one.
 
-As in `nan_memory`, workers find NaN in memory that nobody has written yet, and compute in one thread.
+As in `nan_memory`, workers find NaN in memory that nobody has written yet, and compute in one thread. Kernels must
+keep to the tensors that they are given.
 """
 
 import sys
+from pathlib import Path
 
 if "tercet.engine.worker" in sys.orig_argv:
     import torch
@@ -20,3 +22,8 @@ if "tercet.engine.worker" in sys.orig_argv:
     # What the references of embedding, norm, product, attention and sampling are made of.
     F.embedding = F.rms_norm = F.linear = F.scaled_dot_product_attention = refuse
     torch.Tensor.addmm_ = torch.Tensor.argmax = torch.Tensor.softmax = refuse
+
+    sys.path.append(str(Path(__file__).parents[1]))
+    from bounds import check_bounds
+
+    check_bounds()
