@@ -52,6 +52,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: bool = False
     """No CUDA graphs."""
 
+    max_queued_requests: int = 8192
+    """Most requests that wait for a slot; one more is refused with a hint when to ask again."""
+    max_queued_tokens: int = 2**24
+    """Most tokens that the waiting requests may bring."""
+
     listen: tuple[str, ...] = ()
     """Where clients connect: ipc://… or tcp://127.0.0.1:PORT; empty: a socket in the engine's private directory."""
     startup_timeout: float = 600.0
@@ -78,6 +83,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_range("startup_timeout", self.startup_timeout, 0.1, 86400.0)
         _check_range("drain_timeout", self.drain_timeout, 0.0, 86400.0)
+        _check_range("max_queued_requests", self.max_queued_requests, 1, 2**40)
+        _check_range("max_queued_tokens", self.max_queued_tokens, 1, 2**40)
         _check_range("heartbeat_timeout", self.heartbeat_timeout, 1.0, 86400.0)
         _check_range("max_restarts", self.max_restarts, 0, 2**20)
         _check_range("restart_window", self.restart_window, 0.1, 86400.0)

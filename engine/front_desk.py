@@ -4,6 +4,7 @@ Pure: no socket, no clock but the argument `now`. The desk owns every live reque
 until its one terminal message. What it returns is to be sent: items per client, and request numbers to abort.
 """
 
+import heapq
 from array import array
 from collections.abc import Iterable
 from typing import assert_never
@@ -78,6 +79,8 @@ class FrontDesk:
         self._by_number: dict[int, Live] = {}
         self._by_client: dict[Client, dict[str, Live]] = {}
         self._last_number = first_number - 1
+        self._deadlines: list[tuple[float, int, Live, float]] = []
+        """A heap; those that have ended since stay in it for a while."""
         self.load = Load(0, 0, 0, 0, 0, 0, 0, 0)
         """The scheduler's latest gauges."""
 
@@ -139,10 +142,26 @@ class FrontDesk:
         """Whether it has not ended, while work on it was going on elsewhere."""
         return self._by_number.get(live.number) is live
 
-    def fail(self, live: Live, code: str, message: str) -> Failed:
+    def fail(self, live: Live, code: str, message: str, retry_after: float | None = None) -> Failed:
         """End a request badly."""
         self._forget(live)
-        return Failed(live.request_id, code, message)
+        return Failed(live.request_id, code, message, retry_after)
+
+    def give_time(self, live: Live, seconds: float, now: float) -> None:
+        """It has so many seconds in all."""
+        if len(self._deadlines) > 2 * self.num_live + 64:
+            self._deadlines = [one for one in self._deadlines if self.is_live(one[2])]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (now + seconds, live.number, live, seconds))
+
+    def expire(self, now: float) -> list[tuple[Live, Failed]]:
+        """End what has had its time."""
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, live, seconds = heapq.heappop(self._deadlines)
+            if self.is_live(live):
+                expired.append((live, self.fail(live, "timed_out", f"the request had its timeout, {seconds:g} s")))
+        return expired
 
     def cancel(self, client: Client, request_id: str, now: float) -> tuple[Live, Finished] | None:
         """End a request because its client wants so; None if there is none: it may just have ended."""
@@ -177,10 +196,11 @@ class FrontDesk:
             match message:
                 case Tokens():
                     self._accept_tokens(message, now, touched, items, aborts)
-                case Unservable(number=number, code=code, message=text):
-                    live = self._by_number.get(number)
+                case Unservable():
+                    live = self._by_number.get(message.number)
                     if live is not None:
-                        items.setdefault(live.client, []).append(self.fail(live, code, text))
+                        failed = self.fail(live, message.code, message.message, message.retry_after)
+                        items.setdefault(live.client, []).append(failed)
                 case Load():
                     self.load = message
                 case _:

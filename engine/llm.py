@@ -53,7 +53,9 @@ class LLM:
         known = {field.name for field in msgspec.structs.fields(EngineConfig)}
         if unknown := sorted(set(options) - known):
             raise TypeError(f"LLM got unknown options {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-        self._engine = EngineProcess(EngineConfig(model=model, **options))
+        # Nobody else asks, and `generate` bounds what it has in the engine by itself.
+        unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
+        self._engine = EngineProcess(EngineConfig(model=model, **{**unbounded, **options}))
         self._portal_context = anyio.from_thread.start_blocking_portal()
         self._portal = self._portal_context.__enter__()
         self._client_context = self._portal.wrap_async_context_manager(Client(self._engine.address))

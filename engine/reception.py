@@ -14,7 +14,7 @@ from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Refusal,
     Rules,
-    check_names,
+    check_handling,
     check_params,
     check_prompt_ids,
     check_received_ids,
@@ -85,7 +85,7 @@ class Reception:
                 request_id, "duplicate_request_id", f"request {request_id!r} of this connection has not ended yet"
             )
         try:
-            check_names(request)
+            check_handling(request)
             check_params(request.params, self._rules)
             self._check_prompt(request)
         except Refusal as refusal:
@@ -116,7 +116,17 @@ class Reception:
         received = request.handling.received_ids
         check_received_ids(unpack_ids(received, "received_ids"), sampling.max_tokens, self._rules)
         packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
-        submit = Submit(live.number, packed, sampling, request.cache_salt, received, bool(received))
+        handling = request.handling
+        submit = Submit(
+            live.number,
+            packed,
+            sampling,
+            request.cache_salt,
+            generated_ids=received,
+            again=bool(received),
+            priority=handling.priority,
+            queue_timeout=None if received else handling.queue_timeout,
+        )
         self._desk.submit(live, submit, request.params)
         if live.detokenizer is not None and live.detokenizer.stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")

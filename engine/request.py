@@ -3,6 +3,7 @@
 It knows its tokens and its pages; it knows no other request, no step and no clock.
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +35,9 @@ class Request:
     num_preemptions: int = 0
     priority: int = 0
     """Lower goes first."""
+    queue_timeout: float | None = None
+    expires: float = math.inf
+    """When it has waited for its slot for `queue_timeout`."""
     is_suspect: bool = False
     """It ran when the workers died, and has not yet been seen to survive a step."""
 
@@ -70,6 +74,9 @@ def make_request(message: Submit, hasher: PrefixHasher, now: float) -> Request:
         token_ids=token_ids,
         arrived=now,
         hashes=[hasher.root(message.cache_salt)],
+        priority=message.priority,
+        queue_timeout=message.queue_timeout,
+        expires=math.inf if message.queue_timeout is None else now + message.queue_timeout,
     )
     extend_hashes(request, hasher, token_ids)
     return request

@@ -18,6 +18,8 @@ MAX_STOP_IDS = 8
 MAX_STOP_STRINGS = 16
 MAX_STOP_LENGTH = 1024
 MAX_NAME_LENGTH = 256
+_MAX_PRIORITY = 2**31 - 1
+_MAX_SECONDS = 10_000_000
 _TEMPERATURES = (1e-6, 1000.0)
 
 
@@ -92,10 +94,15 @@ def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules) -> None:
         raise _invalid("prompt", f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
 
 
-def check_names(request: Request) -> None:
-    """Refuse a salt of unreasonable length."""
+def check_handling(request: Request) -> None:
+    """Refuse a salt of unreasonable length, and times and priorities that are none."""
     if len(request.cache_salt) > MAX_NAME_LENGTH:
         raise _invalid("cache_salt", f"{len(request.cache_salt)} characters", f"at most {MAX_NAME_LENGTH}")
+    handling = request.handling
+    _range("priority", handling.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    for field, seconds in (("queue_timeout", handling.queue_timeout), ("timeout", handling.timeout)):
+        if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
+            raise _invalid(field, seconds, f"more than 0 and at most {_MAX_SECONDS} seconds")
 
 
 def check_received_ids(received_ids: Sequence[int], max_tokens: int, rules: Rules) -> None:

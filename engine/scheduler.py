@@ -12,7 +12,8 @@ import msgspec
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
-from tercet.engine.planner import Planner, PlannerSettings
+from tercet.engine.planner import Planner
+from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.messages import (
     Abort,
     Forget,
@@ -48,6 +49,8 @@ def main(link: SupervisorLink) -> None:
         run_ahead=config.run_ahead,
         max_lease=config.max_lease,
         enable_prefix_caching=config.enable_prefix_caching,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
     )
     planner = Planner(settings, os.urandom(32))
     planner.epoch = link.spec.incarnation
@@ -116,6 +119,8 @@ class StepLoop:
 
     def _tell(self, now: float) -> None:
         if now - self._last_load >= _LOAD_SECONDS or (self._planner.idle and self._told and self._told.num_running):
+            for unservable in self._planner.expire(now):
+                self._send(unservable)
             load = self._planner.load()
             if load != self._told and self._tokenizer.try_send(load):
                 self._told = load

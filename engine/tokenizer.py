@@ -52,6 +52,7 @@ from tercet.ipc.messages import (
 )
 from tercet.ipc.sockets import AsyncInbox, Outbox
 
+_TICK_S = 0.25
 _RETRY_S = 0.01
 """Between attempts to submit to a scheduler that is far behind."""
 _SETTLE_S = 0.1
@@ -140,7 +141,10 @@ class Tokenizer:
         live = self._reception.admit(client, request)
         if not isinstance(live, Live):
             self._post(client, live)
-        elif self._reception.is_quick(request):
+            return
+        if request.handling.timeout is not None:
+            self._desk.give_time(live, request.handling.timeout, time.monotonic())
+        if self._reception.is_quick(request):
             try:
                 self._submit(live, request, self._reception.encode(request))
             except Refusal as refusal:
@@ -227,10 +231,14 @@ class Tokenizer:
             self._link.beat(count)
             count += 1
             self._abort([])
+            for live, failed in self._desk.expire(time.monotonic()):
+                self._abort([live.number])
+                self._post(live.client, failed)
+                self._end_if_drained()
             for client, items in list(self._owed.items()):
                 if self._door.send(client, self._encoder.encode(Batch(tuple(items)))) is not Delivery.FULL:
                     del self._owed[client]
-            await anyio.sleep(self._link.beat_seconds)
+            await anyio.sleep(min(_TICK_S, self._link.beat_seconds))
 
     # ---------------------------------------------------------------------------------------- the end
 

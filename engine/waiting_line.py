@@ -1,21 +1,33 @@
 """Who waits for a slot, in the order of being served: suspects first, then by priority, then by age. Pure.
 
-It knows requests and a clock's readings; it knows no pages and no plans.
+The line is bounded, by requests and by tokens: past that it is kinder to say no at once. It knows no pages and no
+plans.
 """
 
+import math
 from bisect import insort
 from collections.abc import Callable, Iterator
 
+from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
+from tercet.ipc.messages import Submit, Unservable
+
+_LONGEST_HINT_S = 60.0
+_SMOOTHING = 0.1
 
 
 class WaitingLine:
     """A queue that stays sorted. A request that comes back takes the place its age gives it."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: PlannerSettings) -> None:
+        self._max_requests = settings.max_queued_requests
+        self._max_tokens = settings.max_queued_tokens
         self._line: list[Request] = []
         self.num_tokens = 0
         """Tokens that those in line will have to compute."""
+        self._last_pop = math.nan
+        self._seconds_a_pop = 0.0
+        """How fast the line moves, smoothed."""
 
     def __len__(self) -> int:
         return len(self._line)
@@ -31,11 +43,29 @@ class WaitingLine:
         insort(self._line, request, key=_turn)
         self.num_tokens += len(request.token_ids)
 
-    def pop(self) -> Request:
+    def pop(self, now: float) -> Request:
         """The first leaves the line."""
         request = self._line.pop(0)
         self.num_tokens -= len(request.token_ids)
+        request.expires = math.inf
+        if self._line and not math.isnan(self._last_pop):
+            self._seconds_a_pop += _SMOOTHING * (now - self._last_pop - self._seconds_a_pop)
+        self._last_pop = now
         return request
+
+    def is_full(self, message: Submit, num_free_slots: int) -> Unservable | None:
+        """Why this one cannot join, if it cannot: those that find a slot at once are not counted."""
+        num_tokens = len(message.prompt_ids) // 4
+        too_many = len(self._line) >= self._max_requests + num_free_slots
+        too_much = bool(self._line) and self.num_tokens + num_tokens > self._max_tokens
+        if not (too_many or too_much):
+            return None
+        hint = min(max(1.0, self._seconds_a_pop * len(self._line) / 10), _LONGEST_HINT_S)  # a tenth of the line
+        text = (
+            f"{len(self._line)} requests with {self.num_tokens} tokens wait already (--max-queued-requests is "
+            f"{self._max_requests}, --max-queued-tokens {self._max_tokens}); ask again in {hint:.0f} s"
+        )
+        return Unservable(message.number, "overloaded", text, round(hint, 1))
 
     def remove_if(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """These leave the line, and are returned."""
@@ -44,6 +74,26 @@ class WaitingLine:
             self._line = [request for request in self._line if not unwanted(request)]
             self.num_tokens -= sum(len(request.token_ids) for request in removed)
         return removed
+
+    def expire(self, now: float) -> list[Unservable]:
+        """Those that have waited for as long as they were willing to leave the line."""
+        expired = self.remove_if(lambda request: request.expires <= now)
+        text = "the request waited for its turn for queue_timeout, {:g} s"
+        return [Unservable(one.number, "timed_out", text.format(one.queue_timeout)) for one in expired]
+
+
+def never_fits(request: Request, settings: PlannerSettings) -> Unservable | None:
+    """Why it can never run, if it cannot."""
+    needed, size = request.max_length - 1, settings.page_size  # the last token's K and V are never wanted
+    available = (settings.num_pages - 1) * size
+    if settings.pages(needed) * size <= available:
+        return None
+    return Unservable(
+        request.number,
+        "too_long_for_cache",
+        f"prompt ({request.num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) need "
+        f"{needed} tokens of KV cache; want at most {available}, all that --kv-cache-memory allows",
+    )
 
 
 def _turn(request: Request) -> tuple[bool, int, int]:

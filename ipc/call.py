@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import anyio
 import msgspec
 
-from tercet.ipc.messages import Delta, Finished, FinishReason, Request, Usage
+from tercet.ipc.messages import Delta, Failed, Finished, FinishReason, Request, Usage
 
 
 class ClientError(Exception):
@@ -27,13 +27,18 @@ class RequestRefused(ClientError):
 class Overloaded(ClientError):
     """The engine takes no more now; ask again later, or elsewhere."""
 
+    def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(code, message)
+        self.retry_after = retry_after
+        """Seconds after which it is worth asking again, where the engine knows."""
+
 
 class EngineDied(ClientError):
     """The engine is gone, or was never there; what it had not sent is lost."""
 
 
 class RequestTimedOut(ClientError, TimeoutError):
-    """The request took longer than the caller allowed, and was cancelled."""
+    """The request waited or took longer than the caller allowed, and was cancelled."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -131,11 +136,13 @@ def _unpack(token_ids: bytes) -> list[int]:
     return memoryview(token_ids).cast("i").tolist()
 
 
-def error_of(code: str, message: str) -> ClientError:
-    match code:
+def error_of(failed: Failed) -> ClientError:
+    match failed.code:
         case "overloaded" | "draining" | "slow_client":
-            return Overloaded(code, message)
+            return Overloaded(failed.code, failed.message, failed.retry_after)
         case "engine_died":
-            return EngineDied(code, message)
-        case _:
-            return RequestRefused(code, message)
+            return EngineDied(failed.code, failed.message)
+        case "timed_out":
+            return RequestTimedOut(failed.code, failed.message)
+        case code:
+            return RequestRefused(code, failed.message)

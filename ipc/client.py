@@ -38,6 +38,7 @@ from tercet.ipc.messages import (
     FromClient,
     Generate,
     GenerateIds,
+    Handling,
     Hello,
     Rejected,
     Request,
@@ -128,10 +129,17 @@ class Client:
         params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[Piece]:
-        """The answer, piece by piece. Leaving the loop cancels the request."""
-        call = await self._start(prompt, params, cache_salt, streamed=True)
+        """The answer, piece by piece. Leaving the loop cancels the request.
+
+        Requests of lower `priority` go first. `queue_timeout`: seconds that it may wait before it is begun; `timeout`:
+        seconds that it may take in all.
+        """
+        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        call = await self._start(_request(prompt, params, cache_salt, handling), streamed=True)
         try:
             async for piece in call.pieces(timeout):
                 yield piece
@@ -144,16 +152,19 @@ class Client:
         params: SamplingParams | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
         timeout: float | None = None,
     ) -> Generation:
-        """The whole answer. Cancelling the task cancels the request."""
-        call = await self._start(prompt, params, cache_salt, streamed=False)
+        """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
+        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        call = await self._start(_request(prompt, params, cache_salt, handling), streamed=False)
         try:
             return await call.whole(timeout)
         finally:
             self._finish(call)
 
-    async def _start(self, prompt: Prompt, params: SamplingParams | None, cache_salt: str, streamed: bool) -> Call:
+    async def _start(self, request: Request, streamed: bool) -> Call:
         if not self._connected.is_set():
             try:
                 with anyio.fail_after(max(self._connect_timeout, self._reconnect_timeout)):
@@ -161,7 +172,7 @@ class Client:
             except TimeoutError:
                 raise EngineDied("no_answer", f"nothing listens at {self._address}") from None
         self._next_call += 1
-        request = _request(str(self._next_call), prompt, params or SamplingParams(), cache_salt)
+        request = msgspec.structs.replace(request, request_id=str(self._next_call))
         encoded = self._encoder.encode(request)
         if len(encoded) > MAX_MESSAGE_BYTES:
             raise RequestRefused(
@@ -251,7 +262,7 @@ class Client:
             if isinstance(item, Finished):
                 call.end(item)
             else:
-                call.fail(error_of(item.code, item.message))
+                call.fail(error_of(item))
 
     async def _ping(self) -> None:
         loop = asyncio.get_running_loop()
@@ -280,13 +291,16 @@ class Client:
         await anyio.to_thread.run_sync(self._context.term)
 
 
-def _request(request_id: str, prompt: Prompt, params: SamplingParams, cache_salt: str) -> Request:
+def _request(prompt: Prompt, params: SamplingParams | None, cache_salt: str, handling: Handling) -> Request:
+    """Still without a name."""
+    params = params or SamplingParams()
     if isinstance(prompt, str):
-        return Generate(request_id, prompt, params, cache_salt)
+        return Generate("", prompt, params, cache_salt, handling)
     if prompt and isinstance(prompt[0], ChatMessage):
-        return Chat(request_id, tuple(cast("Sequence[ChatMessage]", prompt)), params, cache_salt)
+        return Chat("", tuple(cast("Sequence[ChatMessage]", prompt)), params, cache_salt, handling)
     try:
-        return GenerateIds(request_id, array("i", cast("Sequence[int]", prompt)).tobytes(), params, cache_salt)
+        packed = array("i", cast("Sequence[int]", prompt)).tobytes()
+        return GenerateIds("", packed, params, cache_salt, handling)
     except (TypeError, OverflowError) as error:
         raise ValueError(
             f"got a prompt of {type(prompt).__name__} ({error}); want a str, int32 token ids, or ChatMessages"

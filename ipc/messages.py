@@ -58,6 +58,12 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     received_ids: bytes = b""
     """int32: what this client has received of the answer from a tokenizer that died. The answer goes on after it."""
+    priority: int = 0
+    """Lower goes first, and is interrupted last."""
+    queue_timeout: float | None = None
+    """Seconds that it may wait before it is begun."""
+    timeout: float | None = None
+    """Seconds that it may take in all."""
 
 
 # ---------------------------------------------------------------------------------- client <-> tokenizer
@@ -142,6 +148,8 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     request_id: str
     code: str
     message: str
+    retry_after: float | None = None
+    """Seconds after which it is worth asking again, where that is known."""
 
 
 class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -211,6 +219,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     """int32: what it had generated when the process that ran it died. The answer goes on after these."""
     again: bool = False
     """It was accepted before, so no bound on new requests holds it up."""
+    priority: int = 0
+    queue_timeout: float | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -261,6 +271,7 @@ class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     number: int
     code: str
     message: str
+    retry_after: float | None = None
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -62,6 +62,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-lease", "most decode steps granted by one plan", type=int)
     flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
+    flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)
+    flag("max-queued-tokens", "tokens that the waiting requests may bring", type=int)
     flag("startup-timeout", "seconds until the engine must be ready", type=float)
     flag("drain-timeout", "seconds that running requests get after SIGTERM", type=float)
     flag("heartbeat-timeout", "seconds of silence after which a process is killed and started again", type=float)

@@ -4,7 +4,8 @@ import time
 
 import numpy as np
 
-from tercet.engine.planner import Planner, PlannerSettings
+from tercet.engine.planner import Planner
+from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.messages import Sampled, Sampling, Step, Submit
 
 _PROMPT = 100

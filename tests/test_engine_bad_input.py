@@ -115,7 +115,16 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
     (("Generate", "a", "x", {"temprature": 1}), "Rejected", "bad_message", "temprature"),
     (("Generate", "a", "x", {"seed": 2**63}), "Failed", "invalid_request", "seed"),
     (("Generate", "a", "x", {"max_tokens": "many"}), "Rejected", "bad_message", "max_tokens"),
-    (("Generate", "a", "x", {}, "", "surplus"), "Rejected", "bad_message", "length"),
+    (("Generate", "a", "x", {}, "", "surplus"), "Rejected", "bad_message", "object"),
+    (("Generate", "a", "x", {}, "", {}, "surplus"), "Rejected", "bad_message", "length"),
+    (("Generate", "a", "x", {}, "", {"received_ids": b"abc"}), "Failed", "invalid_request", "received_ids is 3 bytes"),
+    (("GenerateIds", "a", ids(3), SHORT, "", {"received_ids": ids(2)}), "Failed", "invalid_request", "fewer than"),
+    (("GenerateIds", "a", ids(3), {}, "", {"received_ids": b"~~~~"}), "Failed", "invalid_request", "received_ids"),
+    *(
+        (("GenerateIds", "a", ids(3), SHORT, "", {name: value}), "Failed", "invalid_request", name)
+        for name, values in {"queue_timeout": (0.0, NAN, INF), "timeout": (-1.0, 1e9), "priority": (2**40,)}.items()
+        for value in values
+    ),
     (("Submit", 1, b"", {}, ""), "Rejected", "bad_message", "Submit"),
     (("Abandon", "all hope"), "Rejected", "bad_message", "Abandon"),
     (("Generate", "", "x"), "Rejected", "bad_request_id", "1 to 256"),
@@ -131,8 +140,8 @@ def test_each_refusal_says_what_came_and_what_is_wanted(engine: LLM, undisturbed
             if answer[0] == "Batch":
                 ((*answer,),) = answer[1]
             assert answer[0] == kind, request
-            assert answer[-2] == code, answer
-            assert words in answer[-1], answer
+            assert answer[2] == code, answer
+            assert words in answer[3], answer
             undisturbed()
 
 

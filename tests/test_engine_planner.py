@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
-from tercet.engine.planner import Planner, PlannerSettings
+from tercet.engine.planner import Planner
+from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.messages import Abort, Ended, Sampling, Submit, Unservable
 
 

@@ -68,10 +68,8 @@ def test_the_poison_is_found_and_the_others_go_on(seed: int) -> None:
     deaths = 0
     while run.plan() or run.worker.in_flight:
         computed = {slot for named in run.worker._named for slot in named}
-        slots = run.planner._by_slot
-        if any((one := slots[slot]) and one.number == poison for slot in computed) and (
-            len(run.said[poison]) >= position
-        ):
+        numbers = {one.number for slot in computed if (one := run.planner._residents.at(slot)) is not None}
+        if poison in numbers and len(run.said[poison]) >= position:
             deaths += 1
             assert deaths <= 2
             failed += restart(run, "worker 0 was killed by SIGSEGV")

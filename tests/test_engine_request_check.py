@@ -12,7 +12,7 @@ from tercet.engine.request_check import (
     Refusal,
     Rules,
     check_defaults,
-    check_names,
+    check_handling,
     check_params,
     check_prompt_ids,
     check_text_length,
@@ -193,9 +193,9 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded() -> None:
 
 
 def test_names() -> None:
-    check_names(Generate("a", "b", cache_salt="x" * 256))
+    check_handling(Generate("a", "b", cache_salt="x" * 256))
     with pytest.raises(Refusal, match="cache_salt is 257 characters; want at most 256"):
-        check_names(Generate("a", "b", cache_salt="x" * 257))
+        check_handling(Generate("a", "b", cache_salt="x" * 257))
 
 
 def test_stop_strings_need_a_tokenizer() -> None:

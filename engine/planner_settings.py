@@ -1,0 +1,23 @@
+"""What of the engine's configuration and the model's limits the planner follows."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PlannerSettings:
+    """Names as in `EngineConfig` and `Limits`."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    num_pages: int
+    page_size: int
+    run_ahead: int
+    max_lease: int
+    enable_prefix_caching: bool
+    max_queued_requests: int = 2**20
+    max_queued_tokens: int = 2**40
+
+    def pages(self, num_tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-num_tokens // self.page_size)

@@ -1,0 +1,177 @@
+"""Who holds a slot and which pages, from admission until the last plan that may name them is complete. Pure.
+
+It knows slots, pages and what they hold; it knows no queue, and makes no plans.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.engine.pages import PagePool
+from tercet.engine.planner_settings import PlannerSettings
+from tercet.engine.request import Request
+from tercet.engine.slot_arrays import SlotArrays
+from tercet.ipc.messages import Enter
+
+Triples = list[tuple[int, int, int]]
+"""Of a plan: slot, index in its page table, page."""
+
+
+@dataclass
+class Counters:
+    """Since the engine's start; workers may come and go."""
+
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+class Residents:
+    """All that workers hold. A new one when workers are new."""
+
+    def __init__(self, settings: PlannerSettings, counters: Counters) -> None:
+        self._settings = settings
+        self._counters = counters
+        self.pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
+        self.slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
+        self.running: dict[int, Request] = {}
+        """By number."""
+        self.prefilling: list[Request] = []
+        self.left: list[int] = []
+        """Slots that the next plan tells of."""
+        self.suspect: Request | None = None
+        """The one running request that may be what killed the workers."""
+        self._by_slot: list[Request | None] = [None] * settings.max_num_seqs
+        self._free_slots = list(range(settings.max_num_seqs - 1, -1, -1))
+        self._leaving: deque[tuple[int, Request, bool]] = deque()
+        """(last plan that may name it, request, whether it comes back): gives slot and pages back."""
+
+    def at(self, slot: int) -> Request | None:
+        return self._by_slot[slot]
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    @property
+    def num_coming_back(self) -> int:
+        return sum(comes_back for _, _, comes_back in self._leaving)
+
+    @property
+    def num_coming_pages(self) -> int:
+        """Pages that will be available once the plans in flight are complete."""
+        return sum(self.pool.num_given_back(request.pages) for _, request, _ in self._leaving)
+
+    @property
+    def empty(self) -> bool:
+        return not (self.running or self._leaving)
+
+    # ------------------------------------------------------------------------------------------- coming
+
+    def can_admit(self, request: Request) -> bool:
+        """Whether there is a slot and room. Beside a suspect nobody enters: the next death has to name one alone."""
+        if not self._free_slots or self.suspect is not None:
+            return False
+        cached = self._cached_prefix(request)
+        needed = self._settings.pages(len(request.token_ids)) - len(cached) + self.pool.num_kept(cached)
+        # Those that run need pages as they grow; admitting into the last ones would only send somebody away again.
+        reserve = min(len(self.running), self._settings.num_pages // 20)
+        return needed + reserve <= self.pool.num_available
+
+    def admit(self, request: Request, now: float, pages: Triples) -> Enter:
+        """It takes a slot, and pages for all that it brings."""
+        cached = self._cached_prefix(request)
+        self.pool.hold(cached)
+        slot = request.slot = self._free_slots.pop()
+        length = len(request.token_ids)
+        num_cached = len(cached) * self._settings.page_size
+        self._counters.prefix_queries += length
+        self._counters.prefix_hits += num_cached
+        if request.admitted is None:
+            request.admitted, request.num_cached = now, num_cached
+        request.num_remembered = len(cached)
+        self.suspect = request if request.is_suspect else None
+        self.running[request.number] = self._by_slot[slot] = request
+        self.prefilling.append(request)
+        self.slots.enter(request, num_cached)
+        more = self.pool.take(self._settings.pages(length) - len(cached))
+        self._append_pages(request, cached + more, pages)
+        return Enter(slot, request.token_ids.tobytes(), request.num_prompt, request.sampling)
+
+    def grow(self, request: Request, num_tokens: int, pages: Triples) -> int:
+        """Give it pages for so many tokens, all or none; returns how many are lacking."""
+        more = self._settings.pages(num_tokens) - len(request.pages)
+        if more > self.pool.num_available:
+            return more
+        self._append_pages(request, self.pool.take(more), pages)
+        return 0
+
+    def remember(self, request: Request, num_tokens: int) -> None:
+        """Pages filled by its first `num_tokens` tokens serve later plans, as far as their hashes are known."""
+        num_full = min(num_tokens // self._settings.page_size, len(request.hashes) - 1)
+        for index in range(request.num_remembered, num_full):
+            self.pool.remember(request.pages[index], request.hashes[index + 1])
+        request.num_remembered = max(request.num_remembered, num_full)
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        """Cached pages it can use. Its last token is always computed: somebody has to sample from it."""
+        most = (len(request.token_ids) - 1) // self._settings.page_size
+        return self.pool.find(request.hashes[1 : most + 1])
+
+    def _append_pages(self, request: Request, new: list[int], pages: Triples) -> None:
+        pages += [(request.slot, len(request.pages) + index, page) for index, page in enumerate(new)]
+        request.pages += new
+        self.slots.capacity[request.slot] = len(request.pages) * self._settings.page_size
+
+    # -------------------------------------------------------------------------------------------- going
+
+    def leave(self, request: Request, last_plan: int, *, comes_back: bool) -> None:
+        """It computes no more. Slot and pages are given back when plan `last_plan` is complete."""
+        slot = request.slot
+        self.slots.leave(slot)
+        del self.running[request.number]
+        if request is self.suspect:
+            self.suspect = None
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+        if comes_back:
+            request.token_ids = self._tokens_so_far(request)
+        self.left.append(slot)
+        self._leaving.append((last_plan, request, comes_back))
+
+    def never_mind(self, unwanted: Callable[[Request], bool]) -> None:
+        """These do not come back."""
+        self._leaving = deque((step, one, comes_back and not unwanted(one)) for step, one, comes_back in self._leaving)
+
+    def give_back(self, completed_plan: int) -> list[Request]:
+        """Slots and pages of those that left, once no plan in flight can name them. Returns those that come back."""
+        back = []
+        while self._leaving and self._leaving[0][0] <= completed_plan:
+            _, request, comes_back = self._leaving.popleft()
+            self.pool.give_back(request.pages)
+            self._free_slots.append(request.slot)
+            self._by_slot[request.slot] = None
+            _forget_place(request)
+            if comes_back:
+                back.append(request)
+        return back
+
+    def lost(self) -> list[Request]:
+        """When workers are gone: everybody who has to run again, from the tokens so far."""
+        for request in self.running.values():
+            request.token_ids = self._tokens_so_far(request)
+        requests = [*self.running.values(), *(request for _, request, comes_back in self._leaving if comes_back)]
+        for request in requests:
+            _forget_place(request)
+        return requests
+
+    def _tokens_so_far(self, request: Request) -> NDArray[np.int32]:
+        return self.slots.tokens[request.slot, : self.slots.known[request.slot]].copy()
+
+
+def _forget_place(request: Request) -> None:
+    request.slot, request.pages, request.num_remembered = -1, [], 0
