@@ -9,6 +9,8 @@ from array import array
 from collections.abc import Iterable
 from typing import assert_never
 
+import msgspec
+
 from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.pieces import Pieces
 from tercet.engine.request_check import stop_strings
@@ -69,6 +71,13 @@ class Live:
         self.keeps_stop = False
         self.fresh_ids: list[int] = []
         self.fresh_text: list[str] = []
+
+    def submit_again(self) -> Submit:
+        """For a scheduler that does not know it, under its present number."""
+        assert self.submit is not None
+        return msgspec.structs.replace(
+            self.submit, number=self.number, generated_ids=self.generated.tobytes(), again=True
+        )
 
 
 class FrontDesk:

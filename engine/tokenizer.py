@@ -79,7 +79,7 @@ class Tokenizer:
         self._door = door
         self._connect = connect
         self._scheduler = connect()
-        self._num_schedulers = 1
+        self._new_scheduler = asyncio.Event()
         self._desk = desk
         self._reception = reception
         self._link = link
@@ -101,7 +101,7 @@ class Tokenizer:
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            for work in (self._serve_clients, self._notice_departures, self._tick):
+            for work in (self._serve_clients, self._notice_departures, self._follow_schedulers, self._tick):
                 tasks.start_soon(work)
             tasks.start_soon(self._serve_scheduler, inbox)
             self._link.subscribe(partial(self._obey_soon, loop))
@@ -257,28 +257,24 @@ class Tokenizer:
                     self._post(client, Batch(tuple(items)))
                 self._done.set()
             case SchedulerRestarted():
-                self._tasks.start_soon(self._submit_again)
+                self._new_scheduler.set()
             case _:
                 raise AssertionError(f"the link keeps {command!r} to itself")
 
-    async def _submit_again(self) -> None:
-        """To a new scheduler that knows nobody: all that is live, from where it stands."""
-        self._num_schedulers = mine = self._num_schedulers + 1
-        self._scheduler.abandon()  # what the old one has not got must not reach the new one
-        self._scheduler = self._connect()
-        self._unsent_aborts.clear()
-        self._scheduler.send(Forget(self._desk.next_number))
-        for live in self._desk.renumber():
-            number = live.number
-            while mine == self._num_schedulers and self._desk.is_live(live):
-                assert live.submit is not None
-                if self._scheduler.try_send(
-                    msgspec.structs.replace(
-                        live.submit, number=number, generated_ids=live.generated.tobytes(), again=True
-                    )
-                ):
-                    break
-                await anyio.sleep(_RETRY_S)
+    async def _follow_schedulers(self) -> None:
+        """To each new scheduler, that knows nobody: all that is live, from where it stands."""
+        while True:
+            await self._new_scheduler.wait()
+            self._new_scheduler.clear()
+            self._scheduler.abandon()  # what the old one has not got must not reach the new one
+            self._scheduler = self._connect()
+            self._unsent_aborts.clear()
+            self._scheduler.send(Forget(self._desk.next_number))
+            for live in self._desk.renumber():
+                while self._desk.is_live(live) and not self._new_scheduler.is_set():
+                    if self._scheduler.try_send(live.submit_again()):
+                        break
+                    await anyio.sleep(_RETRY_S)
 
     def _end_if_drained(self) -> None:
         if self._reception.draining and self._desk.num_live == 0:
