@@ -1,4 +1,4 @@
-"""What many tests share: models small enough to make on the spot, no threads fighting over two cores, checked memory."""
+"""What many tests share: models made on the spot, no threads fighting over two cores, kernels watched in memory."""
 
 import json
 import os
