@@ -278,49 +278,46 @@ def hopper_decode_kernel(
         if head == KV_HEADS:
             head = 0
             index += 1
-    _wait_for_previous(PDL)
-    _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, dtype)
+    # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
+    if (num_pairs > 0) | (worker < B):
+        _wait_for_previous(PDL)
+        _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, dtype)
 
 
 @triton.jit
 def merge_parts_kernel(
     workers_ptr, part_ptr, stats_ptr, out_ptr,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_I: tl.constexpr,
-    WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr, WORKER_WORDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (workers,): one program merges, in order, the parts of the pair that its worker leads."""
+    """Grid (workers, G): one program merges, in order, the parts of one head of the pair that its worker leads."""
     let_next_start(PDL)
     worker = tl.program_id(0)
     record_ptr = workers_ptr + worker * WORKER_WORDS
     num_parts = tl.load(record_ptr + 8)
     # Most have nothing to do and make room; but not all: the next kernel would find this one at its end too soon.
     if (num_parts > 0) | (worker == 0):
-        wait_for_previous(PDL)
-    if num_parts > 0:
         row = tl.load(record_ptr + 5).to(tl.int64)
-        heads = tl.arange(0, BLOCK_G)
-        columns = tl.arange(0, D)
+        head = tl.load(record_ptr + 6) * G + tl.program_id(1)
         first = tl.load(record_ptr + 7)
-        largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
-        weight = tl.zeros((BLOCK_G,), tl.float32)
-        acc = tl.zeros((BLOCK_G, D), tl.float32)
+        wait_for_previous(PDL)
+        columns = tl.arange(0, D)
+        largest = float("-inf")
+        weight = 0.0
+        acc = tl.zeros((D,), tl.float32)
         for begin in range(0, num_parts, BLOCK_I):
             parts = begin + tl.arange(0, BLOCK_I)
             # Behind the leader's own part each worker has one, the first of its two.
-            places = tl.where(parts == 0, first, (worker + parts) * 2)[:, None] * G + heads[None, :]
-            inside = (parts < num_parts)[:, None] & (heads < G)[None, :]
+            places = tl.where(parts == 0, first, (worker + parts) * 2) * G + tl.program_id(1)
+            inside = parts < num_parts
             own = tl.load(stats_ptr + places * 2, mask=inside, other=float("-inf"))
             weights = tl.load(stats_ptr + places * 2 + 1, mask=inside, other=0.0)
-            sums = tl.load(
-                part_ptr + places[:, :, None] * D + columns[None, None, :], mask=inside[:, :, None], other=0.0
-            )
+            sums = tl.load(part_ptr + places[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
             new = tl.maximum(largest, tl.max(own, 0))
-            finite = tl.where(new == float("-inf"), 0.0, new)  # of heads that are none
-            factors = tl.exp2(own - finite[None, :])
-            shrink = tl.exp2(largest - finite)
+            factors = tl.exp2(own - new)
+            shrink = tl.exp2(largest - new)
             weight = weight * shrink + tl.sum(weights * factors, 0)
-            acc = acc * shrink[:, None] + tl.sum(sums * factors[:, :, None], 0)
+            acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
             largest = new
-        out_ptrs = out_ptr + (row * H + tl.load(record_ptr + 6) * G + heads)[:, None] * D + columns[None, :]
-        y = acc / tl.where(weight > 0, weight, 1.0)[:, None]
-        tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=(heads < G)[:, None])
+        y = acc / tl.where(weight > 0, weight, 1.0)
+        tl.store(out_ptr + (row * H + head) * D + columns, y.to(out_ptr.dtype.element_ty), mask=columns < D * num_parts)

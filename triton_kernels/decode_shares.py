@@ -18,7 +18,9 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 
 ROW_WORDS = 4
 WORKER_WORDS = 12
-_FEWEST_TILES = 2
+EXTRA_PLACES = 1
+"""What beginning with a row and head costs, in tiles: short rows have more of it."""
+_FEWEST_PLACES = 2
 """A worker with less to do than this costs more in merging than it saves."""
 _SIZES = ["B", "W"]
 
@@ -62,26 +64,33 @@ def make_decode_shares(
 
 
 @triton.jit
-def _find(at, ends, tiles, alive, KV_HEADS: tl.constexpr):
-    """Of some places in the line: index of the row among those alive, its tiles, kv head, tile."""
+def _find(at, ends, tiles, alive, KV_HEADS: tl.constexpr, EXTRA: tl.constexpr):
+    """Of some places in the line: index of the row among those alive, the row, its tiles, kv head, place in the pair,
+    and how many tiles are before the place."""
     is_before = ends[None, :] <= at[:, None]
     index = tl.sum((is_before & alive[None, :]).to(tl.int32), 1)
     # The first row that ends beyond: those before it are counted, the dead among them too.
-    own = tl.sum(is_before.to(tl.int32), 1)
-    rows = tl.arange(0, ends.shape[0])
-    is_own = rows[None, :] == own[:, None]
-    own_tiles = tl.maximum(tl.sum(tl.where(is_own, tiles[None, :], 0), 1), 1)
-    within = at - tl.sum(tl.where(is_own, (ends - tiles * KV_HEADS)[None, :], 0), 1)
-    return index, own, own_tiles, within // own_tiles, within % own_tiles
+    row = tl.sum(is_before.to(tl.int32), 1)
+    is_own = tl.arange(0, ends.shape[0])[None, :] == row[:, None]
+    own = tl.sum(tl.where(is_own, tiles[None, :], 0), 1)
+    lengths = tl.where(alive, tiles + EXTRA, 0) * KV_HEADS
+    within = at - tl.sum(tl.where(is_own, (ends - lengths)[None, :], 0), 1)
+    head = within // (own + EXTRA)
+    place = within % (own + EXTRA)
+    before = tl.sum(tl.where(is_before, tiles[None, :], 0), 1) * KV_HEADS + head * own + tl.maximum(place - EXTRA, 0)
+    return index, row, own, head, place, before
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _share_kernel(
     lengths_ptr, slots_ptr, rows_ptr, workers_ptr, B, W,
     BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, KV_HEADS: tl.constexpr, FEWEST: tl.constexpr,
-    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+    EXTRA: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also lists the rows."""
+    """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also lists the rows.
+
+    In the line each pair of a row and a head takes EXTRA places ahead of its tiles.
+    """
     let_next_start(PDL)
     wait_for_previous(PDL)
     rows = tl.arange(0, BLOCK_B)
@@ -89,8 +98,9 @@ def _share_kernel(
     alive = lengths > 0
     # The newest token is not in the cache yet. A row without any other has a tile all the same, of nothing.
     tiles = tl.where(alive, tl.maximum(tl.cdiv(lengths - 1, TILE), 1), 0)
-    ends = tl.cumsum(tiles * KV_HEADS, 0)
-    total = tl.sum(tiles, 0) * KV_HEADS
+    places = tl.where(alive, tiles + EXTRA, 0) * KV_HEADS
+    ends = tl.cumsum(places, 0)
+    total = tl.sum(places, 0)
     if tl.program_id(0) == 0:
         record_ptr = rows_ptr + (tl.cumsum(alive.to(tl.int32), 0) - 1) * ROW_WORDS
         tl.store(record_ptr, rows, mask=alive)
@@ -104,14 +114,20 @@ def _share_kernel(
     more = total % used
     begin = worker * each + tl.minimum(worker, more)
     end = begin + each + (worker < more).to(tl.int32)
-    busy = (worker < used) & (end > begin)
-    index, _, _, head, tile = _find(begin, ends, tiles, alive, KV_HEADS)
-    last_index, last_row, last_tiles, last_head, last_tile = _find(end - 1, ends, tiles, alive, KV_HEADS)
-    pairs = tl.where(busy, (last_index - index) * KV_HEADS + last_head - head + 1, 0)
+    index, _, _, head, place, before = _find(begin, ends, tiles, alive, KV_HEADS, EXTRA)
+    last_index, last_row, last_own, last_head, last_place, last_before = _find(
+        end - 1, ends, tiles, alive, KV_HEADS, EXTRA
+    )
+    # A stretch that ends among a pair's extra places has none of its tiles.
+    has_last = last_place >= EXTRA
+    count = last_before + has_last.to(tl.int32) - before
+    busy = (worker < used) & (count > 0)
+    later_pairs = (last_index - index) * KV_HEADS + last_head - head
+    pairs = later_pairs + has_last.to(tl.int32)
 
-    pair_begin = end - 1 - last_tile
-    pair_last = pair_begin + last_tiles - 1
-    leads = busy & (pair_last >= end) & (pair_begin >= begin)
+    pair_begin = end - 1 - last_place
+    pair_last = pair_begin + EXTRA + last_own - 1
+    leads = busy & has_last & (pair_last >= end) & (pair_begin + EXTRA >= begin)
     wide = more * (each + 1)
     narrow = more + (pair_last - wide) // tl.maximum(each, 1)
     last_worker = tl.where(pair_last < wide, pair_last // (each + 1), narrow)
@@ -120,12 +136,12 @@ def _share_kernel(
     mask = worker < W
     tl.store(record_ptr, index, mask=mask)
     tl.store(record_ptr + 1, head, mask=mask)
-    tl.store(record_ptr + 2, tile, mask=mask)
-    tl.store(record_ptr + 3, pairs, mask=mask)
-    tl.store(record_ptr + 4, tl.where(busy, end - begin, 0), mask=mask)
+    tl.store(record_ptr + 2, tl.maximum(place - EXTRA, 0), mask=mask)
+    tl.store(record_ptr + 3, tl.where(busy, pairs, 0), mask=mask)
+    tl.store(record_ptr + 4, tl.where(busy, count, 0), mask=mask)
     tl.store(record_ptr + 5, last_row, mask=mask)
     tl.store(record_ptr + 6, last_head, mask=mask)
-    tl.store(record_ptr + 7, worker * 2 + (pair_begin != begin).to(tl.int32), mask=mask)
+    tl.store(record_ptr + 7, worker * 2 + (later_pairs > 0).to(tl.int32), mask=mask)
     tl.store(record_ptr + 8, tl.where(leads, last_worker - worker + 1, 0), mask=mask)
 
 
@@ -136,6 +152,6 @@ def plan_decode_shares(decode_slots_B: Tensor, shares: DecodeShares, num_kv_head
     block_w = max(16, 4096 // block_b)
     _share_kernel[(triton.cdiv(W, block_w),)](
         shares.lengths_B, decode_slots_B, shares.rows_B4, shares.workers_WN, B, W,
-        BLOCK_B=block_b, BLOCK_W=block_w, TILE=shares.tile, KV_HEADS=num_kv_heads, FEWEST=_FEWEST_TILES,
-        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4, **overlap_options(decode_slots_B),
+        BLOCK_B=block_b, BLOCK_W=block_w, TILE=shares.tile, KV_HEADS=num_kv_heads, FEWEST=_FEWEST_PLACES,
+        EXTRA=EXTRA_PLACES, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4, **overlap_options(decode_slots_B),
     )  # fmt: skip

@@ -7,7 +7,6 @@ slot, P positions; caches are of one layer, [page, kv head, token of the page, D
 """
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
@@ -89,10 +88,10 @@ def fused_decode_attention(
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=_STAGES,
         NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip
-    merge_parts_kernel[(shares.num_workers,)](
+    merge_parts_kernel[(shares.num_workers, group)](
         shares.workers_WN, shares.part_IGD, shares.stats_IG2, out_BHD,
-        H=num_q_heads, G=group, D=head_dim, BLOCK_G=triton.next_power_of_2(group), BLOCK_I=8,
-        WORKER_WORDS=WORKER_WORDS, PDL=True, num_warps=4, launch_pdl=True,
+        H=num_q_heads, G=group, D=head_dim, BLOCK_I=16, WORKER_WORDS=WORKER_WORDS, PDL=True,
+        num_warps=2, launch_pdl=True,
     )  # fmt: skip
 
 
