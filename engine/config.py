@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from tercet.engine.http_address import check_http
 from tercet.ipc.addresses import check_listen_address
 
 Device = Literal["auto", "cuda", "cpu"]
@@ -59,6 +60,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     listen: tuple[str, ...] = ()
     """Where clients connect: ipc://… or tcp://127.0.0.1:PORT; empty: a socket in the engine's private directory."""
+    http: str | None = None
+    """HOST:PORT of the OpenAI-compatible HTTP door; None: no such door."""
+    api_key: tuple[str, ...] = ()
+    """Each of these opens the HTTP door; empty: whoever reaches it may come in."""
     startup_timeout: float = 600.0
     """Seconds until the engine must be ready."""
     drain_timeout: float = 30.0
@@ -96,6 +101,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         for address in self.listen:
             check_listen_address(address)
+        check_http(self.http, self.api_key)
 
 
 def _flag(name: str) -> str:

@@ -25,13 +25,18 @@ from tercet.engine.request_check import (
 from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.ipc.messages import (
     Chat,
+    Detokenize,
+    Detokenized,
     Failed,
     FromClient,
     Generate,
     GenerateIds,
+    Question,
     Rejected,
     Request,
     Submit,
+    Tokenize,
+    Tokenized,
 )
 
 MAX_LIVE_REQUESTS = 65_536
@@ -92,7 +97,7 @@ class Reception:
             return self._desk.fail(live, refusal.code, str(refusal))
         return live
 
-    def is_quick(self, request: Request) -> bool:
+    def is_quick(self, request: Request | Question) -> bool:
         """Whether `encode` may be called in the event loop."""
         return _num_characters(request) <= _QUICK_CHARACTERS
 
@@ -108,6 +113,24 @@ class Reception:
                     return unpack_ids(prompt_ids)
         except (TemplateRefused, TextRefused) as error:
             raise Refusal("invalid_request", str(error)) from None
+
+    def answer(self, question: Question) -> Tokenized | Detokenized | Failed:
+        """What the tokenizer makes of a text or of token ids; no request comes of it. Thread-safe."""
+        request_id = question.request_id[:MAX_NAME_LENGTH]
+        try:
+            match question:
+                case Tokenize(request=request):
+                    self._check_prompt(request)
+                    return Tokenized(request_id, array("i", self.encode(request)).tobytes())
+                case Detokenize(token_ids=packed):
+                    token_ids = unpack_ids(packed, "tokens")
+                    check_prompt_ids(token_ids, self._rules, "tokens")
+                    if self._codec.tokenizer is None:
+                        raise Refusal("invalid_request", "this checkpoint has no tokenizer: token ids have no text")
+                    text = self._codec.tokenizer.decode(list(token_ids), skip_special_tokens=False)
+                    return Detokenized(request_id, text)
+        except Refusal as refusal:
+            return Failed(request_id, refusal.code, str(refusal))
 
     def submit(self, live: Live, request: Request, prompt_ids: Sequence[int]) -> Submit:
         """What the scheduler gets. Raises `Refusal`."""
@@ -150,8 +173,12 @@ class Reception:
             check_text_length(message.content, self._rules)
 
 
-def _num_characters(request: Request) -> int:
+def _num_characters(request: Request | Question) -> int:
     match request:
+        case Tokenize(request=inner):
+            return _num_characters(inner)
+        case Detokenize(token_ids=token_ids):
+            return len(token_ids)
         case Generate(prompt=prompt):
             return len(prompt)
         case Chat(messages=messages):

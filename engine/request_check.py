@@ -83,15 +83,15 @@ def check_text_length(text: str, rules: Rules) -> None:
         raise _too_long(f"at least {at_least}", rules)
 
 
-def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules) -> None:
+def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules, field: str = "prompt") -> None:
     """Refuse a prompt that is empty, too long, or names tokens that the model does not have."""
     if not prompt_ids:
-        raise _invalid("prompt", "no tokens", "at least 1 token")
+        raise _invalid(field, "no tokens", "at least 1 token")
     if len(prompt_ids) >= rules.limits.max_model_len:
         raise _too_long(str(len(prompt_ids)), rules)
     low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= rules.limits.vocab_size:
-        raise _invalid("prompt", f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+        raise _invalid(field, f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
 
 
 def check_handling(request: Request) -> None:

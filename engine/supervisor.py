@@ -29,6 +29,7 @@ from tercet.ipc.messages import (
     Drain,
     FromChild,
     FromSupervisor,
+    Impaired,
     LastWords,
     Limits,
     Loaded,
@@ -40,7 +41,7 @@ from tercet.ipc.messages import (
     WorkersRestarted,
 )
 
-_ROLES = ("worker", "scheduler", "tokenizer")
+_ROLES = ("worker", "scheduler", "tokenizer", "http")
 """In the order of their start. All processes of a role die and are replaced together."""
 _FAREWELL_SECONDS = 2.0
 """How long the tokenizer gets to tell its clients that the engine has died."""
@@ -68,11 +69,14 @@ class Supervisor:
         self._model_path = ""
         self._limits: Limits | None = None
         self._incarnation = 0
-        self._restarts = {role: Restarts(config.max_restarts, config.restart_window) for role in _ROLES}
+        self._roles = tuple(role for role in _ROLES if role != "http" or config.http is not None)
+        self._restarts = {role: Restarts(config.max_restarts, config.restart_window) for role in self._roles}
         self._due: dict[str, float] = {}
         """When the processes of a role are to be started again."""
         self._arriving: dict[str, float] = {}
         """Until when the processes of a role, started again, have to serve."""
+        self._impaired: tuple[str, ...] = ()
+        """What the HTTP door was last told about `_due` and `_arriving`."""
         self._blame: str | None = None
         self._last_turn = 0.0
         self._stops = 0
@@ -106,7 +110,7 @@ class Supervisor:
         deadline = self._started + self._config.startup_timeout
         self._model_path = str(locate(self._config.model))
         self._addresses = make_addresses(self._config.tensor_parallel_size, self._config.listen)
-        for role in _ROLES:
+        for role in self._roles:
             self._spawn(role)
         self._wait_until(lambda: all(child.loaded for child in self._children), deadline, "load")
         if self._asked_to_stop():
@@ -154,20 +158,24 @@ class Supervisor:
         tokenizer = self._only("tokenizer")
         if tokenizer is None or not tokenizer.serving:
             return
-        tokenizer.tell(Drain())
+        for child in self._children:
+            if child.role in ("http", "tokenizer"):
+                child.tell(Drain())
         deadline = time.monotonic() + self._config.drain_timeout
         while tokenizer.process.poll() is None and self._stops < 2 and time.monotonic() < deadline:
             self._watch_over(deadline, may_exit=tokenizer)
-        if tokenizer.process.poll() is None:
-            self._bid_farewell("the engine is shutting down")
+        self._bid_farewell("the engine is shutting down")
 
     def _bid_farewell(self, message: str) -> None:
-        """Have the tokenizer fail what is live, so that no client waits for an answer that never comes."""
-        tokenizer = self._only("tokenizer")
-        if tokenizer is not None and tokenizer.process.poll() is None:
-            tokenizer.tell(Abandon(message))
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                tokenizer.process.wait(_FAREWELL_SECONDS)
+        """Have the tokenizer fail what is live, so that no client waits for an answer that never comes.
+
+        Then the HTTP door, which passes that on.
+        """
+        for child in (self._only("tokenizer"), self._only("http")):
+            if child is not None and child.process.poll() is None:
+                child.tell(Abandon(message))
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.process.wait(_FAREWELL_SECONDS)
 
     def _end_children(self) -> None:
         for child in self._children:
@@ -208,6 +216,14 @@ class Supervisor:
                 self._spawn(role)
         for role in list(self._arriving):
             self._help_to_arrive(role, now)
+        self._tell_http()
+
+    def _tell_http(self) -> None:
+        impaired = tuple(sorted(self._due.keys() | self._arriving.keys()))
+        http = self._only("http")
+        if http is not None and http.serving and impaired != self._impaired:
+            self._impaired = impaired
+            http.tell(Impaired(impaired))
 
     def _bury(self, now: float) -> None:
         """Deal with the dead. Ranks that ran together end together: they would wait for each other for ever."""
@@ -270,6 +286,8 @@ class Supervisor:
         if role == "worker" and scheduler is not None:
             self._incarnation += 1
             scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
+        elif role == "http":
+            self._impaired = ()  # the new one knows nothing
         elif role == "scheduler" and tokenizer is not None:
             tokenizer.tell(SchedulerRestarted())
 

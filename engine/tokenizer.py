@@ -33,6 +33,7 @@ from tercet.ipc.messages import (
     Abort,
     Batch,
     Cancel,
+    Detokenize,
     Drain,
     EngineInfo,
     Failed,
@@ -42,12 +43,14 @@ from tercet.ipc.messages import (
     Limits,
     Load,
     Loaded,
+    Question,
     Rejected,
     Request,
     SchedulerRestarted,
     Serving,
     ToChild,
     ToClient,
+    Tokenize,
     ToTokenizer,
 )
 from tercet.ipc.sockets import AsyncInbox, Outbox
@@ -134,8 +137,16 @@ class Tokenizer:
                     self._abort([live.number])
                     self._post(client, Batch((finished,)))
                     self._end_if_drained()
+            case Tokenize() | Detokenize() as question:
+                if self._reception.is_quick(question):
+                    self._post(client, self._reception.answer(question))
+                else:
+                    self._tasks.start_soon(self._answer_aside, client, question)
             case request:
                 self._admit(client, request)
+
+    async def _answer_aside(self, client: Client, question: Question) -> None:
+        self._post(client, await anyio.to_thread.run_sync(self._reception.answer, question, limiter=self._encoding))
 
     def _admit(self, client: Client, request: Request) -> None:
         live = self._reception.admit(client, request)
@@ -181,6 +192,10 @@ class Tokenizer:
             load.num_waiting,
             load.num_free_pages,
             load.num_pages,
+            load.num_steps,
+            load.num_preemptions,
+            load.num_prefix_queries,
+            load.num_prefix_hits,
         )
 
     # ------------------------------------------------------------------------------- from the scheduler

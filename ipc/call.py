@@ -91,7 +91,7 @@ class Call:
 
     def end(self, finished: Finished) -> None:
         text = "".join(self._texts) + finished.text
-        token_ids = _unpack(bytes(self._token_ids) + finished.token_ids)
+        token_ids = unpack_ids(bytes(self._token_ids) + finished.token_ids)
         self._generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage)
         self._fresh.append(finished)
         self._wake.set()
@@ -115,7 +115,7 @@ class Call:
             fresh, self._fresh = self._fresh, []
             for item in fresh:
                 last = isinstance(item, Finished)
-                yield Piece(item.text, _unpack(item.token_ids), self._generation if last else None)
+                yield Piece(item.text, unpack_ids(item.token_ids), self._generation if last else None)
                 if last:
                     return
             if self._error is not None:
@@ -132,7 +132,8 @@ class Call:
             raise RequestTimedOut("timed_out", f"the request had {timeout:g} s and was cancelled") from None
 
 
-def _unpack(token_ids: bytes) -> list[int]:
+def unpack_ids(token_ids: bytes) -> list[int]:
+    """Token ids as they come over the wire."""
     return memoryview(token_ids).cast("i").tolist()
 
 

@@ -6,9 +6,8 @@ tokenizer that was killed is a pause. Nothing here waits for ever on an engine t
 """
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterator, Sequence
-from typing import Self, cast
+from typing import Self
 
 import anyio
 import msgspec
@@ -24,19 +23,20 @@ from tercet.ipc.call import (
     RequestRefused,
     RequestTimedOut,
     error_of,
+    unpack_ids,
 )
 from tercet.ipc.connection import Connection
 from tercet.ipc.messages import (
     Batch,
     Cancel,
-    Chat,
     ChatMessage,
     Delta,
+    Detokenize,
+    Detokenized,
     EngineInfo,
     Failed,
     Finished,
     FromClient,
-    Generate,
     GenerateIds,
     Handling,
     Hello,
@@ -44,7 +44,11 @@ from tercet.ipc.messages import (
     Request,
     SamplingParams,
     ToClient,
+    Tokenize,
+    Tokenized,
 )
+from tercet.ipc.prompt import Prompt, make_request, pack_ids
+from tercet.ipc.questions import Questions
 from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 
 __all__ = [
@@ -58,8 +62,6 @@ __all__ = [
     "RequestRefused",
     "RequestTimedOut",
 ]
-
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 _PING_S = 5.0
 _SILENCE_S = 20.0
@@ -81,6 +83,7 @@ class Client:
         self._connect_timeout = connect_timeout
         self._calls: dict[str, Call] = {}
         self._next_call = 0
+        self._questions = Questions(self._send)
         self._info: asyncio.Future[EngineInfo] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToClient)
@@ -123,6 +126,21 @@ class Client:
                 "no_answer", f"nothing answers at {self._address} within {self._connect_timeout:g} s; is it serving?"
             ) from None
 
+    async def tokenize(self, prompt: str | Sequence[ChatMessage]) -> list[int]:
+        """The token ids that a request with this prompt would begin with."""
+        request = make_request(prompt)
+        if isinstance(request, GenerateIds):
+            raise ValueError("got a prompt of token ids; want a str or ChatMessages")
+        answer = await self._questions.ask(Tokenize(self._new_name(), request))
+        assert isinstance(answer, Tokenized)
+        return unpack_ids(answer.token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """Their text, special tokens included."""
+        answer = await self._questions.ask(Detokenize(self._new_name(), pack_ids(token_ids)))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
     async def stream(
         self,
         prompt: Prompt,
@@ -139,7 +157,7 @@ class Client:
         seconds that it may take in all.
         """
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        call = await self._start(_request(prompt, params, cache_salt, handling), streamed=True)
+        call = await self._start(make_request(prompt, params, cache_salt, handling), streamed=True)
         try:
             async for piece in call.pieces(timeout):
                 yield piece
@@ -158,7 +176,7 @@ class Client:
     ) -> Generation:
         """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        call = await self._start(_request(prompt, params, cache_salt, handling), streamed=False)
+        call = await self._start(make_request(prompt, params, cache_salt, handling), streamed=False)
         try:
             return await call.whole(timeout)
         finally:
@@ -171,8 +189,7 @@ class Client:
                     await self._connected.wait()
             except TimeoutError:
                 raise EngineDied("no_answer", f"nothing listens at {self._address}") from None
-        self._next_call += 1
-        request = msgspec.structs.replace(request, request_id=str(self._next_call))
+        request = msgspec.structs.replace(request, request_id=self._new_name())
         encoded = self._encoder.encode(request)
         if len(encoded) > MAX_MESSAGE_BYTES:
             raise RequestRefused(
@@ -183,6 +200,10 @@ class Client:
         call = self._calls[request.request_id] = Call(request, streamed)
         self._send_encoded(encoded)
         return call
+
+    def _new_name(self) -> str:
+        self._next_call += 1
+        return str(self._next_call)
 
     def _finish(self, call: Call) -> None:
         if self._calls.pop(call.request.request_id, None) is not None:
@@ -219,6 +240,7 @@ class Client:
         self._lost_at = self._lost_at or asyncio.get_running_loop().time()
         if self._info is not None:
             self._send(Hello())
+        self._questions.ask_again()
         for name, call in list(self._calls.items()):
             request = call.rest()
             if call.num_losses < _MOST_LOSSES:
@@ -240,7 +262,10 @@ class Client:
                 for item in items:
                     self._take_item(item)
             case Failed():
-                self._take_item(message)
+                if not self._questions.fail(message):
+                    self._take_item(message)
+            case Tokenized() | Detokenized():
+                self._questions.take(message)
             case Rejected(request_id=request_id, code=code, message=text):
                 call = self._calls.pop(request_id or "", None)
                 if call is not None:
@@ -282,6 +307,7 @@ class Client:
         calls, self._calls = self._calls, {}
         for call in calls.values():
             call.fail(EngineDied(code, message))
+        self._questions.lose(EngineDied(code, message))
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -289,19 +315,3 @@ class Client:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._connection.close()
         await anyio.to_thread.run_sync(self._context.term)
-
-
-def _request(prompt: Prompt, params: SamplingParams | None, cache_salt: str, handling: Handling) -> Request:
-    """Still without a name."""
-    params = params or SamplingParams()
-    if isinstance(prompt, str):
-        return Generate("", prompt, params, cache_salt, handling)
-    if prompt and isinstance(prompt[0], ChatMessage):
-        return Chat("", tuple(cast("Sequence[ChatMessage]", prompt)), params, cache_salt, handling)
-    try:
-        packed = array("i", cast("Sequence[int]", prompt)).tobytes()
-        return GenerateIds("", packed, params, cache_salt, handling)
-    except (TypeError, OverflowError) as error:
-        raise ValueError(
-            f"got a prompt of {type(prompt).__name__} ({error}); want a str, int32 token ids, or ChatMessages"
-        ) from None

@@ -100,6 +100,21 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     handling: Handling = Handling()
 
 
+class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask what the prompt of a request would be; nothing is generated. Answered with `Tokenized` or `Failed`."""
+
+    request_id: str
+    request: Generate | Chat
+    """Its own name, parameters and salt do not matter."""
+
+
+class Detokenize(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask for the text of token ids (int32), special tokens included. Answered with `Detokenized` or `Failed`."""
+
+    request_id: str
+    token_ids: bytes
+
+
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Stop a request of this connection. Its terminal message is `Finished` with reason `cancelled`."""
 
@@ -175,6 +190,25 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     num_free_pages: int
     """Pages of the KV cache that a new request could have; those that only the prefix cache remembers count."""
     num_pages: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    """Prompt tokens looked up in the prefix cache."""
+    num_prefix_hits: int
+
+
+class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The answer to `Tokenize`."""
+
+    request_id: str
+    token_ids: bytes
+
+
+class Detokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The answer to `Detokenize`."""
+
+    request_id: str
+    text: str
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -184,8 +218,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
 
 
 Request = Generate | GenerateIds | Chat
-FromClient = Request | Cancel | Hello
-ToClient = Batch | Failed | Rejected | EngineInfo
+Question = Tokenize | Detokenize
+FromClient = Request | Question | Cancel | Hello
+ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized
 
 
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
@@ -383,6 +418,12 @@ class SchedulerRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_f
     """To the tokenizer: the scheduler is new and knows no request."""
 
 
+class Impaired(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the HTTP door: these kinds of process are being replaced; with none, the engine is whole."""
+
+    roles: tuple[str, ...]
+
+
 class Phase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Start-up progress of one child: `done` of `total` units of `what`."""
 
@@ -413,7 +454,7 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
     message: str
 
 
-ToChild = Begin | Drain | Abandon | WorkersRestarted | SchedulerRestarted
+ToChild = Begin | Drain | Abandon | WorkersRestarted | SchedulerRestarted | Impaired
 FromChild = Phase | Loaded | Serving | Beat | LastWords
 
 

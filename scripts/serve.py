@@ -1,10 +1,11 @@
-"""Serve a model as a daemon: `python scripts/serve.py MODEL [--listen ipc://… | tcp://127.0.0.1:PORT] …`.
+"""Serve a model as a daemon: `python scripts/serve.py MODEL [--listen ipc://…] [--http 127.0.0.1:8000] …`.
 
 Prints start-up phases with their seconds, the resolved settings once, and one `ready` line on standard output when a
 request would be served. SIGTERM and Ctrl-C let running requests finish, a second one ends at once.
 """
 
 import argparse
+import os
 import signal
 import sys
 
@@ -13,6 +14,7 @@ import msgspec
 from engine_flags import add_engine_flags, engine_config
 from start_up_display import StartUpDisplay
 from tercet.engine.errors import TercetError
+from tercet.engine.http_address import http_url
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.messages import FromSupervisor, Ready
 
@@ -24,12 +26,21 @@ def main() -> int:
     parser.add_argument(
         "--listen", action="append", default=[], help="ipc://PATH or tcp://127.0.0.1:PORT; may be repeated"
     )
+    parser.add_argument("--http", metavar="HOST:PORT", help="OpenAI-compatible HTTP door, as in 127.0.0.1:8000")
+    parser.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        help="opens the HTTP door; may be repeated; TERCET_API_KEY in the environment is one more",
+    )
     add_engine_flags(parser)
     arguments = parser.parse_args()
     if (arguments.model is None) == (arguments.model_flag is None):
         parser.error("name the model once: MODEL or --model MODEL")
+    keys = [*arguments.api_key, *filter(None, [os.environ.get("TERCET_API_KEY") if arguments.http else None])]
+    doors = {"listen": tuple(arguments.listen), "http": arguments.http, "api_key": tuple(keys)}
     try:
-        config = engine_config(arguments.model or arguments.model_flag, arguments, listen=tuple(arguments.listen))
+        config = engine_config(arguments.model or arguments.model_flag, arguments, **doors)
     except ValueError as error:
         parser.error(str(error))
 
@@ -40,9 +51,11 @@ def main() -> int:
         if isinstance(message, Ready):
             display.close()
             listen = " ".join(f"listen={address}" for address in message.listen)
-            print(f"ready {listen} model={message.model} in {message.seconds:.1f}s", flush=True)
+            http = f" http={http_url(config.http)}" if config.http else ""
+            print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
 
-    print("settings " + msgspec.json.encode(config).decode(), file=sys.stderr, flush=True)
+    shown = msgspec.structs.replace(config, api_key=("********",) * len(config.api_key))
+    print("settings " + msgspec.json.encode(shown).decode(), file=sys.stderr, flush=True)
     supervisor = Supervisor(config, report)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())

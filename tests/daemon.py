@@ -31,6 +31,8 @@ class Daemon:
         match = re.match(r"ready listen=(\S+)", self.ready)
         assert match, f"serve.py says {self.ready!r} and ended with {self.process.poll()}"
         self.address = match[1]
+        http = re.search(r" http=(\S+)", self.ready)
+        self.http = http[1] if http else ""
 
     def __enter__(self) -> Self:
         return self

@@ -52,7 +52,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),
@@ -76,6 +76,26 @@ def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None
             assert kind == "Delta"
         assert text == "ok"
         assert len(token_ids) == 12
+
+
+def test_questions(engine: TokenizerProcess, raw: RawClient) -> None:
+    raw.ask("Tokenize", "q", ["Generate", "", "hé"])
+    kind, name, token_ids = raw.receive()
+    assert (kind, name, len(token_ids)) == ("Tokenized", "q", 4 * 3)
+    raw.ask("Detokenize", "r", token_ids + struct.pack("<i", EOS))
+    assert raw.receive() == ["Detokenized", "r", "hé</s>"]
+    raw.ask("Tokenize", "s", ["Chat", "", [{"role": "user", "content": "x" * 3000}]])  # too long to do on the side
+    kind, name, token_ids = raw.receive()
+    assert (kind, name, len(token_ids)) == ("Tokenized", "s", 4 * (3000 + len("<|user|><|assistant|>")))
+    raw.ask("Tokenize", "t", ["Generate", "", "x" * 20_000])  # far more than fits, as can be seen from outside
+    assert raw.receive()[:3] == ["Failed", "t", "prompt_too_long"]
+    raw.ask("Detokenize", "t", struct.pack("<i", 257))
+    assert raw.receive()[:3] == ["Failed", "t", "invalid_request"]
+    raw.ask("Detokenize", "u", b"123")
+    assert raw.receive()[:3] == ["Failed", "u", "invalid_request"]
+    raw.ask("Tokenize", "v", ["GenerateIds", "", b""])
+    assert raw.receive()[:3] == ["Rejected", "v", "bad_message"]
+    assert not engine.has_message()
 
 
 def test_cancel_ends_with_finished(engine: TokenizerProcess, raw: RawClient) -> None:

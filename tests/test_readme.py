@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PROGRAMS = dict(zip(("offline", "client", "raw"), re.findall(r"```python\n(.*?)```", README, re.DOTALL), strict=True))
 ADDRESS = "tcp://127.0.0.1:5555"
+HTTP = "127.0.0.1:8000"
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,10 @@ def daemon() -> Iterator[Daemon]:
     """The command of the README, on a port that is free here."""
     demo_file()
     (command,) = re.findall(r"^\$ \.venv/bin/python (scripts/serve\.py demo .*)$", README, re.MULTILINE)
-    words = command.replace(ADDRESS, f"tcp://127.0.0.1:{free_port()}").split()
+    for address in (ADDRESS.removeprefix("tcp://"), HTTP):
+        assert address in command
+        command = command.replace(address, f"127.0.0.1:{free_port()}")
+    words = command.split()
     assert words[:3] == ["scripts/serve.py", "demo", "--listen"]
     with Daemon(*words[1:], "--device", "cpu", "--max-model-len", "512") as engine:
         yield engine
@@ -81,3 +85,13 @@ def test_raw_socket_without_tercet(daemon: Daemon, tmp_path: Path) -> None:
 def test_the_wire_page_s_program(daemon: Daemon, tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "wire.md").read_text(), re.DOTALL)
     assert "Paris" in run(program.replace("sys.argv[1]", repr(daemon.address)), tmp_path, "-I")
+
+
+def test_the_http_page_s_programs(daemon: Daemon, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "http.md").read_text().replace(f"http://{HTTP}", daemon.http)
+    (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert "Paris" in run(program, tmp_path)
+    command = page.partition("```console\n$ ")[2].partition("```")[0]
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.endswith("data: [DONE]\n\n")
+    assert "Paris" in done.stdout

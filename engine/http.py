@@ -1,0 +1,34 @@
+"""PROCESS http: the OpenAI-compatible door. A client of the engine like any other, that speaks HTTP to its own clients.
+
+It knows nothing of the model, the scheduler or text: what it is asked goes through `ipc/client.py` to the tokenizer
+process. This module is what the supervisor starts; it needs the extra `http`, and says so where that is missing.
+"""
+
+import asyncio
+from importlib.util import find_spec
+
+from tercet.engine.child import SupervisorLink, run
+from tercet.engine.errors import StartupFailed
+from tercet.ipc.messages import Loaded
+
+_NEEDED = ("uvicorn", "httptools", "starlette")
+
+
+def main(link: SupervisorLink) -> None:
+    """Bind first: an address in use is known before a model is loaded. Serve after `Begin`."""
+    address = link.spec.config.http
+    assert address is not None
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise StartupFailed(f"--http needs {' and '.join(missing)}: pip install 'tercet[http]'")
+    # Here and not above: these import what may be missing.
+    from tercet.engine.http_server import bind, serve
+
+    listener = bind(address)
+    link.tell(Loaded())
+    link.wait_begin()
+    asyncio.run(serve(link, listener))
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,44 @@
+"""Where the HTTP door may be, and with what keys. It opens no socket."""
+
+import ipaddress
+
+
+def parse_http_address(address: str) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:8000` or `[::1]:8000`."""
+    host, _, port = address.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+        raise ValueError(f"--http got {address!r}; want HOST:PORT, as in 127.0.0.1:8000")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def http_url(address: str) -> str:
+    """What a person types into a browser."""
+    return f"http://{address}"
+
+
+def check_http(address: str | None, api_keys: tuple[str, ...]) -> None:
+    """Refuse, with a `ValueError`, what cannot or should not be served."""
+    for key in api_keys:
+        if not (8 <= len(key) <= 512 and key.isascii() and key.isprintable() and " " not in key):
+            raise ValueError(
+                f"--api-key got a key of {len(key)} characters; want 8 to 512 printable ASCII characters, no spaces"
+            )
+    if address is None:
+        if api_keys:
+            raise ValueError("--api-key guards the HTTP door, and there is none; want --http HOST:PORT as well")
+        return
+    host, _ = parse_http_address(address)
+    if not api_keys and not _is_loopback(host):
+        raise ValueError(
+            f"--http got {address!r}, which others can reach; want a loopback address, as in 127.0.0.1:8000, "
+            "or an --api-key"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,153 @@
+"""The HTTP door's application: which path leads where, and what every request goes through.
+
+Keys, request ids, errors in OpenAI's form. What a route does is elsewhere, or one line.
+"""
+
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tercet.engine.http_door import Door
+from tercet.engine.http_errors import ApiError, from_engine
+from tercet.engine.http_generate import chat, complete, read_body
+from tercet.engine.openai_requests import DetokenizeRequest, TokenizeRequest
+from tercet.engine.openai_responses import ModelCard, ModelList, Text, Tokens
+from tercet.engine.sse import ClientGone, unless_gone
+from tercet.ipc.client import ClientError
+
+Handler = Callable[[Request, Door], Awaitable[Any]]
+_GOOD_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+
+
+def make_app(door: Door) -> ASGIApp:
+    """All routes, behind the guard."""
+    routes: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/chat/completions", chat),
+        ("POST", "/v1/completions", complete),
+        ("GET", "/v1/models", _models),
+        ("GET", "/v1/models/{model:path}", _model),
+        ("POST", "/tokenize", _tokenize),
+        ("POST", "/detokenize", _detokenize),
+        ("GET", "/health", _health),
+        ("GET", "/health/ready", _ready),
+        ("GET", "/version", _version),
+    ]
+    app = Starlette(
+        routes=[Route(path, _endpoint(handler, door), methods=[method]) for method, path, handler in routes],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+    )
+    return _Guard(app, door)
+
+
+def _endpoint(handler: Handler, door: Door) -> Callable[[Request], Awaitable[Any]]:
+    async def endpoint(request: Request) -> Any:
+        return await handler(request, door)
+
+    return endpoint
+
+
+class _Guard:
+    """Outermost: lets in who has a key, gives every request a name, forgets those whose client left."""
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app = app
+        self._door = door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        wanted = headers.get("x-request-id", "")
+        request_id = wanted if _GOOD_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
+        scope["state"]["request_id"] = request_id
+
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            if self._door.admits(headers.get("authorization")):
+                await self._app(scope, receive, send_named)
+            else:
+                error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
+                await error.response()(scope, receive, send_named)
+        except (ClientGone, ClientDisconnect):
+            pass  # what it waited for has been cancelled
+
+
+def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+def _on_http_error(request: Request, error: Exception) -> Response:
+    """What the router says: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    wanted = f"; want {error.headers['Allow']}" if error.headers and "Allow" in error.headers else ""
+    response = ApiError(
+        error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}{wanted}"
+    ).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _models(_: Request, door: Door) -> Response:
+    return _json(ModelList(data=[_card(door)]))
+
+
+async def _model(request: Request, door: Door) -> Response:
+    door.check_model(request.path_params["model"])
+    return _json(_card(door))
+
+
+def _card(door: Door) -> ModelCard:
+    return ModelCard(id=door.info.model, created=door.created, max_model_len=door.info.max_model_len)
+
+
+async def _tokenize(request: Request, door: Door) -> Response:
+    body = await read_body(request, TokenizeRequest)
+    door.check_model(body.model)
+    prompt = body.to_prompt()
+    try:
+        tokens = await unless_gone(request.receive, door.client.tokenize(prompt))
+    except ClientError as error:
+        raise from_engine(error, "prompt" if isinstance(prompt, str) else "messages") from None
+    return _json(Tokens(len(tokens), door.info.max_model_len, tokens))
+
+
+async def _detokenize(request: Request, door: Door) -> Response:
+    body = await read_body(request, DetokenizeRequest)
+    door.check_model(body.model)
+    try:
+        return _json(Text(await unless_gone(request.receive, door.client.detokenize(body.tokens))))
+    except ClientError as error:
+        raise from_engine(error, "tokens") from None
+
+
+async def _health(_: Request, door: Door) -> Response:
+    """That this process answers is what counts; the supervisor replaces the others."""
+    return _json({"status": "ok"})
+
+
+async def _ready(_: Request, door: Door) -> Response:
+    complaint = door.condition.complaint()
+    if complaint is not None:
+        raise ApiError(503, complaint, code="not_ready")
+    return _json({"status": "ready"})
+
+
+async def _version(_: Request, door: Door) -> Response:
+    return _json({"version": door.info.version})
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,66 @@
+"""What every route of the HTTP door shares: the engine's client, the keys, the engine's condition.
+
+It knows no route and no byte of HTTP.
+"""
+
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+
+from tercet.engine.http_errors import ApiError
+from tercet.ipc.client import Client
+from tercet.ipc.messages import EngineInfo
+
+
+class Condition:
+    """What the supervisor has said about the engine."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.impaired: tuple[str, ...] = ()
+        """Kinds of process that are being replaced."""
+
+    def complaint(self) -> str | None:
+        """Why a request would not be served now; None if it would."""
+        if self.draining:
+            return "the engine is shutting down"
+        if self.impaired:
+            return f"being started again: {', '.join(self.impaired)}"
+        return None
+
+
+class Door:
+    """One engine, as its HTTP door sees it."""
+
+    def __init__(self, client: Client, info: EngineInfo, api_keys: Sequence[str]) -> None:
+        self.client = client
+        self.info = info
+        """As of the start: name, version and sizes do not change."""
+        self.created = int(time.time())
+        self.condition = Condition()
+        self._keys = [_digest(key) for key in api_keys]
+
+    @property
+    def is_guarded(self) -> bool:
+        return bool(self._keys)
+
+    def admits(self, authorization: str | None) -> bool:
+        """Whether an `Authorization` header opens the door. Takes the same time whatever the key."""
+        if not self._keys:
+            return True
+        scheme, _, key = (authorization or "").partition(" ")
+        given = _digest(key.strip())
+        fits = [hmac.compare_digest(given, known) for known in self._keys]
+        return any(fits) and scheme.lower() == "bearer"
+
+    def check_model(self, model: str | None) -> None:
+        """A request names the model that is served, or none."""
+        if model is not None and model != self.info.model:
+            raise ApiError(
+                404, f"model is {model[:200]!r}; want {self.info.model!r}", param="model", code="model_not_found"
+            )
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode(errors="surrogateescape")).digest()

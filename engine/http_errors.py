@@ -1,0 +1,99 @@
+"""Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}` and a status that fits."""
+
+import math
+import re
+
+import msgspec
+from starlette.responses import Response
+
+from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestTimedOut
+
+_RETRY_AFTER_S = 1.0
+_FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds) ")
+_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
+_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
+_MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(msgspec.Struct, frozen=True):
+    """The body of every answer that is not 2xx."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = _RETRY_AFTER_S if retry_after is None else retry_after
+        self.reply = ErrorReply(ErrorBody(message, _type_of(status), param, code))
+
+    def response(self) -> Response:
+        headers = {}
+        if self.status in (429, 503):
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        if self.status in (408, 413):  # the rest of the body is not read
+            headers["connection"] = "close"
+        return Response(msgspec.json.encode(self.reply), self.status, headers, "application/json")
+
+
+def _type_of(status: int) -> str:
+    match status:
+        case 401:
+            return "authentication_error"
+        case 404:
+            return "not_found_error"
+        case 429:
+            return "rate_limit_error"
+        case _:
+            return "invalid_request_error" if status < 500 else "server_error"
+
+
+def from_engine(error: ClientError, prompt_field: str) -> ApiError:
+    """What the engine said, as HTTP says it. `prompt_field`: what this endpoint calls the prompt."""
+    message = str(error)
+    match error:
+        case Overloaded(code="overloaded", retry_after=retry_after):
+            return ApiError(429, message, code="overloaded", retry_after=retry_after)
+        case Overloaded() | EngineDied():
+            return ApiError(503, message, code=error.code)
+        case RequestTimedOut():
+            return ApiError(504, message, code=error.code)
+    if error.code in ("prompt_too_long", "too_long_for_cache"):
+        return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
+    field = _FIELD_AT_START.match(message)
+    param = field[1] if field else None
+    return ApiError(400, message, param=prompt_field if param == "prompt" else param, code=error.code)
+
+
+def from_decoding(error: msgspec.DecodeError) -> ApiError:
+    """The body was no JSON, or not of the wanted shape: name the field."""
+    message = str(error)
+    path = _PATH.search(message)
+    where = path[1] if path else ""
+    field = _UNKNOWN_FIELD.search(message) or _MISSING_FIELD.search(message)
+    param = ".".join(part for part in (where, field[1] if field else "") if part) or None
+    if isinstance(error, msgspec.ValidationError):
+        return ApiError(400, f"the request cannot be read: {message}", param=param, code="invalid_request")
+    return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")

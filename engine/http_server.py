@@ -1,0 +1,168 @@
+"""The HTTP server around the application: its socket, its limits, its beginning and its end.
+
+uvicorn moves the bytes. It knows no route.
+"""
+
+import asyncio
+import contextlib
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from httptools import HttpParserError
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tercet.engine.child import SupervisorLink
+from tercet.engine.errors import StartupFailed
+from tercet.engine.http_address import parse_http_address
+from tercet.engine.http_app import make_app
+from tercet.engine.http_door import Door
+from tercet.ipc.client import Client
+from tercet.ipc.messages import Abandon, Drain, Impaired, Serving, ToChild
+
+_MOST_HEADER_BYTES = 32 * 2**10
+_HEADER_SECONDS = 30.0
+"""From a connection's first byte, or its beginning, to the end of a request's headers."""
+_IDLE_SECONDS = 75
+_BACKLOG = 4096
+_FAREWELL_SECONDS = 1
+"""What is being sent when the engine ends has so long to leave."""
+
+
+def bind(address: str) -> socket.socket:
+    """Take the address, or say who has it."""
+    host, port = parse_http_address(address)
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError as error:
+        raise StartupFailed(f"--http {address}: {error.strerror or error}") from None
+    return listener
+
+
+async def serve(link: SupervisorLink, listener: socket.socket) -> None:
+    """Until the supervisor says that the engine ends."""
+    _raise_file_limit()
+    spec = link.spec
+    async with Client(spec.addresses.listen[0], connect_timeout=spec.config.startup_timeout) as client:
+        door = Door(client, await client.info(), spec.config.api_key)
+        server = _Server(_uvicorn_config(make_app(door)))
+        loop = asyncio.get_running_loop()
+
+        def obey(command: ToChild) -> None:
+            match command:
+                case Drain():
+                    door.condition.draining = True
+                case Impaired(roles=roles):
+                    door.condition.impaired = roles
+                case Abandon():
+                    door.condition.draining = True
+                    server.should_exit = True
+                case _:
+                    raise AssertionError(f"{command!r} is not for the HTTP door")
+
+        serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+        beating = asyncio.ensure_future(_beat(link))
+        try:
+            while not (server.started or serving.done()):
+                await asyncio.sleep(0.01)
+            link.subscribe(lambda command: _soon(loop, obey, command))
+            link.tell(Serving())
+            await serving
+        finally:
+            beating.cancel()
+
+
+def _soon(loop: asyncio.AbstractEventLoop, obey: Any, command: ToChild) -> None:
+    """Called in the link's thread."""
+    with contextlib.suppress(RuntimeError):  # the loop has ended, so there is nobody to obey
+        loop.call_soon_threadsafe(obey, command)
+
+
+async def _beat(link: SupervisorLink) -> None:
+    count = 0
+    while True:
+        link.beat(count)
+        count += 1
+        await asyncio.sleep(link.beat_seconds)
+
+
+def _uvicorn_config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_CappedProtocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_IDLE_SECONDS,
+        timeout_graceful_shutdown=_FAREWELL_SECONDS,
+    )
+
+
+def _raise_file_limit() -> None:
+    """Each connection is an open file."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals alone: the supervisor says when it is over."""
+        yield
+
+
+class _CappedProtocol(HttpToolsProtocol):
+    """One connection, whose headers are bounded in size and in time."""
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._num_header_bytes = 0
+        self._in_headers = True
+        self._too_late: asyncio.TimerHandle | None = None
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            if self._too_late is None:
+                self._expect_headers()
+            # Bytes of the body may be among them; what comes in one piece is small.
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._num_header_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_headers_complete(self) -> None:
+        if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > _MOST_HEADER_BYTES:
+            raise HttpParserError("headers too large")
+        self._in_headers = False
+        if self._too_late is not None:
+            self._too_late.cancel()
+            self._too_late = None
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers, self._num_header_bytes = True, 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._too_late is not None:
+            self._too_late.cancel()
+        super().connection_lost(exc)
+
+    def _expect_headers(self) -> None:
+        self._too_late = self.loop.call_later(_HEADER_SECONDS, self._refuse, b"408 Request Timeout")
+
+    def _refuse(self, status: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            self.transport.close()

@@ -1,0 +1,204 @@
+"""What OpenAI's clients send, and what it means in the engine's own words.
+
+Every field is here or refused; a field whose effect the engine does not have takes its neutral value only. Whether a
+number makes sense is decided by the engine. Beyond OpenAI's fields there are the engine's own sampling parameters,
+which clients send as `extra_body`.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tercet.engine.http_errors import ApiError
+from tercet.ipc.messages import ChatMessage, SamplingParams
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`include_usage`: one more chunk at the end says what was consumed."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A piece of a message. The engine takes text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation. An assistant's may be what an earlier answer said, just as it came."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+    def to_engine(self, index: int) -> ChatMessage:
+        content = self.content
+        if content is None:
+            raise ApiError(400, f"messages[{index}].content is null; want text", param=f"messages[{index}].content")
+        text = content if isinstance(content, str) else "".join(part.text for part in content)
+        # To a chat template, instructions of the developer are those of the system.
+        return ChatMessage("system" if self.role == "developer" else self.role, text)
+
+
+class _Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    """Goes into the log of requests."""
+    max_tokens: Int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: Int | None = None
+    stop: str | list[str] | None = None
+    seed: Int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    top_k: Int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[Int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: Int | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def check(self) -> None:
+        """What only makes sense together."""
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(400, "stream_options came without stream; want both or neither", param="stream_options")
+
+    def _params(self, **more: Any) -> SamplingParams:
+        given: dict[str, Any] = {}
+        for field in SamplingParams.__struct_fields__:
+            value = more.get(field, getattr(self, field, None))
+            if value is not None:
+                given[field] = tuple(value) if isinstance(value, list) else value
+        if self.logit_bias is not None:
+            given["logit_bias"] = _ids_to_bias(self.logit_bias)
+        return SamplingParams(**given)
+
+
+class ChatCompletionRequest(_Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Int | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    modalities: list[Literal["text"]] | None = None
+
+    def to_prompt(self) -> list[ChatMessage]:
+        return [message.to_engine(index) for index, message in enumerate(self.messages)]
+
+    def to_params(self) -> SamplingParams:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ApiError(400, "top_logprobs came without logprobs; want logprobs true as well", param="top_logprobs")
+        limit = self.max_completion_tokens
+        if limit is not None and self.max_tokens is not None and limit != self.max_tokens:
+            raise ApiError(
+                400,
+                f"max_completion_tokens is {limit} and max_tokens {self.max_tokens}; want one of them",
+                param="max_completion_tokens",
+            )
+        return self._params(
+            max_tokens=self.max_tokens if limit is None else limit,
+            logprobs=(self.top_logprobs or 0) if self.logprobs else None,
+        )
+
+
+class CompletionRequest(_Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/completions."""
+
+    prompt: str | list[Any]
+    """A text, several texts, token ids, or several lists of token ids."""
+    max_tokens: Int | None = 16
+    logprobs: Int | None = None
+    echo: Literal[False] | None = None
+    suffix: None = None
+    best_of: Literal[1] | None = None
+
+    def to_prompts(self) -> list[str | list[int]]:
+        """One or more prompts; their answers come in this order."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if _are_ids(self.prompt):
+            return [self.prompt]
+        if 1 <= len(self.prompt) <= MAX_PROMPTS and all(isinstance(one, str) or _are_ids(one) for one in self.prompt):
+            return self.prompt
+        raise ApiError(
+            400,
+            f"prompt is a list that cannot be read; want a text, token ids, or 1 to {MAX_PROMPTS} of either",
+            param="prompt",
+        )
+
+    def to_params(self) -> SamplingParams:
+        return self._params()
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /tokenize: either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+
+    def to_prompt(self) -> str | list[ChatMessage]:
+        if (self.prompt is None) == (self.messages is None):
+            raise ApiError(400, "prompt and messages: want one of them", param="prompt")
+        if self.messages is None:
+            assert self.prompt is not None
+            return self.prompt
+        if not self.messages:
+            raise ApiError(400, "messages is empty; want at least 1", param="messages")
+        return [message.to_engine(index) for index, message in enumerate(self.messages)]
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /detokenize."""
+
+    tokens: list[Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]]
+    model: str | None = None
+
+
+MAX_PROMPTS = 256
+"""In one request for completions."""
+
+
+def _are_ids(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(type(one) is int and 0 <= one < 2**31 for one in value)  # a bool is no token
+    )
+
+
+def _ids_to_bias(bias: dict[str, float]) -> dict[int, float]:
+    """JSON's keys are strings."""
+    for key in bias:
+        if not (key.isascii() and key.isdigit() and len(key) < 10):
+            raise ApiError(400, f"logit_bias has key {key[:50]!r}; want token ids", param="logit_bias")
+    return {int(key): value for key, value in bias.items()}

@@ -1,0 +1,147 @@
+"""What OpenAI's clients read: bodies of whole answers, and chunks of streamed ones. Shapes only."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from tercet.ipc.client import Generation
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """`cached_tokens`: of the prompt, these had been computed before."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a request consumed."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class AssistantMessage(msgspec.Struct, frozen=True):
+    """The answer to a conversation."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer of several."""
+
+    index: int
+    message: AssistantMessage
+    logprobs: Any
+    finish_reason: FinishReason
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of an answer to POST /v1/chat/completions."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is new of an answer."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """What is new of one answer of several."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: Any
+    finish_reason: FinishReason | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """One continuation, or what is new of it."""
+
+    index: int
+    text: str
+    logprobs: Any
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of an answer to POST /v1/completions, or one event of it."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "tercet"
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of an answer to GET /v1/models."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """The body of an answer to POST /tokenize."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+
+
+class Text(msgspec.Struct, frozen=True):
+    """The body of an answer to POST /detokenize."""
+
+    prompt: str
+
+
+def usage_of(generations: list[Generation]) -> Usage:
+    """Of all answers to one HTTP request together."""
+    num_prompt = sum(one.usage.num_prompt_tokens for one in generations)
+    num_generated = sum(one.usage.num_generated_tokens for one in generations)
+    num_cached = sum(one.usage.num_cached_tokens for one in generations)
+    return Usage(num_prompt, num_generated, num_prompt + num_generated, PromptTokensDetails(num_cached))
+
+
+def finish_reason(generation: Generation) -> FinishReason:
+    """Nobody is left to read of a request that was cancelled."""
+    return "length" if generation.reason == "length" else "stop"

@@ -1,0 +1,60 @@
+"""What a client has asked that is no request: each question has one answer, and is asked again on a new connection.
+
+It knows no socket: `send` is the client's.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio
+
+from tercet.ipc.call import ClientError, EngineDied, error_of
+from tercet.ipc.messages import Detokenized, Failed, Question, Tokenized
+
+Answer = Tokenized | Detokenized
+_DEADLINE_S = 60.0
+
+
+class Questions:
+    """The open questions of one client."""
+
+    def __init__(self, send: Callable[[Question], None]) -> None:
+        self._send = send
+        self._open: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
+
+    async def ask(self, question: Question) -> Answer:
+        """Send it and wait for its answer. Raises `ClientError`."""
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._open[question.request_id] = question, answer
+        try:
+            self._send(question)
+            with anyio.fail_after(_DEADLINE_S):
+                return await answer
+        except TimeoutError:
+            raise EngineDied("no_answer", f"the engine has not answered within {_DEADLINE_S:g} s") from None
+        finally:
+            self._open.pop(question.request_id, None)
+
+    def ask_again(self) -> None:
+        """The connection is a new one."""
+        for question, _ in self._open.values():
+            self._send(question)
+
+    def take(self, message: Answer) -> None:
+        """An answer has come; perhaps to somebody who no longer waits."""
+        _, answer = self._open.get(message.request_id, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+    def fail(self, failed: Failed) -> bool:
+        """Whether a question, and not a request, has failed."""
+        _, answer = self._open.get(failed.request_id, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_exception(error_of(failed))
+        return answer is not None
+
+    def lose(self, error: ClientError) -> None:
+        """No answer will come any more."""
+        for _, answer in self._open.values():
+            if not answer.done():
+                answer.set_exception(error)

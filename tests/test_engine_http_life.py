@@ -1,0 +1,116 @@
+"""The HTTP door when something ends: the engine drains, a process dies, the address is taken."""
+
+import asyncio
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from checkpoints import checkpoint
+from daemon import Daemon, free_port
+from engine_children import children
+from test_scripts_serve import serve
+
+FLAGS = ("--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny")
+LONG = {"model": "tiny", "prompt": "the cat", "max_tokens": 480, "temperature": 0, "extra_body": {"ignore_eos": True}}
+
+
+def open_door(*flags: str) -> Daemon:
+    return Daemon(str(checkpoint("llama")), *FLAGS, "--http", f"127.0.0.1:{free_port()}", *flags)
+
+
+async def read(client: AsyncOpenAI, begun: asyncio.Event) -> str:
+    text = ""
+    async for chunk in await client.completions.create(stream=True, **LONG):  # type: ignore[call-overload]
+        begun.set()
+        text += chunk.choices[0].text
+    return text
+
+
+async def ready(http: str, wanted: int) -> httpx.Response:
+    """The readiness once it is so."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            answer = httpx.get(f"{http}/health/ready")
+            if answer.status_code == wanted:
+                return answer
+        except httpx.TransportError:
+            assert wanted == 200, "the door is shut"
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def test_a_death_is_a_pause_and_draining_lets_finish() -> None:
+    with open_door() as daemon:
+        base = {"base_url": f"{daemon.http}/v1", "api_key": "none", "timeout": 60.0, "max_retries": 0}
+        async with AsyncOpenAI(**base) as client:  # type: ignore[arg-type]
+            undisturbed = await read(client, asyncio.Event())
+            for role in ("worker", "tokenizer"):
+                begun = asyncio.Event()
+                reading = asyncio.ensure_future(read(client, begun))
+                await begun.wait()
+                (process,) = children(daemon.process.pid, role)
+                process.send_signal(signal.SIGKILL)
+                answer = await ready(daemon.http, 503)
+                assert role in answer.json()["error"]["message"]
+                assert httpx.get(f"{daemon.http}/health").status_code == 200
+                assert await reading == undisturbed
+                await ready(daemon.http, 200)
+
+            (door,) = children(daemon.process.pid, "http")
+            door.send_signal(signal.SIGKILL)
+            door.wait(10)
+            await ready(daemon.http, 200)
+        async with AsyncOpenAI(**base) as client:  # type: ignore[arg-type]
+            begun = asyncio.Event()
+            readings = [asyncio.ensure_future(read(client, begun)) for _ in range(4)]
+            await begun.wait()
+            daemon.process.send_signal(signal.SIGTERM)
+            await ready(daemon.http, 503)
+            refused = httpx.post(f"{daemon.http}/v1/completions", json={"prompt": "x"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "draining"
+            assert await asyncio.gather(*readings) == [undisturbed] * 4
+            assert await asyncio.to_thread(daemon.process.wait, 20) == 0
+
+
+def test_a_key_is_needed_beyond_loopback(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = serve("x", "--http", "0.0.0.0:8000")
+    assert done.returncode == 2
+    assert "want a loopback address, as in 127.0.0.1:8000, or an --api-key" in done.stderr
+    monkeypatch.setenv("TERCET_API_KEY", "open-sesame")
+    with open_door() as daemon:
+        assert httpx.get(f"{daemon.http}/version").status_code == 401
+        assert httpx.get(f"{daemon.http}/version", headers={"authorization": "Bearer open-sesame"}).is_success
+    assert "open-sesame" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--http", "8000"], "--http got '8000'; want HOST:PORT"),
+        (["--http", "127.0.0.1:0"], "want HOST:PORT"),
+        (["--http", "127.0.0.1:80000"], "want HOST:PORT"),
+        (["--http", "127.0.0.1:8000", "--api-key", "short"], "a key of 5 characters; want 8 to 512"),
+        (["--api-key", "long-enough"], "there is none; want --http"),
+    ],
+)
+def test_wrong_flags(arguments: list[str], words: str) -> None:
+    done = serve("x", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+
+
+def test_an_address_in_use_is_known_at_once(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        done = serve(str(checkpoint("llama")), *FLAGS, "--http", address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == f"tercet: http: --http {address}: Address already in use"
