@@ -20,6 +20,8 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from interpreted import rerun_interpreted
 from paged_attention import Heads, PagedCache
 from slot_tables import random_table
+from tercet.triton_kernels import add_rms_norm as norm_module
+from tercet.triton_kernels import attention_prologue as prologue_module
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_name
@@ -38,6 +40,8 @@ from tercet.triton_kernels.tuning import load_table
 
 DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 SIZES = (1, 2, 7, 8, 16, 17) if INTERPRETED else (1, 2, 7, 8, 16, 17, 64, 65, 255, 256, 1000)
+FEW = SIZES[len(SIZES) // 2]
+"""Where kernels change how they go about it: among the sizes."""
 SPLIT = 512
 """Decode attention in deterministic mode cuts sequences here; each test of lengths goes across it."""
 EPS = 1e-6
@@ -118,8 +122,9 @@ def test_products(product: str) -> None:
 
 @kernels
 @pytest.mark.parametrize("width", [64, 1000] if INTERPRETED else [64, 576, 1024, 4096, 5120])
-def test_norms(width: int) -> None:
+def test_norms(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     most = max(SIZES) + 3
+    monkeypatch.setattr(norm_module, "_FEW_ROWS", FEW)
     x, residual, weight = randn(most, width), randn(most, width), randn(width)
 
     def added(rows: slice) -> Tensor:
@@ -134,9 +139,10 @@ def test_norms(width: int) -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(6, 2, 16)] if INTERPRETED else [(16, 8, 128), (14, 2, 64), (4, 4, 96), (8, 1, 256)]
 )
-def test_prologue(heads: int, kv_heads: int, dim: int) -> None:
+def test_prologue(heads: int, kv_heads: int, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Queries and what goes into the cache: the same for a decode row as in the longest chunk."""
     most, page = max(SIZES) + 3, 16
+    monkeypatch.setattr(prologue_module, "_FEW_TOKENS", FEW)
     qkv, norms = randn(most, (heads + 2 * kv_heads) * dim), (randn(dim), randn(dim))
     positions = torch.randint(0, 500, (most,), dtype=torch.int32, device=DEVICE)
     cells = torch.randperm((most // page + 2) * page, device=DEVICE)[:most]

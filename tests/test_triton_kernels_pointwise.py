@@ -96,7 +96,9 @@ def test_embedding(place: Place, width: int, vocab_start: int) -> None:
         assert torch.equal(got[row], wanted)
 
 
-@pytest.mark.parametrize("shape", [(1, 1024), (257, 64), (33, 5120), (5, 1000), (64, 16, 128), (2, 16384)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1024), (2100 if HAVE_GPU else 130, 64), (33, 5120), (5, 1000), (64, 16, 128), (2, 16384)], ids=str
+)
 def test_norms(place: Place, shape: tuple[int, ...]) -> None:
     x, residual, weight = place.random(*shape) * 3, place.random(*shape), place.random(shape[-1])
     place.check_rounded(rms_norm(x, weight, EPS), normed(x, weight))
@@ -164,7 +166,7 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
     ("heads", "kv_heads", "dim", "rotary_dim"),
     [(7, 1, 80, 80), (4, 4, 96, 48), *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256)] if HAVE_GPU else [])],
 )
-@pytest.mark.parametrize("count", [1, 65, 523])
+@pytest.mark.parametrize("count", [1, 13, 523])
 def test_prologue(
     place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, with_norms: bool
 ) -> None:
