@@ -18,7 +18,7 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 
 ROW_WORDS = 4
 WORKER_WORDS = 12
-EXTRA_PLACES = 1
+EXTRA_PLACES = 4
 """What beginning with a row and head costs, in tiles: short rows have more of it."""
 _FEWEST_PLACES = 2
 """A worker with less to do than this costs more in merging than it saves."""
@@ -153,5 +153,6 @@ def plan_decode_shares(decode_slots_B: Tensor, shares: DecodeShares, num_kv_head
     _share_kernel[(triton.cdiv(W, block_w),)](
         shares.lengths_B, decode_slots_B, shares.rows_B4, shares.workers_WN, B, W,
         BLOCK_B=block_b, BLOCK_W=block_w, TILE=shares.tile, KV_HEADS=num_kv_heads, FEWEST=_FEWEST_PLACES,
-        EXTRA=EXTRA_PLACES, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4, **overlap_options(decode_slots_B),
+        EXTRA=EXTRA_PLACES, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4,
+        **overlap_options(decode_slots_B),
     )  # fmt: skip

@@ -42,7 +42,8 @@ def plan_fused_decode(
 ) -> DecodeShares:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
     num_kv_heads, _, head_dim = k_cache.shape[1:]
-    num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+    # A round number: batches of round sizes are cut into whole rows, and leave nothing to merge.
+    num_workers = max(_WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device) // 64 * 64, 16)
     shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, _TILE)
     plan_decode_shares(decode_slots_B, shares, num_kv_heads)
     return shares
