@@ -75,8 +75,9 @@ class FrontDoor:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return Delivery.GONE
-        if self._readiness is not None:
-            self._readiness.refresh()
+        finally:  # a send that fails swallows the signal of what has arrived as well
+            if self._readiness is not None:
+                self._readiness.refresh()
         return Delivery.SENT
 
     def close(self) -> None:

@@ -285,6 +285,25 @@ async def test_several_doors_and_who_has_left(address: str, context: zmq.Context
     door.close()
 
 
+async def test_sending_to_who_has_left_misses_no_wake_up(address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    door = FrontDoor([address], context)
+    door.open()
+    client = context.socket(zmq.DEALER)
+    try:
+        client.connect(address)
+        for text in (b"first", b"second", b"third"):
+            receiving = asyncio.ensure_future(door.receive())
+            await asyncio.sleep(0.05)  # it waits
+            client.send(text)
+            time.sleep(0.2)  # the message arrives while the event loop is busy with something else
+            assert door.send(b"nobody", b"words") is Delivery.GONE
+            ((_, received),) = await asyncio.wait_for(receiving, 5)
+            assert received == text
+    finally:
+        client.close(linger=0)
+        door.close()
+
+
 async def test_a_client_that_does_not_read_is_not_sent_for_ever(
     address: str, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
