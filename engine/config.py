@@ -74,6 +74,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Deaths of one process within `restart_window` that are made good; one more ends the engine."""
     restart_window: float = 60.0
 
+    trace_dir: str | None = None
+    """Folder where each process records what it did when; `scripts/bench.py trace` makes a picture of it."""
+
     def __post_init__(self) -> None:
         _check_choice("device", self.device, get_args(Device))
         _check_choice("dtype", self.dtype, get_args(DType))

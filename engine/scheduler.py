@@ -14,6 +14,7 @@ from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
+from tercet.engine.trace import Span, open_lane, record_collections
 from tercet.ipc.messages import (
     Abort,
     Forget,
@@ -21,6 +22,7 @@ from tercet.ipc.messages import (
     Loaded,
     Sampled,
     Serving,
+    Step,
     Submit,
     ToChild,
     Tokens,
@@ -54,7 +56,7 @@ def main(link: SupervisorLink) -> None:
     )
     planner = Planner(settings, os.urandom(32))
     planner.epoch = link.spec.incarnation
-    loop = StepLoop(planner, link)
+    loop = StepLoop(planner, link) if config.trace_dir is None else TracedStepLoop(planner, link)
     link.tell(Serving())
     while True:
         loop.turn(inbox)
@@ -78,7 +80,9 @@ class StepLoop:
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
         message = inbox.receive(_RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds))
-        now = time.monotonic()
+        self._work(inbox, message, time.monotonic())
+
+    def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:
         while not self._commands.empty():
             self._obey(self._commands.get())
         while message is not None:
@@ -86,11 +90,17 @@ class StepLoop:
             message = inbox.receive(0)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
-        while not self._unsent and (step := self._planner.plan(now)) is not None:
+        while not self._unsent and self._plan(now) is not None:
+            pass
+        self._tell(now)
+
+    def _plan(self, now: float) -> Step | None:
+        step = self._planner.plan(now)
+        if step is not None:
             encoded = self._encoder.encode(step)
             for worker in self._workers:
                 worker.send_encoded(encoded)
-        self._tell(now)
+        return step
 
     def _take(self, message: ToScheduler, now: float) -> None:
         match message:
@@ -126,6 +136,39 @@ class StepLoop:
                 self._told = load
             self._last_load = now
         self._link.beat(self._planner.num_steps)
+
+
+class TracedStepLoop(StepLoop):
+    """A step loop that leaves a record."""
+
+    def __init__(self, planner: Planner, link: SupervisorLink) -> None:
+        super().__init__(planner, link)
+        folder = link.spec.config.trace_dir or ""
+        self._lane = open_lane(folder, "scheduler", "loop")
+        record_collections(open_lane(folder, "scheduler", "garbage"))
+
+    def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:
+        begin_ns = self._lane.now()
+        super()._work(inbox, message, now)
+        self._lane.end(Span.TURN, begin_ns)
+
+    def _take(self, message: ToScheduler, now: float) -> None:
+        begin_ns = self._lane.now()
+        super()._take(message, now)
+        match message:
+            case Sampled(step_id=step_id):
+                self._lane.end(Span.TAKE_SAMPLED, begin_ns, step_id)
+            case Submit(number=number):
+                self._lane.end(Span.TAKE_SUBMIT, begin_ns, number)
+            case _:
+                self._lane.end(Span.TAKE_OTHER, begin_ns)
+
+    def _plan(self, now: float) -> Step | None:
+        begin_ns = self._lane.now()
+        step = super()._plan(now)
+        if step is not None:
+            self._lane.end(Span.PLAN, begin_ns, step.step_id, step.count)
+        return step
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from tercet.engine.front_desk import Client, FrontDesk, Item, Live
 from tercet.engine.reception import Reception
 from tercet.engine.request_check import MAX_STOP_IDS, Refusal, Rules, check_defaults
 from tercet.engine.text_codec import TextCodec, load_codec
+from tercet.engine.trace import Span, open_lane, record_collections
 from tercet.ipc.front_door import Delivery, FrontDoor
 from tercet.ipc.messages import (
     Abandon,
@@ -202,11 +203,14 @@ class Tokenizer:
 
     async def _serve_scheduler(self, inbox: AsyncInbox[ToTokenizer]) -> None:
         while True:
-            items, aborts = self._desk.accept(await inbox.receive(), time.monotonic())
-            self._abort(aborts)
-            for client, news in items.items():
-                self._post(client, Batch(tuple(news)))
-            self._end_if_drained()
+            self._speak(await inbox.receive())
+
+    def _speak(self, messages: list[ToTokenizer]) -> None:
+        items, aborts = self._desk.accept(messages, time.monotonic())
+        self._abort(aborts)
+        for client, news in items.items():
+            self._post(client, Batch(tuple(news)))
+        self._end_if_drained()
 
     # ------------------------------------------------------------------------------------ to both sides
 
@@ -296,6 +300,26 @@ class Tokenizer:
             self._done.set()
 
 
+class TracedTokenizer(Tokenizer):
+    """A tokenizer that leaves a record. What is encoded aside of the event loop is not in it."""
+
+    async def serve(self, inbox: AsyncInbox[ToTokenizer], limits: Limits) -> None:
+        folder = self._link.spec.config.trace_dir or ""
+        self._lane = open_lane(folder, "tokenizer", "loop")
+        record_collections(open_lane(folder, "tokenizer", "garbage"))
+        await super().serve(inbox, limits)
+
+    def _hear(self, client: Client, frames: list[bytes]) -> None:
+        begin_ns, number = self._lane.now(), self._desk.next_number
+        super()._hear(client, frames)
+        self._lane.end(Span.HEAR, begin_ns, number if self._desk.next_number > number else 0)
+
+    def _speak(self, messages: list[ToTokenizer]) -> None:
+        begin_ns = self._lane.now()
+        super()._speak(messages)
+        self._lane.end(Span.SPEAK, begin_ns, len(messages))
+
+
 def main(link: SupervisorLink) -> None:
     """Bind the doors first: an address in use is known before a model is loaded. Serve after `Begin`."""
     spec = link.spec
@@ -315,7 +339,8 @@ def main(link: SupervisorLink) -> None:
         inbox: AsyncInbox[ToTokenizer] = AsyncInbox(spec.addresses.tokenizer, ToTokenizer, context)
         desk = FrontDesk(codec.pieces, (spec.incarnation << _NUMBER_BITS) + 1)
         connect = partial(Outbox, spec.addresses.scheduler, context)
-        tokenizer = Tokenizer(door, connect, desk, Reception(desk, codec, rules), link)
+        make = Tokenizer if spec.config.trace_dir is None else TracedTokenizer
+        tokenizer = make(door, connect, desk, Reception(desk, codec, rules), link)
         try:
             await tokenizer.serve(inbox, limits)
         finally:

@@ -17,6 +17,7 @@ from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
+from tercet.engine.traced_worker import TracedRunner
 from tercet.ipc.messages import Limits, Loaded, Phase, Sampled, Serving, Step, ToWorker
 from tercet.ipc.sockets import Inbox, Outbox
 
@@ -107,6 +108,8 @@ def main(link: SupervisorLink) -> None:
     address = link.spec.addresses.workers[rank]
     inbox: Inbox[ToWorker] = Inbox(address, ToWorker)
     runner = _make_runner(link)
+    if link.spec.config.trace_dir is not None:
+        runner = TracedRunner(runner, link.spec)
     link.tell(Loaded(runner.limits))
     link.wait_begin()
     answers: Answers | LateAnswers | NoAnswers
@@ -157,6 +160,7 @@ def _load_model(link: SupervisorLink) -> StepRunner:
     import torch
 
     from tercet.model.kv_cache import CPU_BYTES, count_pages, make_kv_cache
+    from tercet.model.late_compiles import warn_of_late_compiles
     from tercet.model.load import load_decoder
     from tercet.model.memory import kv_cache_bytes
     from tercet.model.parallel import Group, set_cpu_threads
@@ -195,6 +199,7 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         run_ahead=config.run_ahead,
         max_lease=config.max_lease,
         enforce_eager=config.enforce_eager,
+        timed=config.trace_dir is not None,
     )
     if config.kv_cache_memory is not None:
         num_bytes = config.kv_cache_memory
@@ -205,7 +210,10 @@ def _load_model(link: SupervisorLink) -> StepRunner:
     num_pages = count_pages(decoder.config, num_bytes, config.page_size, decoder.dtype, group)
     kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, decoder.dtype, device, group.size)
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens", 1, 1))
-    return Runner(decoder, kv_cache, settings, lambda done, total: link.tell(Phase("graphs", done, total)))
+    runner = Runner(decoder, kv_cache, settings, lambda done, total: link.tell(Phase("graphs", done, total)))
+    if on_gpu:
+        warn_of_late_compiles()
+    return runner
 
 
 if __name__ == "__main__":

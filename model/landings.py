@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tercet.model.stopwatch import NoStopwatch, Stopwatch
 from tercet.triton_kernels.sample import TokenRing
 
 _TIMEOUT_S = 600.0
@@ -37,11 +38,12 @@ class DoneLanding:
 class LandingRing:
     """Pinned places for the tokens of steps in flight. Host and device count the turns each for itself."""
 
-    def __init__(self, depth: int, max_rows: int, device: torch.device) -> None:
+    def __init__(self, depth: int, max_rows: int, device: torch.device, *, timed: bool = False) -> None:
         places_KR = torch.zeros(depth, max_rows, dtype=torch.int32, pin_memory=True)
         self.ring = TokenRing(places_KR, torch.zeros(1, dtype=torch.int32, device=device))
         self._arrays: NDArray[np.int32] = places_KR.numpy()
-        self._events = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+        self._events = [torch.cuda.Event(enable_timing=timed) for _ in range(depth)]  # type: ignore[no-untyped-call]
+        self._stopwatch = Stopwatch(self._events) if timed else NoStopwatch()
         self._in_use = [threading.Lock() for _ in range(depth)]
         self._turn = 0
 
@@ -55,17 +57,22 @@ class LandingRing:
         if not self._in_use[self._turn].acquire(timeout=_TIMEOUT_S):  # nobody waits for tokens any more
             raise TimeoutError(f"nobody took the tokens of a step for {_TIMEOUT_S:g} s")
 
+    def launching(self) -> None:
+        """Between `reserve` and the launch."""
+        self._stopwatch.start(self._turn)
+
     def launched(self, rows: NDArray[np.intp] | slice) -> Landing:
         """After each launch. `rows`: which of the step's rows are not padding."""
         self._events[self._turn].record()
         return _RingLanding(self, self._turn, rows)
 
-    def take(self, place: int, rows: NDArray[np.intp] | slice) -> NDArray[np.int32]:
-        """Wait for one place's tokens, and free it."""
+    def take(self, place: int, rows: NDArray[np.intp] | slice) -> tuple[NDArray[np.int32], tuple[int, int]]:
+        """Wait for one place's tokens, and free it. Also when the step ran, where that is known."""
         self._events[place].synchronize()
         token_ids = self._arrays[place, rows].copy()
+        interval_ns = self._stopwatch.interval_ns(place)
         self._in_use[place].release()
-        return token_ids
+        return token_ids, interval_ns
 
 
 class _RingLanding:
@@ -73,6 +80,9 @@ class _RingLanding:
         self._ring = ring
         self._place = place
         self._rows = rows
+        self.interval_ns = (0, 0)
+        """When the step ran, on the host's monotonic clock: known after `wait`, if steps are timed."""
 
     def wait(self) -> NDArray[np.int32]:
-        return self._ring.take(self._place, self._rows)
+        token_ids, self.interval_ns = self._ring.take(self._place, self._rows)
+        return token_ids

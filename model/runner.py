@@ -39,6 +39,8 @@ class RunnerSettings:
     run_ahead: int = 2
     max_lease: int = 4
     enforce_eager: bool = False
+    timed: bool = False
+    """Landings on a GPU know when their step ran; costs two events a step."""
 
 
 class Runner:
@@ -70,7 +72,7 @@ class Runner:
         self.limits = Limits(self._num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
         if self._on_gpu:
             depth = (settings.run_ahead + 2) * settings.max_lease
-            self._landings = LandingRing(depth, self._shapes.max_rows, device)
+            self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
             self._graphs = StepGraphs(self._run_on_gpu)
             self._warm_up(settings.enforce_eager, progress)
 
@@ -135,6 +137,7 @@ class Runner:
         answers = self._decoder.group.rank == 0  # what the others sample is the same, and nobody waits for it
         if answers:
             self._landings.reserve()
+            self._landings.launching()
         if not self._graphs.replay(self._shape):
             self._run_on_gpu(self._shape)
         if not answers:

@@ -1,8 +1,9 @@
-"""Measure engines: `python scripts/bench.py offline|host|planner …`. The only source of performance claims.
+"""Measure engines: `python scripts/bench.py offline|serve|host|planner|trace …`. The only source of performance claims.
 
 offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
 host:    the engine around a worker that computes nothing: what processes and messages alone can carry.
 planner: the scheduler's pure core alone.
+trace:   nothing new: one Chrome trace out of what the processes of an engine left in its --trace-dir.
 Each prints a table; `--json FILE` writes every figure with versions and the card.
 """
 
@@ -21,12 +22,18 @@ from bench_host import add_host_flags, run_host, run_planner
 from engine_flags import add_engine_flags
 from shapes import SHAPES, write_shape
 from tercet.engine.model_files import locate
+from trace_file import RunRecord, run_trace
 from workloads import STANDARD, Workload, workload
 
 
-def measure(engine: BenchEngine, work: Workload) -> dict[str, Any]:
+def measure(engine: BenchEngine, work: Workload, record: RunRecord | None = None) -> dict[str, Any]:
     """Run one workload; the first run warms up and does not count."""
-    seconds = [_timed(engine, work.prompts, work.output_lengths) for _ in range(work.repeats)]
+    seconds = []
+    for repeat in range(work.repeats):
+        begin_ns = time.monotonic_ns()
+        seconds.append(_timed(engine, work.prompts, work.output_lengths))
+        if record is not None:
+            record.add(f"{work.name} #{repeat}", begin_ns)
     best = min(seconds[1:]) if len(seconds) > 1 else seconds[0]
     match work.measure:
         case "output tok/s":
@@ -59,16 +66,22 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         model = str(locate(arguments.model)) if arguments.model else str(write_shape(arguments.shape, Path(scratch)))
         if arguments.shape:
             options.setdefault("load_format", "dummy")
+        record = None
+        if arguments.trace is not None:
+            options["trace_dir"] = str(Path(scratch) / "trace")
+            record = RunRecord(options["trace_dir"])
         for name in arguments.engine:
             started = time.perf_counter()
             engine = ENGINES[name](model, options)
             rows.append({"workload": "start", "measure": "s", "figure": time.perf_counter() - started, "engine": name})
             print(f"{name:14} {'start':16} {rows[-1]['figure']:12.2f} s", flush=True)
             for work in works:
-                row = {**measure(engine, work), "engine": name}
+                row = {**measure(engine, work, record), "engine": name}
                 rows.append(row)
                 print(f"{name:14} {work.name:16} {row['figure']:12.3f} {work.measure}", flush=True)
             engine.close()
+        if record is not None:
+            record.write(arguments.trace)
     return rows
 
 
@@ -100,7 +113,11 @@ def main() -> int:
     model.add_argument("--shape", choices=sorted(SHAPES), help="a public model's shape with random weights")
     offline.add_argument("--engine", action="append", choices=sorted(ENGINES), help="default: tercet; may be repeated")
     offline.add_argument("workload", nargs="*", help=f"default: {' '.join(STANDARD)}")
+    offline.add_argument("--trace", type=Path, help="write a Chrome trace of Tercet's processes and the device here")
     add_engine_flags(offline)
+    trace = commands.add_parser("trace", help="a Chrome trace out of an engine's --trace-dir")
+    trace.add_argument("folder", type=Path, help="what --trace-dir named")
+    trace.add_argument("trace", type=Path, help="the file to write; it opens in ui.perfetto.dev")
     add_host_flags(commands.add_parser("host", help="the engine around a worker that computes nothing"))
     commands.add_parser("planner", help="microseconds of the scheduler's core per step")
     for command in commands.choices.values():
@@ -115,6 +132,11 @@ def main() -> int:
                 parser.error(str(error))
         case "host":
             rows = run_host(arguments)
+        case "trace":
+            try:
+                rows = run_trace(arguments.folder, arguments.trace)
+            except ValueError as error:
+                parser.error(str(error))
         case _:
             rows = run_planner()
     if arguments.json:

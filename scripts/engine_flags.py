@@ -65,6 +65,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)
     flag("max-queued-tokens", "tokens that the waiting requests may bring", type=int)
     flag("startup-timeout", "seconds until the engine must be ready", type=float)
+    flag("trace-dir", "folder where each process records what it did when, to be read by scripts/bench.py trace")
     flag("drain-timeout", "seconds that running requests get after SIGTERM", type=float)
     flag("heartbeat-timeout", "seconds of silence after which a process is killed and started again", type=float)
     flag("max-restarts", "deaths of one process within the window that are made good", type=int)

@@ -1,0 +1,83 @@
+"""A worker's runner with a recorder around it: when plans began, when steps were launched, when the device ran them.
+
+Wraps what the step loop drives, so that the loop is the same with and without. Knows no model.
+"""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.engine.child import ChildSpec
+from tercet.engine.trace import Lane, Span, open_lane, record_collections
+from tercet.ipc.messages import Limits, Step
+
+
+class Landing(Protocol):
+    """The tokens of one step, on their way."""
+
+    def wait(self) -> NDArray[np.int32]: ...
+
+
+class StepRunner(Protocol):
+    """What is wrapped."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def begin(self, step: Step) -> None: ...
+
+    def launch(self, index: int) -> Landing: ...
+
+
+class TracedRunner:
+    """A runner that leaves a record."""
+
+    def __init__(self, runner: StepRunner, spec: ChildSpec) -> None:
+        self._runner = runner
+        name = f"worker-{spec.rank}"
+        self._lane, self._device, self._answers = (
+            open_lane(spec.config.trace_dir or "", name, lane) for lane in ("launch", "device", "answers")
+        )
+        record_collections(open_lane(spec.config.trace_dir or "", name, "garbage"))
+        self._step_id, self._kind = 0, Span.DECODE
+
+    @property
+    def limits(self) -> Limits:
+        return self._runner.limits
+
+    def begin(self, step: Step) -> None:
+        begin_ns = self._lane.now()
+        self._runner.begin(step)
+        self._step_id, self._kind = step.step_id, Span.PREFILL if step.chunks else Span.DECODE
+        self._lane.end(Span.BEGIN, begin_ns, step.step_id, step.count)
+
+    def launch(self, index: int) -> Landing:
+        begin_ns = self._lane.now()
+        landing = self._runner.launch(index)
+        end_ns = self._lane.now()
+        self._lane.add(Span.LAUNCH, begin_ns, end_ns, self._step_id, index)
+        return _TracedLanding(landing, self._step_id, self._kind, (begin_ns, end_ns), self._answers, self._device)
+
+
+class _TracedLanding:
+    """Records the step when its tokens are there; only then is it known when a device ran it."""
+
+    def __init__(
+        self, landing: Landing, step_id: int, kind: Span, launched_ns: tuple[int, int], answers: Lane, device: Lane
+    ) -> None:
+        self._landing = landing
+        self._step_id = step_id
+        self._kind = kind
+        self._launched_ns = launched_ns
+        self._answers = answers
+        self._device = device
+
+    def wait(self) -> NDArray[np.int32]:
+        begin_ns = self._answers.now()
+        token_ids = self._landing.wait()
+        self._answers.end(Span.AWAIT, begin_ns, self._step_id)
+        # A landing that nobody times was computed while it was launched.
+        interval_ns: tuple[int, int] = getattr(self._landing, "interval_ns", self._launched_ns)
+        self._device.add(self._kind, *interval_ns, self._step_id, len(token_ids))
+        return token_ids

@@ -1,0 +1,171 @@
+"""What a real engine records of itself: every lane, spans in order and nested, and a device as busy as it was."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from daemon import SCRIPTS
+from tercet.engine.errors import StartupFailed
+from tercet.engine.trace import Lane, Record, Span, open_lane, read_lane
+from tercet.ipc.messages import SamplingParams
+from whole_engine import generate, tiny_engine
+
+sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
+
+from trace_file import RecordedLane, chrome_trace, read_lanes, steady_decode
+from trace_picture import picture
+
+NUM_TOKENS = 60
+NUM_REQUESTS = 6
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The record of an engine that has answered some prompts and was then killed."""
+    folder = tmp_path_factory.mktemp("trace") / "made" / "by the engine"
+    begin_ns = time.monotonic_ns()
+    with tiny_engine("llama", trace_dir=str(folder), max_num_batched_tokens=64, max_num_seqs=8) as llm:
+        prompts = [[5 + index] * 50 for index in range(NUM_REQUESTS)]
+        generate(llm, prompts, SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True))
+    (folder / "times").write_text(f"{begin_ns} {time.monotonic_ns()}")
+    return folder
+
+
+def lane(folder: Path, process: str, name: str) -> list[Record]:
+    (records,) = (one.records for one in read_lanes(folder) if (one.process, one.lane) == (process, name))
+    return records
+
+
+def test_every_lane_is_there_within_the_time_of_the_run(folder: Path) -> None:
+    begin_ns, end_ns = map(int, (folder / "times").read_text().split())
+    lanes = read_lanes(folder)
+    names = [(one.process, one.lane) for one in lanes if one.lane != "garbage"]
+    expected = {("tokenizer", "loop"), ("scheduler", "loop")} | {
+        ("worker-0", name) for name in ("launch", "device", "answers")
+    }
+    assert set(names) == expected
+    assert len(names) == len(expected)
+    assert [process[0] for process, _ in names] == list("tswww")
+    for one in lanes:
+        for record in one.records:
+            assert begin_ns < record.begin_ns <= record.end_ns < end_ns
+
+
+def test_spans_are_nested_or_apart(folder: Path) -> None:
+    for one in read_lanes(folder):
+        open_until: list[int] = []
+        for record in one.records:
+            while open_until and open_until[-1] <= record.begin_ns:
+                open_until.pop()
+            assert not open_until or record.end_ns <= open_until[-1], (one.process, one.lane, record)
+            open_until.append(record.end_ns)
+
+
+def test_a_step_is_planned_then_begun_then_computed_then_taken(folder: Path) -> None:
+    def by_number(process: str, name: str, *spans: Span) -> dict[int, Record]:
+        return {record.number: record for record in lane(folder, process, name) if record.span in spans}
+
+    plans = by_number("scheduler", "loop", Span.PLAN)
+    begun = by_number("worker-0", "launch", Span.BEGIN)
+    computed = by_number("worker-0", "device", Span.DECODE, Span.PREFILL)
+    taken = by_number("scheduler", "loop", Span.TAKE_SAMPLED)
+    assert set(plans) == set(begun) == set(computed) == set(taken)
+    assert sorted(plans) == list(range(len(plans)))
+    for number in plans:
+        times = [plans[number].begin_ns, begun[number].begin_ns, computed[number].begin_ns, taken[number].end_ns]
+        assert times == sorted(times)
+
+
+def test_steps_are_what_the_requests_needed(folder: Path) -> None:
+    steps = lane(folder, "worker-0", "device")
+    prefills = [step for step in steps if step.span is Span.PREFILL]
+    assert len(prefills) >= NUM_REQUESTS * 50 // 64
+    # Every token but each request's first, which comes out of its last prefill step, takes a row of a decode.
+    assert sum(step.detail for step in steps) >= NUM_REQUESTS * NUM_TOKENS
+    assert {record.number for record in lane(folder, "scheduler", "loop") if record.span is Span.TAKE_SUBMIT} == set(
+        range(1, NUM_REQUESTS + 1)
+    )
+    heard = [record.number for record in lane(folder, "tokenizer", "loop") if record.span is Span.HEAR]
+    assert sorted(heard)[-NUM_REQUESTS:] == list(range(1, NUM_REQUESTS + 1))
+
+
+def test_the_chrome_trace_and_the_picture(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    command = [sys.executable, str(SCRIPTS / "bench.py"), "trace", str(folder), str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "worker-0 device busy" in done.stdout
+    trace = json.loads(file.read_text())
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M" and "name" in event["args"]}
+    assert {"tokenizer", "scheduler", "worker-0", "loop", "launch", "device", "answers"} <= names
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert min(span["ts"] for span in spans) == 0
+    assert len(spans) == sum(len(one.records) for one in read_lanes(folder))
+    drawn = picture(trace, 0, max(span["ts"] for span in spans) / 1e3 + 1)
+    assert drawn.count("<title>") == len(spans)
+    assert "worker-0 device" in drawn
+    with pytest.raises(ValueError, match="nothing happened between 900000 and"):
+        picture(trace, 900_000, 1)
+
+
+def test_busy_share_of_known_spans() -> None:
+    ms = 1_000_000
+    steps = [Record(0, 50 * ms, 0, 1, Span.PREFILL)]
+    steps += [Record((100 + 10 * i) * ms, (109 + 10 * i) * ms, i, 1, Span.DECODE) for i in range(101)]
+    steps += [Record(5000 * ms, 5001 * ms, 0, 1, Span.PREFILL)]  # the time without requests is no bubble
+    steps += [Record((6000 + 10 * i) * ms, (6000 + 10 * i + 20) * ms, i, 1, Span.DECODE) for i in range(3)]  # too few
+    busy = steady_decode(steps)
+    assert (busy.steps, busy.busy_ns, busy.total_ns) == (100, 900 * ms, 1000 * ms)
+    assert busy.share == 0.9
+    assert busy.bubbles_ns == [ms] * 100
+    overlapping = [Record(i * ms, (i + 2) * ms, i, 1, Span.DECODE) for i in range(40)]
+    assert steady_decode(overlapping).share == 1.0
+    assert steady_decode([]).share == 0.0
+
+
+def test_labels_name_the_clients_runs() -> None:
+    lanes = [RecordedLane("client", "workloads", 7, [Record(1000, 3000, 0, 0, Span.REQUEST)])]
+    (event,) = (event for event in chrome_trace(lanes, ["nano256 #0"])["traceEvents"] if event["ph"] == "X")
+    assert (event["name"], event["ts"], event["dur"]) == ("nano256 #0", 0.0, 2.0)
+
+
+def test_a_lane_outlives_its_process_and_keeps_the_newest(tmp_path: Path) -> None:
+    program = (
+        "import os, signal, sys; from tercet.engine.trace import Span, open_lane\n"
+        "lane = open_lane(sys.argv[1], 'worker-3', 'launch')\n"
+        "for i in range(2**20 + 5): lane.add(Span.BEGIN, i, i + 1, i)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    (one,) = read_lanes(tmp_path)
+    assert (one.process, one.lane) == ("worker-3", "launch")
+    assert len(one.records) == 2**20
+    assert one.records[0].number == 5
+    assert one.records[-1] == Record(2**20 + 4, 2**20 + 5, 2**20 + 4, 0, Span.BEGIN)
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(StartupFailed, match=f"--trace-dir {file}: "):
+        open_lane(str(file), "scheduler", "loop")
+    with pytest.raises(StartupFailed, match=f"--trace-dir {file}: "), tiny_engine("llama", trace_dir=str(file)):
+        pass
+    with pytest.raises(ValueError, match="holds no recorded spans"):
+        read_lanes(tmp_path)
+
+
+def test_reading_while_it_is_written(tmp_path: Path) -> None:
+    lane = Lane(tmp_path / f"scheduler.loop.{os.getpid()}.spans")
+    assert read_lane(tmp_path / f"scheduler.loop.{os.getpid()}.spans") == []
+    lane.add(Span.TURN, 5, 9)
+    lane.add(Span.PLAN, 5, 7, 2)
+    lane.add(Span.PLAN, 6, 7, 3)
+    spans = [(record.span, record.number) for record in read_lane(tmp_path / f"scheduler.loop.{os.getpid()}.spans")]
+    assert spans == [(Span.TURN, 0), (Span.PLAN, 2), (Span.PLAN, 3)]
