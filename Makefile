@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: chat test lint clean
+.PHONY: chat test chaos lint clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +23,9 @@ test: .venv/installed
 	$(PYTEST) $(COMPUTING:%='--ignore-glob=tests/%'); rest=$$?; \
 	wait $$computing; computed=$$?; \
 	cat $$log; exit $$((rest ? rest : computed))
+
+chaos: .venv/installed
+	$(BIN)/python tests/chaos.py --faults 500
 
 lint: .venv/installed
 	$(BIN)/ruff check .

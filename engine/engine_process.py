@@ -25,6 +25,8 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig, report: Callable[[Progress], None] = lambda progress: None) -> None:
         self._config = config
+        self._closing = False
+        self._on_death: Callable[[str], None] | None = None
         self._lock = threading.Lock()
         self.death: str | None = None
         """Why the engine ended, once it has ended by itself."""
@@ -52,9 +54,14 @@ class EngineProcess:
     def startup_seconds(self) -> float:
         return self._ready.seconds
 
+    def on_death(self, callback: Callable[[str], None]) -> None:
+        """Have `callback` called, in a thread of ours, with the reason, if the engine ends by itself."""
+        self._on_death = callback
+
     def close(self, *, drain: bool = False) -> None:
         """End the engine and wait for its end; `drain` lets running requests finish first."""
         with self._lock:
+            self._closing = True
             stdin = self.process.stdin
             assert stdin is not None
             if drain and not stdin.closed:
@@ -86,6 +93,10 @@ class EngineProcess:
         for message in self._messages():
             if isinstance(message, LastWords):
                 self.death = message.message
+        if not self._closing:
+            self.death = self.death or f"the supervisor ended with exit code {self.process.wait()} and no word"
+            if self._on_death is not None:
+                self._on_death(self.death)
 
     def _messages(self) -> Iterator[FromSupervisor]:
         assert self.process.stdout is not None

@@ -61,6 +61,7 @@ class LLM:
         self._client_context = self._portal.wrap_async_context_manager(Client(self._engine.address))
         self._client = self._client_context.__enter__()
         self._open = True
+        self._engine.on_death(self._mourn)
         # A program that ends without `close` must not leave it to the garbage collector, which comes when the loop's
         # thread has stopped for good.
         atexit.register(self.close)
@@ -107,6 +108,11 @@ class LLM:
         self._client_context.__exit__(None, None, None)
         self._portal_context.__exit__(None, None, None)
         self._engine.close()
+
+    def _mourn(self, reason: str) -> None:
+        """Who waits for an answer is told at once."""
+        if self._open:
+            self._portal.start_task_soon(self._client.give_up, reason)
 
     def __enter__(self) -> Self:
         return self

@@ -88,6 +88,8 @@ class Client:
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToClient)
         self._last_heard = 0.0
+        self._gone: str | None = None
+        """Why there is nobody to ask any more."""
 
     async def __aenter__(self) -> Self:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -141,6 +143,11 @@ class Client:
         assert isinstance(answer, Detokenized)
         return answer.text
 
+    def give_up(self, reason: str) -> None:
+        """The engine is known to have ended for good: fail what waits for it, and do not wait for its return."""
+        self._gone = reason
+        self._lose("engine_died", reason)
+
     async def stream(
         self,
         prompt: Prompt,
@@ -183,6 +190,8 @@ class Client:
             self._finish(call)
 
     async def _start(self, request: Request, streamed: bool) -> Call:
+        if self._gone is not None:
+            raise EngineDied("engine_died", self._gone)
         if not self._connected.is_set():
             try:
                 with anyio.fail_after(max(self._connect_timeout, self._reconnect_timeout)):

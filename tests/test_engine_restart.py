@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +124,14 @@ def test_a_worker_that_always_dies_ends_the_engine(ids_only_model: Path, tmp_pat
             assert time.monotonic() < deadline
             time.sleep(0.01)
         assert "worker 0 was killed by SIGKILL; it died 3 times within 60 s" in engine.death
+
+
+def test_an_engine_that_is_gone_for_good_is_not_waited_for(ids_only_model: Path) -> None:
+    with LLM(str(ids_only_model), load_format="null", max_lease=1) as llm:
+        supervisor = llm._engine.process
+        threading.Timer(0.5, supervisor.kill).start()
+        began = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(EngineDied, match="the supervisor ended with exit code -9"):
+                generate(llm, [[1]] * 300, SamplingParams(max_tokens=8000, ignore_eos=True))
+        assert time.monotonic() - began < 10
