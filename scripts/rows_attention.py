@@ -16,6 +16,7 @@ from kernel_timing import Stopwatch
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
+from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
 
 _D, _KV_HEADS, _PAGE = 128, 8, 64
 _SCALE = _D**-0.5
@@ -45,21 +46,26 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         ("B=8 C=32768", [32768] * 8),
     ):
         yield _decode_row(stopwatch, name, lengths, num_heads=16)
+        yield _fused_row(stopwatch, name, lengths, num_heads=16)
     for num_heads, length, batch in ((16, 1024, 16), (16, 8192, 2), (32, 8192, 2), (16, 32768, 1)):
         yield _prefill_row(stopwatch, num_heads, length, batch)
     for num_tokens in (1, 64, 16384):
         yield _prologue_row(stopwatch, num_tokens)
 
 
+def _caches(stopwatch: Stopwatch, num_bytes: int, num_pages: int) -> list[list[torch.Tensor]]:
+    """Keys and values, several times over. They must not share memory: the second would come from the L2 cache."""
+    return [
+        [stopwatch.cut(copy * 2**27 + part * 2**29, num_pages, _KV_HEADS, _PAGE, _D) for part in range(2)]
+        for copy in range(stopwatch.copies(num_bytes))
+    ]
+
+
 def _decode_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_heads: int) -> Row:
     batch, pages_each = len(lengths), -(-max(lengths) // _PAGE)
     num_pages = batch * pages_each + 1
     num_bytes = 4 * _KV_HEADS * _D * sum(lengths)
-    caches = [
-        # Keys and values of one copy must not share memory: the second would come from the L2 cache.
-        [stopwatch.cut(copy * 2**27 + part * 2**29, num_pages, _KV_HEADS, _PAGE, _D) for part in range(2)]
-        for copy in range(stopwatch.copies(num_bytes))
-    ]
+    caches = _caches(stopwatch, num_bytes, num_pages)
     table, slots, lengths_B = _pages(batch, pages_each), _integers(range(batch)), _integers(lengths)
     q, out = stopwatch.cut(7, batch, num_heads, _D), torch.empty(batch, num_heads, _D, **_like())
     work = make_decode_work(batch, num_pages, _PAGE, num_heads, _KV_HEADS, _D, q.device, deterministic=False)
@@ -70,6 +76,37 @@ def _decode_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_hea
 
     return Row(
         kernel="decode_attention",
+        shape=f"{name} H={num_heads}",
+        run=run,
+        copies=len(caches),
+        num_bytes=num_bytes,
+        recorded_us=_FA3_DECODE_US.get(name),
+        recorded_name=_FA3,
+    )
+
+
+def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_heads: int) -> Row:
+    """With head norms, rotary and the write of the new token's K and V inside."""
+    batch, pages_each = len(lengths), -(-max(lengths) // _PAGE)
+    num_bytes = 4 * _KV_HEADS * _D * sum(lengths)
+    # Written to by the kernel: not cut from the pool.
+    caches = [
+        [torch.randn(batch * pages_each + 1, _KV_HEADS, _PAGE, _D, **_like()) for _ in range(2)]
+        for _ in range(min(stopwatch.copies(num_bytes), 8))
+    ]
+    table, slots, lengths_B = _pages(batch, pages_each), _integers(range(batch)), _integers(lengths)
+    qkv = stopwatch.cut(7, batch, (num_heads + 2 * _KV_HEADS) * _D)
+    norms = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
+    cos_sin, out = torch.randn(max(lengths), _D, device="cuda"), torch.empty(batch, num_heads, _D, **_like())
+    shares = plan_fused_decode(lengths_B, slots, num_heads, caches[0][0])
+
+    def run(index: int) -> None:
+        fused_decode_attention(
+            qkv, cos_sin, *norms, 1e-6, *caches[index], table, shares, num_heads, _SCALE, out_BHD=out
+        )  # fmt: skip
+
+    return Row(
+        kernel="fused_decode_attention",
         shape=f"{name} H={num_heads}",
         run=run,
         copies=len(caches),
