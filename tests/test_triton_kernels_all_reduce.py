@@ -1,0 +1,112 @@
+"""Sums through peer memory: the kernels of real ranks in processes of their own, which write into each other's memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from peer_rank import EPS, HIDDEN, drawn
+from tercet.triton_kernels import all_reduce as module
+from tercet.triton_kernels.all_reduce import (
+    Inboxes,
+    all_reduce,
+    all_reduce_add_rms_norm,
+    stack_rows,
+    sum_in_order,
+)
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="starts interpreting processes itself")
+ROWS = [3, 1, 6, 6, 2, 1, 1, 4]
+
+
+def run_ranks(size: int, folder: Path, dtype: str) -> list[dict[str, torch.Tensor]]:
+    command = [sys.executable, str(Path(__file__).parent / "peer_rank.py")]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen([*command, str(rank), str(size), str(folder), dtype, *map(str, ROWS)], env=environment)
+        for rank in range(size)
+    ]
+    try:
+        assert [rank.wait(120) for rank in ranks] == [0] * size
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(size)]
+
+
+# No bfloat16: the interpreter does not round to it, it cuts.
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32"), (4, "float16")])
+def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
+    results = run_ranks(size, tmp_path, dtype)
+    for others in results[1:]:
+        assert others.keys() == results[0].keys()
+        assert all(torch.equal(others[name], results[0][name]) for name in others), "ranks must agree to the bit"
+    got, torch_dtype = results[0], getattr(torch, dtype)
+    weight = drawn("weight", 0, 0, 1, torch_dtype)[0].double()
+    tolerance = {"rtol": torch.finfo(torch_dtype).eps, "atol": torch.finfo(torch_dtype).eps * 8}
+    for call, rows in enumerate(ROWS):
+
+        def parts(name: str, call: int = call, rows: int = rows) -> torch.Tensor:
+            return torch.stack([drawn(name, rank, call, rows, torch_dtype) for rank in range(size)])
+
+        assert torch.equal(got[f"sum{call}"], sum_in_order(parts("sum")))
+        torch.testing.assert_close(got[f"sum{call}"].double(), parts("sum").double().sum(0), **tolerance)
+        residual = drawn("residual", 0, call, rows, torch_dtype).double() + parts("update").double().sum(0)
+        torch.testing.assert_close(got[f"residual{call}"].double(), residual, **tolerance)
+        assert torch.equal(got[f"residual{call}"], got[f"added{call}"]), "fused or apart, the residual has the same bits"
+        normed = residual * (residual.square().mean(1, keepdim=True) + EPS).rsqrt() * weight
+        torch.testing.assert_close(got[f"normed{call}"].double(), normed, rtol=4 * tolerance["rtol"], atol=2e-2)
+        torch.testing.assert_close(got[f"normed{call}"], got[f"apart{call}"], **tolerance)
+        words = torch.arange(rows * 2, dtype=torch.int32).view(rows, 2) - call
+        assert torch.equal(got[f"stacked{call}"], torch.stack([words - 1000 * rank for rank in range(size)]))
+
+
+def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
+    got = run_ranks(1, tmp_path, "float32")[0]
+    assert torch.equal(got["sum0"], drawn("sum", 0, 0, ROWS[0], torch.float32))
+
+
+def meta_inboxes(size: int, rows: int, words: int) -> Inboxes:
+    addresses = tuple(0x7F0000000000 + (rank << 21) for rank in range(size))
+    return Inboxes(size - 1, addresses, torch.empty(rows, dtype=torch.int32, device="meta"), words, None)
+
+
+@pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
+def test_compile(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
+    monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
+    inboxes = meta_inboxes(size, 256, 2560)
+    with compiling_for(capability) as kernels:
+        for hidden in (4096, 5120):
+            x = torch.empty(17, hidden, dtype=torch.bfloat16, device="meta")
+            all_reduce(x, inboxes)
+            all_reduce_add_rms_norm(x, x, x[0], 1e-6, inboxes)
+        stack_rows(torch.empty(17, 2, dtype=torch.int32, device="meta"), inboxes)
+    assert len(kernels) == 2 * 2 + 1
+    for kernel in kernels:
+        ptx = kernel.asm["ptx"]
+        assert kernel.asm["cubin"]
+        assert "ld.volatile.global" in ptx, "words that others write must be read again"
+        assert ("griddepcontrol.wait" in ptx) == (capability == 90)
+        if kernel.name != "_stack_rows_kernel":
+            assert "st.global.v2.b64" in ptx, "words and numbers of calls go out in wide stores"
+
+
+def test_what_fits() -> None:
+    inboxes = meta_inboxes(2, 4, 16)
+    with pytest.raises(ValueError, match=r"got 5 rows of 16 words, wanted 1 to 4 rows of at most 16"):
+        all_reduce(torch.zeros(5, 32, dtype=torch.float16), inboxes)
+    with pytest.raises(ValueError, match=r"got 4 rows of 17 words"):
+        all_reduce(torch.zeros(4, 17), inboxes)
+    with pytest.raises(ValueError, match=r"rows of 31 numbers of torch.float16, wanted whole words"):
+        all_reduce(torch.zeros(4, 31, dtype=torch.float16), inboxes)
+    with pytest.raises(ValueError, match=r"residual: got shape \[3, 16\], wanted \[4, 16\]"):
+        all_reduce_add_rms_norm(torch.zeros(4, 16), torch.zeros(3, 16), torch.zeros(16), EPS, inboxes)
+    assert HIDDEN % 2 == 0
