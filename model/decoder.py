@@ -62,7 +62,7 @@ class Decoder:
         """
         shard_VD = self._weights.embedding_VD
         residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
-        self.group.all_reduce(residual_TD)
+        self.group.all_reduce(residual_TD)  # of numbers of which all but one are zero: exact in any order
         update_TD = None
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
@@ -71,7 +71,9 @@ class Decoder:
         )  # fmt: skip
         for index, layer in enumerate(self._layers):
             update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], plan)
-        return residual_TD if update_TD is None else residual_TD.add_(update_TD)
+        if update_TD is None:
+            return residual_TD
+        return residual_TD.add_(self.group.all_reduce(update_TD, deterministic=self._deterministic))
 
     @torch.inference_mode()
     def logits(self, hidden_RD: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
+from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.decode_shares import DecodeShares
@@ -49,9 +50,9 @@ class Layer:
     ) -> Tensor | None:
         """Run the layer on `residual_TD`, in place. `kv`: this layer's cache, [k/v, page, kv head, token, dim].
 
-        With one rank each block adds to the residual in its last product. With several, its sum over ranks comes
-        after: as the `update_TD` that the next norm adds first, which this takes and returns. `plan`: how the step's
-        attention is divided, the same for all layers.
+        With one rank each block adds to the residual in its last product. With several, that product is a part of the
+        `update_TD` that the next norm sums over ranks and adds first, which this takes and returns. `plan`: how the
+        step's attention is divided, the same for all layers.
         """
         weights = self.weights
         qkv_TN = self._norm_linear(residual_TD, update_TD, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
@@ -152,7 +153,7 @@ class Layer:
             return silu_and_mul(self._norm_linear(residual_TD, update_TD, norm_D, weight_2FD, weights.gate_up_bias_2F))
         if update_TD is None:
             return rms_norm_matmul_silu_and_mul(residual_TD, norm_D, eps, weight_2FD, deterministic=self.deterministic)
-        x_TD = add_rms_norm(update_TD, residual_TD, norm_D, eps)
+        x_TD = self._add_rms_norm(update_TD, residual_TD, norm_D)
         return matmul_silu_and_mul(x_TD, weight_2FD, deterministic=self.deterministic)
 
     def _norm_linear(
@@ -162,14 +163,25 @@ class Layer:
         eps = self.config.rms_norm_eps
         if update_TD is None:
             return rms_norm_linear(residual_TD, norm_D, eps, weight_ND, bias_N, deterministic=self.deterministic)
-        x_TD = add_rms_norm(update_TD, residual_TD, norm_D, eps)
+        x_TD = self._add_rms_norm(update_TD, residual_TD, norm_D)
         return linear(x_TD, weight_ND, bias_N, deterministic=self.deterministic)
 
     def _add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, residual_TD: Tensor) -> Tensor | None:
-        """Add a block's projection to the residual, or return it, summed over ranks, as the update."""
+        """Add a block's projection to the residual, or return it as the update, which is to be summed over ranks."""
         if self.group.size == 1 and bias_D is None:
             linear_add(x_TN, weight_DN, residual_TD, deterministic=self.deterministic)
             return None
         # A bias counts once, not once a rank.
         bias_D = bias_D if self.group.rank == 0 else None
-        return self.group.all_reduce(linear(x_TN, weight_DN, bias_D, deterministic=self.deterministic))
+        return linear(x_TN, weight_DN, bias_D, deterministic=self.deterministic)
+
+    def _add_rms_norm(self, update_TD: Tensor, residual_TD: Tensor, norm_D: Tensor) -> Tensor:
+        """Add the update's sum over ranks into the residual; the total, normed: in one kernel where ranks are peers.
+
+        That kernel's norm sums in another order, and which rows it serves depends on the batch: not deterministic.
+        """
+        eps = self.config.rms_norm_eps
+        if not self.deterministic and (inboxes := self.group.inboxes_for(update_TD)):
+            return all_reduce_add_rms_norm(update_TD, residual_TD, norm_D, eps, inboxes)
+        self.group.all_reduce(update_TD, deterministic=self.deterministic)
+        return add_rms_norm(update_TD, residual_TD, norm_D, eps)

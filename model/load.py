@@ -34,6 +34,7 @@ def load_decoder(
     config.check_tensor_parallel(group.size)
     if dummy_seed is not None:
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, group.device)
+    group.connect(config.hidden_size, torch_dtype)
     weights = load_weights(
         tensors,
         config,

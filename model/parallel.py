@@ -1,7 +1,8 @@
 """The ranks of one model and what they say to each other.
 
 One rank needs no torch.distributed at all. Several meet through a file (no port to guess, nothing listening on
-every interface): gloo on the CPU, NCCL on GPUs. It knows tensors, not what they mean.
+every interface): gloo on the CPU, NCCL on GPUs, and beside it peer memory for what is small. It knows tensors, not what
+they mean.
 """
 
 import os
@@ -11,6 +12,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
+
+from tercet.model.peers import Peers, connect_peers
+from tercet.triton_kernels.all_reduce import Inboxes, all_reduce, stack_rows, sum_in_order
+
+_ENVIRONMENT = {
+    # Both libraries would listen on an outward interface; ranks of one machine need none.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
+    # NVLink multicast can outlive its program and take a host's links down with it; nothing here gains by it.
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # Steps in graphs and steps without follow each other on one stream: NCCL need not order them by events of its own.
+    "NCCL_GRAPH_MIXING_SUPPORT": "0",
+}
 
 
 class Group:
@@ -22,6 +37,7 @@ class Group:
         self.rank = rank
         self.size = size
         self.device = device
+        self._peers: Peers | None = None
 
     @classmethod
     def single(cls, device: torch.device) -> "Group":
@@ -33,9 +49,8 @@ class Group:
         group = cls(rank, size, device)
         if size == 1:
             return group
-        # Both libraries would listen on an outward interface; ranks of one machine need none.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         on_gpu = device.type == "cuda"
         if on_gpu:
             torch.cuda.set_device(device)
@@ -49,16 +64,33 @@ class Group:
         )
         return group
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """Sum over ranks, in place. Graph-safe with NCCL."""
-        if self.size > 1:
-            dist.all_reduce(x)
-        return x
+    def connect(self, row_size: int, dtype: torch.dtype) -> None:
+        """Let ranks write rows of this size into each other's memory where they can. Called once, by all, on GPUs."""
+        if self.size > 1 and self.device.type == "cuda":
+            self._peers = connect_peers(self.rank, self.size, self.device, row_size, dtype, self.min)
+
+    def inboxes_for(self, x_TD: Tensor) -> Inboxes | None:
+        """Where to exchange these rows through peer memory, if that is there and they are few enough for it to pay."""
+        return None if self._peers is None else self._peers.inboxes_for(x_TD)
+
+    def all_reduce(self, x_TD: Tensor, *, deterministic: bool = False) -> Tensor:
+        """Sum over ranks, in place. Graph-safe on GPUs. `deterministic`: a row's bits do not depend on T."""
+        if self.size == 1:
+            return x_TD
+        if inboxes := self.inboxes_for(x_TD):
+            return all_reduce(x_TD, inboxes)
+        if deterministic and self.size > 2:
+            # The libraries cut a message into parts and sum each in another order. Of two numbers there is one sum.
+            return x_TD.copy_(sum_in_order(self.stack(x_TD)))
+        dist.all_reduce(x_TD)
+        return x_TD
 
     def stack(self, x: Tensor) -> Tensor:
-        """Every rank's tensor, of one shape: [...] -> [size, ...]. Graph-safe with NCCL."""
+        """Every rank's tensor, of one shape: [...] -> [size, ...]. Graph-safe on GPUs."""
         if self.size == 1:
             return x[None]
+        if x.dtype == torch.int32 and x.ndim == 2 and (inboxes := self.inboxes_for(x)):
+            return stack_rows(x, inboxes)
         stacked = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(stacked, x.contiguous())
         return stacked.view(self.size, *x.shape)

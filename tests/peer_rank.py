@@ -1,7 +1,7 @@
 """One rank of a sum through peer memory: under Triton's interpreter inboxes are files mapped by all ranks.
 
-`python peer_rank.py RANK SIZE FOLDER DTYPE ROWS...` makes one call of each kind for each number of rows, and writes what
-came out, call by call, to FOLDER/RANK.safetensors.
+`python peer_rank.py RANK SIZE FOLDER DTYPE ROWS...` makes one call of each kind for each number of rows, and writes
+what came out, call by call, to FOLDER/RANK.safetensors.
 """
 
 import random

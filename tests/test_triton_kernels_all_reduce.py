@@ -1,4 +1,4 @@
-"""Sums through peer memory: the kernels of real ranks in processes of their own, which write into each other's memory."""
+"""Sums through peer memory: the kernels of ranks in processes of their own, which write into each other's memory."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def run_ranks(size: int, folder: Path, dtype: str) -> list[dict[str, torch.Tenso
 
 
 # No bfloat16: the interpreter does not round to it, it cuts.
-@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32"), (4, "float16")])
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32")])
 def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
     results = run_ranks(size, tmp_path, dtype)
     for others in results[1:]:
@@ -60,7 +60,9 @@ def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
         torch.testing.assert_close(got[f"sum{call}"].double(), parts("sum").double().sum(0), **tolerance)
         residual = drawn("residual", 0, call, rows, torch_dtype).double() + parts("update").double().sum(0)
         torch.testing.assert_close(got[f"residual{call}"].double(), residual, **tolerance)
-        assert torch.equal(got[f"residual{call}"], got[f"added{call}"]), "fused or apart, the residual has the same bits"
+        assert torch.equal(got[f"residual{call}"], got[f"added{call}"]), (
+            "fused or apart, the residual has the same bits"
+        )
         normed = residual * (residual.square().mean(1, keepdim=True) + EPS).rsqrt() * weight
         torch.testing.assert_close(got[f"normed{call}"].double(), normed, rtol=4 * tolerance["rtol"], atol=2e-2)
         torch.testing.assert_close(got[f"normed{call}"], got[f"apart{call}"], **tolerance)

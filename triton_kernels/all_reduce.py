@@ -3,8 +3,8 @@
 Each word of a row travels with the number of its row's call in one store of 8 bytes, so the reader sees from a word
 itself that it has come: no fence, no barrier, one way over the link. Rows are independent. An inbox holds two calls in
 turn: whoever sends call n of a row has received call n - 1 of it, and its sender had by then ended call n - 2, so what
-is overwritten has been read. The sum runs over ranks in order, in fp32, and is rounded once: the same bits on all ranks.
-Every rank must make the same calls, with as many rows, on one stream.
+is overwritten has been read. The sum runs over ranks in order, in fp32, and is rounded once: the same bits on every
+rank. All must make the same calls, with as many rows, on one stream.
 
 Rows are handled as int32 words: two numbers of 16 bits, or one of 32. Knows addresses, not how they came about.
 
@@ -48,7 +48,7 @@ def inbox_shape(num_ranks: int, num_rows: int, num_words: int) -> tuple[int, int
 @triton.jit
 def _low(words, TYPE: tl.constexpr):
     """The first number of each word, in fp32."""
-    if TYPE == tl.float32:
+    if TYPE.is_fp32():
         return words.to(tl.float32, bitcast=True)
     return words.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
 
@@ -56,7 +56,7 @@ def _low(words, TYPE: tl.constexpr):
 @triton.jit
 def _high(words, TYPE: tl.constexpr):
     """The second number of each word, in fp32; zero where words hold one."""
-    if TYPE == tl.float32:
+    if TYPE.is_fp32():
         return (words * 0).to(tl.float32)
     return (words >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
 
@@ -64,7 +64,7 @@ def _high(words, TYPE: tl.constexpr):
 @triton.jit
 def _word(low, high, TYPE: tl.constexpr):
     """The words of rounded numbers."""
-    if TYPE == tl.float32:
+    if TYPE.is_fp32():
         return low.to(tl.int32, bitcast=True)
     low = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
     return low | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
