@@ -3,11 +3,15 @@
 Knows bytes and shapes; which page belongs to whom is the scheduler's matter.
 """
 
+import logging
+
 import torch
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.parallel import Group
+
+_LOG = logging.getLogger(__name__)
 
 CPU_BYTES = 2**30
 """What a CPU rank takes without --kv-cache-memory."""
@@ -28,6 +32,11 @@ def count_pages(config: ModelConfig, num_bytes: int, page_size: int, dtype: torc
     """Pages of which every rank can hold as many in `num_bytes`; ValueError where not even one request fits."""
     page_bytes = config.kv_bytes_per_page(page_size, dtype, group.size)
     num_pages = group.min(num_bytes // page_bytes)
+    if (unused := num_bytes // page_bytes - num_pages) > num_pages // 20:
+        _LOG.warning(
+            "rank %d has room for %d pages, another for %d: %s stay unused here; is something else on that card?",
+            *(group.rank, num_pages + unused, num_pages, _size(unused * page_bytes)),
+        )
     if num_pages < 2:  # page 0 is the padding's
         raise ValueError(
             f"{_size(num_bytes)} is left for the KV cache, a page of {page_size} tokens takes {_size(page_bytes)}: "

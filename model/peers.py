@@ -13,12 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tercet.triton_kernels.all_reduce import Inboxes, inbox_shape, words_of
-from tercet.triton_kernels.dispatch import gpu_name
-from tercet.triton_kernels.tuning import all_reduce_bytes
 
 _LOG = logging.getLogger(__name__)
-_MAX_BYTES = 2 * 2**20
+_ROOM_BYTES = 2 * 2**20
 """Most of a message. Inboxes take 4 x ranks times that: two calls in turn, and a number beside each word."""
+_BYTES = {2: 256 * 2**10}
+_BYTES_OTHERWISE = 128 * 2**10
+"""Up to which size a sum goes through peer memory, by number of ranks: where `scripts/bench_all_reduce.py` sees it win.
+A rank sends all it has to each of the others, so more ranks gain less."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def connect_peers(
     row_bytes = row_size * dtype.itemsize
     if row_bytes % 16:
         return None
-    words, rows = words_of(row_size, dtype), _MAX_BYTES // row_bytes
+    words, rows = words_of(row_size, dtype), _ROOM_BYTES // row_bytes
     others = [peer for peer in range(size) if peer != rank]
     reach = all(torch.cuda.can_device_access_peer(device.index, peer) for peer in others)
     if not agree(int(reach)):
@@ -61,7 +63,7 @@ def connect_peers(
         return None
     calls_M = torch.zeros(rows, dtype=torch.int32, device=device)
     inboxes = Inboxes(rank, addresses, calls_M, words, owner)
-    return Peers(inboxes, min(_MAX_BYTES, all_reduce_bytes(size, gpu_name(device))))
+    return Peers(inboxes, min(_ROOM_BYTES, _BYTES.get(size, _BYTES_OTHERWISE)))
 
 
 def _share(shape: tuple[int, ...], size: int, device: torch.device, owner: list[object]) -> tuple[int, ...]:

@@ -44,6 +44,12 @@ PRODUCTS = (
     Product("0.6b.norm_gate_up", "rms_norm_matmul_silu_and_mul", 6144, 1024),
     Product("8b.norm_qkv", "rms_norm_matmul", 6144, 4096),
     Product("8b.norm_gate_up", "rms_norm_matmul_silu_and_mul", 24576, 4096),
+    # One of two ranks: what it adds to the residual is summed over ranks first.
+    Product("8b_tp2.qkv", "matmul", 3072, 4096),
+    Product("8b_tp2.o", "matmul", 4096, 2048),
+    Product("8b_tp2.gate_up", "matmul_silu_and_mul", 12288, 4096),
+    Product("8b_tp2.down", "matmul", 4096, 6144),
+    Product("8b_tp2.lm_head", "matmul", 75968, 4096),
 )
 
 _SHARED_BYTES = 227 * 1024

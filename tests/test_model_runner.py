@@ -149,6 +149,17 @@ def test_page_count() -> None:
         count_pages(config, 2 * page_bytes - 1, PAGE, torch.float32, group)
 
 
+def test_uneven_memory_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_decoder(checkpoint("qwen3")).config
+    page_bytes = config.kv_bytes_per_page(PAGE, torch.float32, 1)
+    group = Group.single(CPU)
+    monkeypatch.setattr(group, "min", lambda value: min(value, 50))
+    assert count_pages(config, 52 * page_bytes, PAGE, torch.float32, group) == 50
+    assert not caplog.records
+    assert count_pages(config, 80 * page_bytes, PAGE, torch.float32, group) == 50
+    assert "rank 0 has room for 80 pages, another for 50: " in caplog.text
+
+
 def test_ranks_have_graphs_for_both_ways_to_sample() -> None:
     shapes, alone = Shapes(16, 1024, num_ranks=2), Shapes(16, 1024)
     for num_decodes in (1, 3, 16):

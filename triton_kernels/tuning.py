@@ -8,7 +8,6 @@ import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,7 +19,6 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", *PLAIN_ORDER)
 NEED_TMA = ("wave", "persistent", "hopper")
-_ALL_REDUCE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -61,23 +59,13 @@ def choose_matmul(
 
 
 @functools.cache
-def _load(gpu: str) -> dict[str, Any]:
-    path = Path(__file__).parent / "tuned" / f"{gpu.replace(' ', '_')}.json"
-    return json.loads(path.read_text()) if gpu and path.exists() else {}
-
-
-@functools.cache
 def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
     """The table of one GPU by name, empty for a GPU that nobody has tuned."""
-    rows = _load(gpu).get("matmul", {})
+    path = Path(__file__).parent / "tuned" / f"{gpu.replace(' ', '_')}.json"
+    if not gpu or not path.exists():
+        return {}
+    rows = json.loads(path.read_text())["matmul"]
     return {key: {int(m): MatmulConfig(**config) for m, config in buckets.items()} for key, buckets in rows.items()}
-
-
-@functools.cache
-def all_reduce_bytes(num_ranks: int, gpu: str) -> int:
-    """Up to how many bytes a sum over ranks goes through peer memory, measured or a size that is never far off."""
-    measured: dict[str, int] = _load(gpu).get("all_reduce_bytes", {})
-    return measured.get(str(num_ranks), _ALL_REDUCE_BYTES)
 
 
 @functools.cache

@@ -1,0 +1,95 @@
+"""On two GPUs: sums through peer memory and NCCL, in graphs and without; the engine says what it says without graphs.
+
+A small random model in bf16 with the heads and the vocabulary of a real one.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shapes import write_shape
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+from whole_engine import generate, wait_until_empty
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+
+NUM_TOKENS = 40
+
+
+def test_sums(tmp_path: Path) -> None:
+    command = [sys.executable, str(Path(__file__).parent / "gpu_rank.py")]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "rendezvous")], stdout=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], outputs
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert "peers True" in outputs[0], outputs
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_shape("qwen3-0.6b", tmp_path_factory.mktemp("model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    draw = random.Random(3)
+    return [[draw.randrange(100_000) for _ in range(draw.randint(1, 400))] for _ in range(20)]
+
+
+def params(i: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=(0.0, 0.9, 0.7)[i % 3],
+        top_k=(0, 40)[i % 2],
+        top_p=(1.0, 0.9)[i // 2 % 2],
+        seed=i,
+        max_tokens=NUM_TOKENS,
+        ignore_eos=True,
+    )
+
+
+def answers(model: Path, **options: Any) -> list[list[int]]:
+    """Mixed requests, then requests for which nobody gathers logits, then one alone."""
+    given = {"max_num_seqs": 24, "max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_cache_memory": 2**30}
+    settings = {"load_format": "dummy", "device": "cuda", "deterministic": True, **given, **options}
+    plain = [SamplingParams(temperature=t, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True) for t in (0.0, 1.0)] * 10
+    with LLM(str(model), **settings) as llm:
+        said = generate(llm, prompts(), [params(i) for i in range(20)])
+        said += generate(llm, prompts(), plain)
+        said += generate(llm, prompts()[:1], plain[1:2])
+        wait_until_empty(llm.address)
+    return said
+
+
+def test_deterministic_whatever_the_schedule(model: Path) -> None:
+    graphs = answers(model, tensor_parallel_size=2)
+    assert len(set(map(tuple, graphs))) > 35
+    assert answers(model, tensor_parallel_size=2, enforce_eager=True, max_num_seqs=3) == graphs
+    # One rank sums in another order, so tokens may part at near ties; before that they agree.
+    alone = answers(model)
+    agreed = sum(next((k for k, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NUM_TOKENS)
+                 for x, y in zip(graphs, alone, strict=True))  # fmt: skip
+    assert agreed > len(graphs) * NUM_TOKENS * 0.3, f"only {agreed} tokens before the first difference"
+
+
+def test_default_mode_runs_everything(model: Path) -> None:
+    said = answers(model, tensor_parallel_size=2, deterministic=False)
+    assert [len(answer) for answer in said] == [NUM_TOKENS] * 41
+    again = answers(model, tensor_parallel_size=2, deterministic=False, max_num_seqs=1, max_lease=1)
+    same = sum(a[0] == b[0] for a, b in zip(said, again, strict=True))
+    assert same >= 35, f"only {same} of 41 answers begin alike"
