@@ -64,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """HOST:PORT of the OpenAI-compatible HTTP door; None: no such door."""
     api_key: tuple[str, ...] = ()
     """Each of these opens the HTTP door; empty: whoever reaches it may come in."""
+    log_requests: bool = True
+    """The HTTP door writes a line for each request; never what was said."""
     startup_timeout: float = 600.0
     """Seconds until the engine must be ready."""
     drain_timeout: float = 30.0

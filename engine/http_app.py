@@ -4,6 +4,7 @@ Keys, request ids, errors in OpenAI's form. What a route does is elsewhere, or o
 """
 
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -17,11 +18,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tercet.engine.http_body import read_body
+from tercet.engine.http_chat import chat
+from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, from_engine
-from tercet.engine.http_generate import chat, complete, read_body
 from tercet.engine.openai_requests import DetokenizeRequest, TokenizeRequest
 from tercet.engine.openai_responses import ModelCard, ModelList, Text, Tokens
+from tercet.engine.request_log import Record
 from tercet.engine.sse import ClientGone, unless_gone
 from tercet.ipc.client import ClientError
 
@@ -41,6 +45,7 @@ def make_app(door: Door) -> ASGIApp:
         ("GET", "/health", _health),
         ("GET", "/health/ready", _ready),
         ("GET", "/version", _version),
+        ("GET", "/metrics", _metrics),
     ]
     app = Starlette(
         routes=[Route(path, _endpoint(handler, door), methods=[method]) for method, path, handler in routes],
@@ -67,10 +72,13 @@ class _Guard:
         headers = Headers(scope=scope)
         wanted = headers.get("x-request-id", "")
         request_id = wanted if _GOOD_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
-        scope["state"]["request_id"] = request_id
+        client = scope["client"] or ("", 0)
+        record = scope["state"]["record"] = Record(request_id, scope["method"], scope["path"][:200], client[0])
+        began = time.monotonic()
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
+                record.status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -81,11 +89,17 @@ class _Guard:
                 error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
                 await error.response()(scope, receive, send_named)
         except (ClientGone, ClientDisconnect):
-            pass  # what it waited for has been cancelled
+            record.status = 499  # what it waited for has been cancelled
+        finally:
+            route = scope.get("route")
+            path = route.path if isinstance(route, Route) else "other"
+            self._door.metrics.answers[path, record.status] += 1
+            self._door.log.write(record, began)
 
 
-def _on_api_error(_: Request, error: Exception) -> Response:
+def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    request.state.record.error = error.reply.error.code
     return error.response()
 
 
@@ -96,6 +110,7 @@ def _on_http_error(request: Request, error: Exception) -> Response:
     response = ApiError(
         error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}{wanted}"
     ).response()
+    request.state.record.error = str(error.status_code)
     response.headers.update(error.headers or {})
     return response
 
@@ -147,6 +162,11 @@ async def _ready(_: Request, door: Door) -> Response:
 
 async def _version(_: Request, door: Door) -> Response:
     return _json({"version": door.info.version})
+
+
+async def _metrics(_: Request, door: Door) -> Response:
+    text = door.metrics.render(await door.gauges())
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _json(body: Any) -> Response:

@@ -3,14 +3,19 @@
 It knows no route and no byte of HTTP.
 """
 
+import asyncio
 import hashlib
 import hmac
 import time
 from collections.abc import Sequence
 
 from tercet.engine.http_errors import ApiError
-from tercet.ipc.client import Client
+from tercet.engine.metrics import Metrics
+from tercet.engine.request_log import RequestLog
+from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import EngineInfo
+
+_GAUGES_SECONDS = 2.0
 
 
 class Condition:
@@ -33,17 +38,23 @@ class Condition:
 class Door:
     """One engine, as its HTTP door sees it."""
 
-    def __init__(self, client: Client, info: EngineInfo, api_keys: Sequence[str]) -> None:
+    def __init__(self, client: Client, info: EngineInfo, api_keys: Sequence[str], log: RequestLog) -> None:
         self.client = client
         self.info = info
         """As of the start: name, version and sizes do not change."""
         self.created = int(time.time())
         self.condition = Condition()
+        self.metrics = Metrics(info.model)
+        self.log = log
         self._keys = [_digest(key) for key in api_keys]
 
-    @property
-    def is_guarded(self) -> bool:
-        return bool(self._keys)
+    async def gauges(self) -> EngineInfo | None:
+        """The engine's numbers of now; None if it does not answer soon."""
+        try:
+            async with asyncio.timeout(_GAUGES_SECONDS):
+                return await self.client.info()
+        except (TimeoutError, ClientError):
+            return None
 
     def admits(self, authorization: str | None) -> bool:
         """Whether an `Authorization` header opens the door. Takes the same time whatever the key."""

@@ -1,7 +1,9 @@
 """Errors as OpenAI's clients know them: `{"error": {"message", "type", "param", "code"}}` and a status that fits."""
 
+import contextlib
 import math
 import re
+from collections.abc import Iterator
 
 import msgspec
 from starlette.responses import Response
@@ -97,3 +99,12 @@ def from_decoding(error: msgspec.DecodeError) -> ApiError:
     if isinstance(error, msgspec.ValidationError):
         return ApiError(400, f"the request cannot be read: {message}", param=param, code="invalid_request")
     return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")
+
+
+@contextlib.contextmanager
+def as_http(prompt_field: str) -> Iterator[None]:
+    """What the engine refuses inside becomes an `ApiError`."""
+    try:
+        yield
+    except ClientError as error:
+        raise from_engine(error, prompt_field) from None

@@ -19,6 +19,7 @@ from tercet.engine.errors import StartupFailed
 from tercet.engine.http_address import parse_http_address
 from tercet.engine.http_app import make_app
 from tercet.engine.http_door import Door
+from tercet.engine.request_log import RequestLog
 from tercet.ipc.client import Client
 from tercet.ipc.messages import Abandon, Drain, Impaired, Serving, ToChild
 
@@ -49,7 +50,7 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
     _raise_file_limit()
     spec = link.spec
     async with Client(spec.addresses.listen[0], connect_timeout=spec.config.startup_timeout) as client:
-        door = Door(client, await client.info(), spec.config.api_key)
+        door = Door(client, await client.info(), spec.config.api_key, RequestLog(spec.config.log_requests))
         server = _Server(_uvicorn_config(make_app(door)))
         loop = asyncio.get_running_loop()
 

@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return ChatMessage("system" if self.role == "developer" else self.role, text)
 
 
-class _Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What both endpoints take."""
 
     model: str | None = None
@@ -92,6 +92,8 @@ class _Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _params(self, **more: Any) -> SamplingParams:
         given: dict[str, Any] = {}
         for field in SamplingParams.__struct_fields__:
+            if field == "n":  # each answer is a request of its own
+                continue
             value = more.get(field, getattr(self, field, None))
             if value is not None:
                 given[field] = tuple(value) if isinstance(value, list) else value
@@ -100,7 +102,7 @@ class _Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return SamplingParams(**given)
 
 
-class ChatCompletionRequest(_Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
@@ -130,7 +132,7 @@ class ChatCompletionRequest(_Sampled, frozen=True, kw_only=True, forbid_unknown_
         )
 
 
-class CompletionRequest(_Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of POST /v1/completions."""
 
     prompt: str | list[Any]

@@ -134,14 +134,6 @@ class Text(msgspec.Struct, frozen=True):
     prompt: str
 
 
-def usage_of(generations: list[Generation]) -> Usage:
-    """Of all answers to one HTTP request together."""
-    num_prompt = sum(one.usage.num_prompt_tokens for one in generations)
-    num_generated = sum(one.usage.num_generated_tokens for one in generations)
-    num_cached = sum(one.usage.num_cached_tokens for one in generations)
-    return Usage(num_prompt, num_generated, num_prompt + num_generated, PromptTokensDetails(num_cached))
-
-
 def finish_reason(generation: Generation) -> FinishReason:
     """Nobody is left to read of a request that was cancelled."""
     return "length" if generation.reason == "length" else "stop"

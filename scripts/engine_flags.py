@@ -64,6 +64,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)
     flag("max-queued-tokens", "tokens that the waiting requests may bring", type=int)
+    flag("log-requests", "the HTTP door writes a line for each request", action=argparse.BooleanOptionalAction)
     flag("startup-timeout", "seconds until the engine must be ready", type=float)
     flag("trace-dir", "folder where each process records what it did when, to be read by scripts/bench.py trace")
     flag("drain-timeout", "seconds that running requests get after SIGTERM", type=float)

@@ -52,6 +52,11 @@ def raw(daemon: Daemon) -> Iterator[httpx.Client]:
         yield client
 
 
+def prompt_ids() -> list[int]:
+    ids: list[int] = tokenizer().apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
+    return ids
+
+
 async def engine_says(daemon: Daemon, prompt: object, num_tokens: int) -> str:
     params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
     async with Client(daemon.address) as client:
@@ -75,7 +80,7 @@ async def test_chat_whole_and_streamed(daemon: Daemon, client: OpenAI) -> None:
     whole = client.chat.completions.create(model="tiny", messages=TURNS, **GREEDY)
     assert whole.choices[0].message.content == wanted
     assert (whole.choices[0].finish_reason, whole.object, whole.model) == ("length", "chat.completion", "tiny")
-    num_prompt = len(tokenizer().apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"])
+    num_prompt = len(prompt_ids())
     assert whole.usage is not None
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (num_prompt, 24)
     assert whole.usage.total_tokens == num_prompt + 24
@@ -127,6 +132,23 @@ async def test_the_answer_ends_before_a_stop_string(daemon: Daemon, client: Open
     assert (answer.text, answer.finish_reason) == (text[: text.index(stop)], "stop")
     assert answer.model_extra is not None
     assert answer.model_extra["stop_reason"] == stop
+
+
+def test_several_answers_to_one_prompt(client: OpenAI) -> None:
+    sampled = {"model": "tiny", "messages": TURNS, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+    alone = [client.chat.completions.create(seed=seed, **sampled).choices[0].message.content for seed in (7, 8, 9)]
+    whole = client.chat.completions.create(seed=7, n=3, **sampled)
+    assert [choice.message.content for choice in whole.choices] == alone
+    assert len(set(alone)) == 3
+    assert whole.usage is not None
+    assert (whole.usage.completion_tokens, whole.usage.prompt_tokens) == (36, len(prompt_ids()))
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(seed=7, n=3, stream=True, **sampled):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == alone
+    assert len({choice.text for choice in client.completions.create(model="tiny", prompt="the", n=4).choices}) == 4
+    with pytest.raises(openai.BadRequestError, match="n is 0; want 1 to 256"):
+        client.completions.create(model="tiny", prompt="the", n=0)
 
 
 async def test_many_at_once(aclient: AsyncOpenAI) -> None:
@@ -201,7 +223,7 @@ def test_models_tokens_and_versions(client: OpenAI, raw: httpx.Client) -> None:
     ids = tokenizer().encode("the cat 🙂")
     answer = raw.post("/tokenize", json={"prompt": "the cat 🙂"}).json()
     assert answer == {"count": len(ids), "max_model_len": 512, "tokens": ids}
-    chat = tokenizer().apply_chat_template(TURNS, add_generation_prompt=True)["input_ids"]
+    chat = prompt_ids()
     assert raw.post("/tokenize", json={"messages": TURNS}).json()["tokens"] == chat
     assert raw.post("/detokenize", json={"tokens": chat}).json() == {"prompt": tokenizer().decode(chat)}
     assert raw.post("/detokenize", json={"tokens": [10**6]}).status_code == 400
@@ -210,7 +232,7 @@ def test_models_tokens_and_versions(client: OpenAI, raw: httpx.Client) -> None:
     assert raw.get("/health/ready").json() == {"status": "ready"}
 
 
-PATHS = ("/v1/models", "/v1/models/tiny", "/health", "/health/ready", "/version", "/nothing")
+PATHS = ("/v1/models", "/v1/models/tiny", "/health", "/health/ready", "/version", "/metrics", "/nothing")
 
 
 def test_every_route_wants_a_key(daemon: Daemon, client: OpenAI) -> None:

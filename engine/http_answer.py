@@ -1,0 +1,173 @@
+"""The answer to one HTTP request: one or several requests to the engine, told apart by an index.
+
+It asks, measures and gathers; in what shape a client reads it is decided elsewhere.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from tercet.engine.http_door import Door
+from tercet.engine.http_errors import ApiError
+from tercet.engine.metrics import RequestTimer
+from tercet.engine.openai_requests import Sampled
+from tercet.engine.openai_responses import PromptTokensDetails, Usage
+from tercet.engine.request_log import Record
+from tercet.ipc.client import ClientError, Generation, Piece, Prompt
+from tercet.ipc.messages import SamplingParams
+
+Indexed = tuple[int, Piece]
+_MOST_CHOICES = 256
+
+
+class Answer:
+    """What all parts of the answer have in common, and how to get them."""
+
+    def __init__(
+        self,
+        request: Request,
+        door: Door,
+        prefix: str,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        body: Sampled,
+    ) -> None:
+        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+        self.model = door.info.model
+        self._door = door
+        self._handling: dict[str, Any] = {"cache_salt": body.cache_salt or "", "priority": body.priority or 0}
+        self._num_each = _num_choices(body.n, len(prompts))
+        self._asked = [(prompt, one) for prompt in prompts for one in _choices(params, self._num_each)]
+        self._record: Record = request.state.record
+        self._record.answer_id, self._record.user, self._record.stream = self.id, body.user, bool(body.stream)
+
+    async def whole(self) -> list[Generation]:
+        """All answers, in the order of the prompts; if one fails, all are cancelled."""
+        tasks = [asyncio.ensure_future(self._generate(*asked)) for asked in self._asked]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def begin(self) -> AsyncGenerator[Indexed, None]:
+        """The stream of pieces once the first is there: what is refused at once can still become a status."""
+        pieces = self._pieces()
+        first = await anext(pieces)
+
+        async def all_of_them() -> AsyncGenerator[Indexed, None]:
+            async with contextlib.aclosing(pieces):
+                yield first
+                async for indexed in pieces:
+                    yield indexed
+
+        return all_of_them()
+
+    def usage(self, generations: Sequence[Generation]) -> Usage:
+        """Of all answers together, in their order; a prompt that is answered several times counts once."""
+        num_prompt = sum(one.usage.num_prompt_tokens for one in generations[:: self._num_each])
+        num_cached = sum(one.usage.num_cached_tokens for one in generations[:: self._num_each])
+        num_generated = sum(one.usage.num_generated_tokens for one in generations)
+        record = self._record
+        record.prompt_tokens, record.cached_tokens, record.completion_tokens = num_prompt, num_cached, num_generated
+        record.finish_reasons = [one.reason for one in generations]
+        return Usage(num_prompt, num_generated, num_prompt + num_generated, PromptTokensDetails(num_cached))
+
+    def note_failure(self, code: str) -> None:
+        """For the log: it failed after its status was sent."""
+        self._record.error = code
+
+    async def _pieces(self) -> AsyncGenerator[Indexed, None]:
+        streams = [self._stream(*asked) for asked in self._asked]
+        if len(streams) == 1:
+            async with contextlib.aclosing(streams[0]) as only:
+                async for piece in only:
+                    yield 0, piece
+            return
+        merged: asyncio.Queue[Indexed | ClientError | None] = asyncio.Queue()
+        tasks = [asyncio.ensure_future(_forward(index, stream, merged)) for index, stream in enumerate(streams)]
+        try:
+            running = len(tasks)
+            while running:
+                match await merged.get():
+                    case None:
+                        running -= 1
+                    case ClientError() as error:
+                        raise error
+                    case indexed:
+                        yield indexed
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _generate(self, prompt: Prompt, params: SamplingParams) -> Generation:
+        timer = RequestTimer(self._door.metrics)
+        with _measured(timer):
+            generation = await self._door.client.generate(prompt, params, **self._handling)
+            timer.end_whole(generation)
+        return generation
+
+    async def _stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Piece, None]:
+        timer = RequestTimer(self._door.metrics)
+        with _measured(timer):
+            async with contextlib.aclosing(_generator(self._door.client, prompt, params, self._handling)) as pieces:
+                async for piece in pieces:
+                    timer.add(len(piece.token_ids))
+                    if piece.generation is not None:
+                        timer.end(piece.generation)
+                    yield piece
+
+
+@contextlib.contextmanager
+def _measured(timer: RequestTimer) -> Any:
+    """See that the timer ends, however the request does."""
+    try:
+        yield
+    except ClientError:
+        timer.fail()
+        raise
+    except BaseException:  # cancelled or left
+        timer.abort()
+        raise
+
+
+def _generator(client: Any, *arguments: Any) -> AsyncGenerator[Piece, None]:
+    """The client's streams are generators, and can be closed."""
+    prompt, params, handling = arguments
+    stream: AsyncIterator[Piece] = client.stream(prompt, params, **handling)
+    assert isinstance(stream, AsyncGenerator)
+    return stream
+
+
+async def _forward(
+    index: int, stream: AsyncGenerator[Piece, None], to: "asyncio.Queue[Indexed | ClientError | None]"
+) -> None:
+    try:
+        async with contextlib.aclosing(stream) as pieces:
+            async for piece in pieces:
+                to.put_nowait((index, piece))
+        to.put_nowait(None)
+    except ClientError as error:
+        to.put_nowait(error)
+
+
+def _num_choices(n: int | None, num_prompts: int) -> int:
+    n = 1 if n is None else n
+    if not 1 <= n <= _MOST_CHOICES // num_prompts:
+        raise ApiError(400, f"n is {n}; want 1 to {_MOST_CHOICES // num_prompts} with {num_prompts} prompts", param="n")
+    return n
+
+
+def _choices(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The same request `n` times. With one seed they would all say the same: each has its own, made of the one."""
+    if n == 1 or params.seed is None:
+        return [params] * n
+    return [msgspec.structs.replace(params, seed=(params.seed + index) % 2**63) for index in range(n)]

@@ -1,0 +1,37 @@
+"""The body of an HTTP request, bounded in size and in time, and its shape."""
+
+import asyncio
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from tercet.engine.http_errors import ApiError, from_decoding
+
+MAX_BODY_BYTES = 16 * 2**20
+_BODY_SECONDS = 60.0
+_T = TypeVar("_T")
+
+
+async def read_body(request: Request, kind: type[_T]) -> _T:
+    """The body as `kind`; what is wrong with it becomes an `ApiError` that names the field."""
+    body = await _bytes_of(request)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError as error:
+        raise from_decoding(error) from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ApiError(400, f"the body cannot be read: {error}", code="invalid_json") from None
+
+
+async def _bytes_of(request: Request) -> bytes:
+    body = bytearray()
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY_BYTES:
+                    raise ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="body_too_large")
+    except TimeoutError:
+        raise ApiError(408, f"the body did not come within {_BODY_SECONDS:g} s", code="body_too_slow") from None
+    return bytes(body)
