@@ -43,6 +43,11 @@ def compile_product(
         launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6)
     (kernel,) = kernels
     check(kernel, capability)
+    if capability == 90:
+        # Fused decode attention reads what the step planned before it waits: the product ahead must have waited.
+        waits, lets = (kernel.asm["ptx"].find(f"griddepcontrol.{word}") for word in ("wait", "launch_dependents"))
+        assert min(waits, lets) > 0
+        assert epilogue != "store" or waits < lets, config
     if config.kernel == "hopper":
         assert "wgmma" in kernel.asm["ptx"]
         assert "setmaxnreg" in kernel.asm["ptx"]
