@@ -71,7 +71,7 @@ class Planner:
             return None
         if not message.again and (full := self._waiting.is_full(message, self._residents.num_free_slots)) is not None:
             return full
-        request = make_request(message, self._hasher, now)
+        request = make_request(message, self._hasher, now, deterministic=self._settings.deterministic)
         if (unservable := never_fits(request, self._settings)) is not None:
             return unservable
         self._waiting.add(request)
@@ -262,10 +262,11 @@ class Planner:
         suspect = self._residents.suspect
         if suspect is not None and suspect.slot in slots:
             suspect.is_suspect, self._residents.suspect = False, None
+        ended, started = self._find_ends(slots, lengths, token_ids, now)
+        new = lengths > self._slots.told[slots]
         message = None
-        if len(slots):
-            numbers = self._slots.number[slots].tobytes()
-            message = Tokens(numbers, token_ids.tobytes(), *self._find_ends(slots, lengths, token_ids, now))
+        if new.any() or ended:
+            message = Tokens(self._slots.number[slots[new]].tobytes(), token_ids[new].tobytes(), ended, started)
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
             self._give_back(plan.step_id)

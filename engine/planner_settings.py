@@ -15,6 +15,7 @@ class PlannerSettings:
     run_ahead: int
     max_lease: int
     enable_prefix_caching: bool
+    deterministic: bool = False
     max_queued_requests: int = 2**20
     max_queued_tokens: int = 2**40
 

@@ -38,6 +38,8 @@ class Request:
     queue_timeout: float | None = None
     expires: float = math.inf
     """When it has waited for its slot for `queue_timeout`."""
+    num_told: int = 0
+    """Generated tokens that are out already: when they are generated once more, nobody is told."""
     is_suspect: bool = False
     """It ran when the workers died, and has not yet been seen to survive a step."""
 
@@ -48,6 +50,14 @@ class Request:
     @property
     def min_length(self) -> int:
         return self.num_prompt + self.sampling.min_tokens
+
+    def bring(self, token_ids: NDArray[np.int32], *, again: bool) -> None:
+        """Run from these tokens on; or, `again`, from the prompt: then each generated token keeps its bits too.
+
+        A prompt's kernels do not sum as a decode step's do. What is generated again is the same, token by token.
+        """
+        self.num_told = max(self.num_told, len(token_ids) - self.num_prompt)
+        self.token_ids = token_ids[: self.num_prompt] if again else token_ids
 
     def usage(self, length: int, now: float) -> Usage:
         """What it took, at its end."""
@@ -64,7 +74,7 @@ class Request:
         )
 
 
-def make_request(message: Submit, hasher: PrefixHasher, now: float) -> Request:
+def make_request(message: Submit, hasher: PrefixHasher, now: float, *, deterministic: bool = False) -> Request:
     """A request from its message, with the full pages of what it brings hashed."""
     token_ids = np.frombuffer(message.prompt_ids + message.generated_ids, np.int32)
     request = Request(
@@ -79,6 +89,7 @@ def make_request(message: Submit, hasher: PrefixHasher, now: float) -> Request:
         expires=math.inf if message.queue_timeout is None else now + message.queue_timeout,
     )
     extend_hashes(request, hasher, token_ids)
+    request.bring(token_ids, again=deterministic)
     return request
 
 

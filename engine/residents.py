@@ -7,9 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tercet.engine.pages import PagePool
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
@@ -112,6 +109,9 @@ class Residents:
 
     def remember(self, request: Request, num_tokens: int) -> None:
         """Pages filled by its first `num_tokens` tokens serve later plans, as far as their hashes are known."""
+        if self._settings.deterministic:
+            # What was generated has a decode step's bits; whoever brings it as a prompt shall have a prompt's.
+            num_tokens = min(num_tokens, request.num_prompt)
         num_full = min(num_tokens // self._settings.page_size, len(request.hashes) - 1)
         for index in range(request.num_remembered, num_full):
             self.pool.remember(request.pages[index], request.hashes[index + 1])
@@ -139,7 +139,7 @@ class Residents:
         if request in self.prefilling:
             self.prefilling.remove(request)
         if comes_back:
-            request.token_ids = self._tokens_so_far(request)
+            self._keep_tokens(request)
         self.left.append(slot)
         self._leaving.append((last_plan, request, comes_back))
 
@@ -163,14 +163,16 @@ class Residents:
     def lost(self) -> list[Request]:
         """When workers are gone: everybody who has to run again, from the tokens so far."""
         for request in self.running.values():
-            request.token_ids = self._tokens_so_far(request)
+            self._keep_tokens(request)
         requests = [*self.running.values(), *(request for _, request, comes_back in self._leaving if comes_back)]
         for request in requests:
             _forget_place(request)
         return requests
 
-    def _tokens_so_far(self, request: Request) -> NDArray[np.int32]:
-        return self.slots.tokens[request.slot, : self.slots.known[request.slot]].copy()
+    def _keep_tokens(self, request: Request) -> None:
+        """What it brings when it comes back."""
+        known = int(self.slots.known[request.slot])
+        request.bring(self.slots.tokens[request.slot, :known].copy(), again=self._settings.deterministic)
 
 
 def _forget_place(request: Request) -> None:

@@ -51,6 +51,7 @@ def main(link: SupervisorLink) -> None:
         run_ahead=config.run_ahead,
         max_lease=config.max_lease,
         enable_prefix_caching=config.enable_prefix_caching,
+        deterministic=config.deterministic,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
     )

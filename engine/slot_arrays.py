@@ -24,6 +24,8 @@ class SlotArrays:
         """Tokens whose keys and values are computed by plans made so far."""
         self.capacity = np.zeros(num_slots, np.int32)
         """Tokens that its pages hold."""
+        self.told = np.zeros(num_slots, np.int32)
+        """Tokens of the request that are out already."""
         self.number = np.zeros(num_slots, np.int64)
         self.alive = np.zeros(num_slots, bool)
         self.decoding = np.zeros(num_slots, bool)
@@ -37,6 +39,7 @@ class SlotArrays:
         stop_ids = np.frombuffer(request.sampling.stop_ids, np.int32)
         self.tokens[slot, :length] = request.token_ids
         self.known[slot], self.planned[slot], self.capacity[slot] = length, num_cached, 0
+        self.told[slot] = request.num_prompt + request.num_told
         self._max_length[slot], self._num_prompt[slot] = request.max_length, request.num_prompt
         self._stop_ids[slot] = -1
         self._stop_ids[slot, : len(stop_ids)] = stop_ids

@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
 from tercet.engine.planner import Planner
@@ -52,6 +53,8 @@ class Run:
     def plan(self) -> bool:
         step = self.planner.plan(0.0)
         if step is not None:
+            if self.settings.deterministic:  # what is generated is never computed as part of a prompt
+                assert all(len(enter.token_ids) == 4 * enter.num_prompt for enter in step.enter)
             self.worker.issue(step)
             assert self.worker.in_flight <= self.settings.run_ahead
         return step is not None
@@ -94,6 +97,7 @@ def test_random_loads_say_what_undisturbed_requests_say(seed: int) -> None:
         max_lease=draw.choice([1, 2, 8]),
         enable_prefix_caching=draw.random() < 0.8,
         max_model_len=44,
+        deterministic=draw.random() < 0.4,
     )
     run = Run(chosen)
     stems = [[draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 16))] for _ in range(3)]
@@ -137,8 +141,9 @@ def test_random_loads_say_what_undisturbed_requests_say(seed: int) -> None:
             assert run.ended[number].usage.num_generated_tokens == len(want)
 
 
-def test_tiny_pool_preempts_and_says_the_same() -> None:
-    run = Run(settings(num_pages=14, max_num_seqs=4, enable_prefix_caching=False))
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_tiny_pool_preempts_and_says_the_same(deterministic: bool) -> None:
+    run = Run(settings(num_pages=14, max_num_seqs=4, enable_prefix_caching=False, deterministic=deterministic))
     requests = [submit(number, [number, 7, 8], seed=number, max_tokens=30) for number in range(4)]
     for request in requests:
         run.planner.submit(request, 0.0)
@@ -174,13 +179,24 @@ def test_equal_prompts_in_one_step_do_not_read_each_other() -> None:
     assert [run.ended[number].usage.num_cached_tokens for number in range(3)] == [0, 0, 0]
 
 
-def test_generated_pages_serve_the_next_turn() -> None:
-    run = Run(settings())
+@pytest.mark.parametrize(("deterministic", "num_cached"), [(False, 16), (True, 4)])
+def test_generated_pages_serve_the_next_turn(deterministic: bool, num_cached: int) -> None:
+    run = Run(settings(deterministic=deterministic))
     run.planner.submit(submit(0, list(range(6)), max_tokens=12), 0.0)
     run.finish()
     run.planner.submit(submit(1, [*range(6), *run.said[0], 3, 4]), 0.0)
     run.finish()
-    assert run.ended[1].usage.num_cached_tokens == 16  # of 18 known tokens, 17 were computed: four full pages
+    # Of 18 known tokens, 17 were computed: four full pages. The prompt's own 6 fill one.
+    assert run.ended[1].usage.num_cached_tokens == num_cached
+
+
+def test_resubmitted_tokens_are_told_once() -> None:
+    run = Run(settings(deterministic=True))
+    request = submit(0, list(range(6)), max_tokens=12)
+    want = undisturbed(list(range(6)), request.sampling)
+    run.planner.submit(replace(request, generated_ids=np.array(want[:5], np.int32).tobytes()), 0.0)
+    run.finish()
+    assert run.said[0] == want[5:]
 
 
 def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
