@@ -10,9 +10,9 @@ import msgspec
 
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.front_desk import Client, FrontDesk, Live
+from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
-    Refusal,
     Rules,
     check_handling,
     check_params,

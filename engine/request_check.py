@@ -4,13 +4,14 @@ Pure. A parameter is honoured or refused, never accepted and ignored. A refusal 
 wanted; past this door every id, size and number is in range.
 """
 
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
+from tercet.engine.logits_check import adjustments_of, check_adjustments
+from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import Limits, Request, Sampling, SamplingParams
 
@@ -24,14 +25,6 @@ _TEMPERATURES = (1e-6, 1000.0)
 
 
 _T = TypeVar("_T")
-
-
-class Refusal(Exception):
-    """The request will not be run. `code` is for programs, the message for people."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 @dataclass(frozen=True)
@@ -58,19 +51,20 @@ def check_params(params: SamplingParams, rules: Rules) -> None:
     """Refuse what is wrong or not supported whatever the prompt is."""
     _refuse_unsupported(params)
     if params.temperature is not None and params.temperature != 0:
-        _range("temperature", params.temperature, *_TEMPERATURES, "0 or ")
+        check_range("temperature", params.temperature, *_TEMPERATURES, "0 or ")
     if params.top_p is not None and not 0 < params.top_p <= 1:
-        raise _invalid("top_p", params.top_p, "more than 0 and at most 1")
+        raise invalid("top_p", params.top_p, "more than 0 and at most 1")
     if params.top_k is not None and params.top_k < -1:
-        raise _invalid("top_k", params.top_k, "1 or more, or 0 or -1 for all tokens")
+        raise invalid("top_k", params.top_k, "1 or more, or 0 or -1 for all tokens")
     if params.min_p is not None:
-        _range("min_p", params.min_p, 0, 1)
+        check_range("min_p", params.min_p, 0, 1)
     if params.seed is not None:
-        _range("seed", params.seed, 0, 2**63 - 1)
+        check_range("seed", params.seed, 0, 2**63 - 1)
     if params.max_tokens is not None and params.max_tokens < 1:
-        raise _invalid("max_tokens", params.max_tokens, "at least 1")
+        raise invalid("max_tokens", params.max_tokens, "at least 1")
     if params.min_tokens < 0:
-        raise _invalid("min_tokens", params.min_tokens, "at least 0")
+        raise invalid("min_tokens", params.min_tokens, "at least 0")
+    check_adjustments(params, rules.limits.vocab_size)
     _check_stops(params, rules)
 
 
@@ -86,23 +80,23 @@ def check_text_length(text: str, rules: Rules) -> None:
 def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules, field: str = "prompt") -> None:
     """Refuse a prompt that is empty, too long, or names tokens that the model does not have."""
     if not prompt_ids:
-        raise _invalid(field, "no tokens", "at least 1 token")
+        raise invalid(field, "no tokens", "at least 1 token")
     if len(prompt_ids) >= rules.limits.max_model_len:
         raise _too_long(str(len(prompt_ids)), rules)
     low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= rules.limits.vocab_size:
-        raise _invalid(field, f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+        raise invalid(field, f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
 
 
 def check_handling(request: Request) -> None:
     """Refuse a salt of unreasonable length, and times and priorities that are none."""
     if len(request.cache_salt) > MAX_NAME_LENGTH:
-        raise _invalid("cache_salt", f"{len(request.cache_salt)} characters", f"at most {MAX_NAME_LENGTH}")
+        raise invalid("cache_salt", f"{len(request.cache_salt)} characters", f"at most {MAX_NAME_LENGTH}")
     handling = request.handling
-    _range("priority", handling.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    check_range("priority", handling.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     for field, seconds in (("queue_timeout", handling.queue_timeout), ("timeout", handling.timeout)):
         if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
-            raise _invalid(field, seconds, f"more than 0 and at most {_MAX_SECONDS} seconds")
+            raise invalid(field, seconds, f"more than 0 and at most {_MAX_SECONDS} seconds")
 
 
 def check_received_ids(received_ids: Sequence[int], max_tokens: int, rules: Rules) -> None:
@@ -110,17 +104,17 @@ def check_received_ids(received_ids: Sequence[int], max_tokens: int, rules: Rule
     if not received_ids:
         return
     if len(received_ids) >= max_tokens:
-        raise _invalid("received_ids", f"{len(received_ids)} tokens", f"fewer than max_tokens ({max_tokens})")
+        raise invalid("received_ids", f"{len(received_ids)} tokens", f"fewer than max_tokens ({max_tokens})")
     low, high = min(received_ids), max(received_ids)
     if low < 0 or high >= rules.limits.vocab_size:
         bad = low if low < 0 else high
-        raise _invalid("received_ids", f"token id {bad}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+        raise invalid("received_ids", f"token id {bad}", f"ids from 0 to {rules.limits.vocab_size - 1}")
 
 
 def unpack_ids(packed: bytes, field: str = "prompt_ids") -> "array[int]":
     """Token ids as they come over the wire."""
     if len(packed) % 4:
-        raise _invalid(field, f"{len(packed)} bytes", "4 bytes (int32, little endian) for each token")
+        raise invalid(field, f"{len(packed)} bytes", "4 bytes (int32, little endian) for each token")
     return array("i", packed)
 
 
@@ -132,13 +126,13 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
     if max_tokens is None:
         max_tokens = room if defaults.max_new_tokens is None else min(room, defaults.max_new_tokens)
     if max_tokens > room:
-        raise _invalid(
+        raise invalid(
             "max_tokens",
             max_tokens,
             f"at most {room}: the context is {rules.limits.max_model_len}, the prompt {num_prompt}",
         )
     if params.min_tokens > max_tokens:
-        raise _invalid("min_tokens", params.min_tokens, f"at most max_tokens ({max_tokens})")
+        raise invalid("min_tokens", params.min_tokens, f"at most max_tokens ({max_tokens})")
     top_k = _first(params.top_k, defaults.top_k, 0)
     return Sampling(
         temperature=_first(params.temperature, defaults.temperature, 1.0),
@@ -149,15 +143,17 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         stop_ids=array("i", _stop_ids(params, rules)).tobytes(),
+        adjustments=adjustments_of(params, defaults.repetition_penalty),
     )
 
 
 def check_defaults(rules: Rules) -> None:
     """The checkpoint's own defaults obey the same rules: better found at start than in each request."""
     d = rules.defaults
-    check_params(SamplingParams(temperature=d.temperature, top_p=d.top_p, top_k=d.top_k, min_p=d.min_p), rules)
+    sampled = {"temperature": d.temperature, "top_p": d.top_p, "top_k": d.top_k, "min_p": d.min_p}
+    check_params(SamplingParams(**sampled, repetition_penalty=d.repetition_penalty), rules)  # type: ignore[arg-type]
     if d.max_new_tokens is not None and d.max_new_tokens < 1:
-        raise _invalid("max_new_tokens", d.max_new_tokens, "at least 1")
+        raise invalid("max_new_tokens", d.max_new_tokens, "at least 1")
 
 
 def _stop_ids(params: SamplingParams, rules: Rules) -> list[int]:
@@ -168,18 +164,18 @@ def _stop_ids(params: SamplingParams, rules: Rules) -> list[int]:
 def _check_stops(params: SamplingParams, rules: Rules) -> None:
     strings = stop_strings(params)
     if len(strings) > MAX_STOP_STRINGS:
-        raise _invalid("stop", f"{len(strings)} strings", f"at most {MAX_STOP_STRINGS}")
+        raise invalid("stop", f"{len(strings)} strings", f"at most {MAX_STOP_STRINGS}")
     for text in strings:
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
-            raise _invalid("stop", f"a string of {len(text)} characters", f"1 to {MAX_STOP_LENGTH}")
+            raise invalid("stop", f"a string of {len(text)} characters", f"1 to {MAX_STOP_LENGTH}")
     if strings and not rules.takes_text:
-        raise _invalid("stop", "a string", "stop_token_ids: this checkpoint has no tokenizer")
+        raise invalid("stop", "a string", "stop_token_ids: this checkpoint has no tokenizer")
     for token_id in params.stop_token_ids:
         if not 0 <= token_id < rules.limits.vocab_size:
-            raise _invalid("stop_token_ids", token_id, f"ids from 0 to {rules.limits.vocab_size - 1}")
+            raise invalid("stop_token_ids", token_id, f"ids from 0 to {rules.limits.vocab_size - 1}")
     num_stops = len(_stop_ids(params, rules))
     if num_stops > MAX_STOP_IDS:
-        raise _invalid(
+        raise invalid(
             "stop_token_ids",
             f"{num_stops} ids together with the checkpoint's {len(rules.eos_ids)} end-of-sequence ids",
             f"at most {MAX_STOP_IDS}",
@@ -188,10 +184,6 @@ def _check_stops(params: SamplingParams, rules: Rules) -> None:
 
 def _refuse_unsupported(params: SamplingParams) -> None:
     neutral: dict[str, tuple[object, ...]] = {
-        "repetition_penalty": (None, 1.0),
-        "presence_penalty": (0.0,),
-        "frequency_penalty": (0.0,),
-        "logit_bias": (None, {}),
         "n": (1,),
         "logprobs": (None,),
         "prompt_logprobs": (None,),
@@ -203,7 +195,7 @@ def _refuse_unsupported(params: SamplingParams) -> None:
         if value not in allowed:
             raise Refusal(
                 "not_supported",
-                f"{field} is {_short(value)}, which is not supported yet; want {allowed[-1]!r} or nothing",
+                f"{field} is {short(value)}, which is not supported yet; want {allowed[-1]!r} or nothing",
             )
 
 
@@ -219,23 +211,9 @@ def _first(value: _T | None, default: _T | None, neutral: _T) -> _T:
     return neutral if default is None else default
 
 
-def _range(field: str, value: float, low: float, high: float, also: str = "") -> None:
-    if not (math.isfinite(value) and low <= value <= high):
-        raise _invalid(field, value, f"{also}{low} to {high}")
-
-
 def _too_long(num_tokens: str, rules: Rules) -> Refusal:
     limit = rules.limits.max_model_len
     return Refusal(
         "prompt_too_long",
         f"the prompt has {num_tokens} tokens and the context holds {limit}, answer included; want at most {limit - 1}",
     )
-
-
-def _invalid(field: str, got: object, wanted: str) -> Refusal:
-    return Refusal("invalid_request", f"{field} is {_short(got)}; want {wanted}")
-
-
-def _short(value: object) -> str:
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}…"

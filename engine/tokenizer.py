@@ -25,7 +25,8 @@ from tercet.engine.child import SupervisorLink, run
 from tercet.engine.errors import StartupFailed, UnsupportedModel
 from tercet.engine.front_desk import Client, FrontDesk, Item, Live
 from tercet.engine.reception import Reception
-from tercet.engine.request_check import MAX_STOP_IDS, Refusal, Rules, check_defaults
+from tercet.engine.refusal import Refusal
+from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults
 from tercet.engine.text_codec import TextCodec, load_codec
 from tercet.engine.trace import Span, open_lane, record_collections
 from tercet.ipc.front_door import Delivery, FrontDoor
@@ -362,16 +363,9 @@ def make_rules(codec: TextCodec, limits: Limits, seed: int) -> Rules:
     except Refusal as refusal:
         raise UnsupportedModel(f"the checkpoint's generation_config.json: {refusal}") from None
     given = {name: value for name, value in msgspec.structs.asdict(codec.defaults).items() if value is not None}
-    penalty = given.pop("repetition_penalty", 1.0)
     if given:
         listed = ", ".join(f"{name} {value}" for name, value in given.items())
         print(f"defaults from generation_config.json: {listed} (what a request says wins)", file=sys.stderr)
-    if penalty != 1.0:
-        print(
-            f"warning: generation_config.json asks for repetition_penalty {penalty}, which is not supported yet and is "
-            "not applied",
-            file=sys.stderr,
-        )
     return rules
 
 

@@ -226,6 +226,18 @@ ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
 
 
+class Adjustments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How the logits of a request are changed before sampling."""
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: bytes = b""
+    """int32, each at most once."""
+    biases: bytes = b""
+    """fp32, one for each of `bias_ids`."""
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """SamplingParams with every default resolved: what the scheduler and the workers need, and no text."""
 
@@ -241,6 +253,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     min_tokens: int
     stop_ids: bytes
     """int32: any of these ends the request, once min_tokens are there."""
+    adjustments: Adjustments | None = None
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

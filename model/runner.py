@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.ipc.messages import Limits, Step
 from tercet.model.decoder import Decoder
+from tercet.model.extras import Extras
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
@@ -60,6 +61,7 @@ class Runner:
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
         self._dummy = settings.max_num_seqs
         self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens, decoder.group.size)
+        self._extras = Extras(settings.max_num_seqs + 1, device)
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + _CHANGE_WORDS, device, settings.run_ahead + 2)
@@ -82,10 +84,13 @@ class Runner:
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
+        adjustments = list(self._extras.pack(step, self._row_words, _CHANGE_WORDS))
         if self._on_gpu:
             num_tokens = int(self._chunks[2].sum())
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
-            self._shape = self._shapes.fit(len(self._decodes), self._chunks.shape[1], num_tokens, whole_logits)
+            adjusted = self._extras.wanted(self._decodes, self._chunks[0])
+            sizes = len(self._decodes), self._chunks.shape[1], num_tokens
+            self._shape = self._shapes.fit(*sizes, whole_logits, adjusted)
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all
@@ -103,6 +108,11 @@ class Runner:
             start = self._row_words
         if not start:
             self._plan.send(0, stop)
+        for packed, num_records in adjustments:
+            stop = self._row_words + len(packed)
+            self._plan.begin()[self._row_words : stop] = packed
+            self._plan.send(self._row_words, stop)
+            self._extras.apply(self._plan.words_W, self._row_words, num_records)
 
     def launch(self, index: int) -> Landing:
         """Run step `index` of the plan's lease."""
@@ -128,7 +138,8 @@ class Runner:
             whole_logits = bool(
                 self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any()
             )
-            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits)
+            adjusted = self._extras.wanted(self._decodes, self._chunks[0])
+            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted)
             write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
             token_ids_R[computed] = self._run_on_cpu(shape).numpy()
         return DoneLanding(token_ids_R)
@@ -157,12 +168,15 @@ class Runner:
 
     @torch.inference_mode()
     def _run_on_cpu(self, shape: StepShape) -> Tensor:
-        return sample_step(self._decoder, *self._forward(shape), self.table, whole_logits=shape.whole_logits)
+        extras = self._extras if shape.adjusted else None
+        forward = self._forward(shape)
+        return sample_step(self._decoder, *forward, self.table, whole_logits=shape.whole_logits, extras=extras)
 
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> None:
         forward, ring = self._forward(shape), self._landings.ring
-        sample_step_into(ring, self._decoder, *forward, self.table, whole_logits=shape.whole_logits)
+        extras = self._extras if shape.adjusted else None
+        sample_step_into(ring, self._decoder, *forward, self.table, whole_logits=shape.whole_logits, extras=extras)
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
@@ -174,5 +188,6 @@ class Runner:
         # A change of slot -1 is dropped, but its kernels are compiled.
         self._plan.words_W.fill_(-1)
         self._apply(Changes(np.zeros(0, np.int32), 1, 1, 1))
+        self._extras.apply(self._plan.words_W, self._row_words, 1)
         self._landings.restart()
         torch.cuda.current_stream().synchronize()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tercet.ipc.messages import Sampling
 from tercet.model.decoder import Decoder
+from tercet.model.extras import Extras
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
@@ -23,19 +24,30 @@ def needs_whole_logits(sampling: Sampling) -> bool:
 
 
 def sample_step(
-    decoder: Decoder, hidden_TD: Tensor, inputs: StepInputs, rows: StepRows, table: SlotTable, *, whole_logits: bool
+    decoder: Decoder,
+    hidden_TD: Tensor,
+    inputs: StepInputs,
+    rows: StepRows,
+    table: SlotTable,
+    *,
+    whole_logits: bool,
+    extras: Extras | None = None,
 ) -> Tensor:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    Every rank comes to the same. `whole_logits`: with several ranks, gather them; some row needs them.
+    Every rank comes to the same. `whole_logits`: with several ranks, gather them; some row needs them. `extras`: some
+    row's logits are changed first.
     """
     token_ids_R = torch.full_like(rows.positions_R, -1)
     rows_N = (rows.positions_R >= 0).nonzero().squeeze(1)
     if len(rows_N):  # all ranks agree on this: their tables are the same
         slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
         hidden_ND = hidden_TD[inputs.sample_rows_R[rows_N]]
-        if decoder.group.size == 1 or whole_logits:
-            token_ids_R[rows_N] = sample(decoder.logits(hidden_ND), slots_N, positions_N, table)
+        if decoder.group.size == 1 or whole_logits or extras is not None:
+            logits_NV = decoder.logits(hidden_ND)
+            if extras is not None:
+                logits_NV = extras.adjust(logits_NV, slots_N, table)
+            token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
         else:
             logits_NV, shard = decoder.logits_shard(hidden_ND), decoder.vocab_shard
             token_ids_R[rows_N] = sample_shard(logits_NV, slots_N, positions_N, table, shard)
@@ -51,13 +63,17 @@ def sample_step_into(
     table: SlotTable,
     *,
     whole_logits: bool,
+    extras: Extras | None = None,
 ) -> None:
     """The same for all rows, padding too, into the next place of the ring: kernels only, fixed shapes, graph-safe."""
     # Decode rows alone are in their place already.
     alone = not inputs.chunk_slots_C.shape[0]
     hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
-    if decoder.group.size == 1 or whole_logits:
-        sample_into(ring, decoder.logits(hidden_RD), rows.slots_R, rows.positions_R, table)
+    if decoder.group.size == 1 or whole_logits or extras is not None:
+        logits_RV = decoder.logits(hidden_RD)
+        if extras is not None:
+            logits_RV = extras.adjust(logits_RV, rows.slots_R, table)
+        sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
     else:
         logits_RV, shard = decoder.logits_shard(hidden_RD), decoder.vocab_shard
         sample_shard_into(ring, logits_RV, rows.slots_R, rows.positions_R, table, shard)

@@ -12,6 +12,8 @@ _GRAPH_TOKENS = (64, 128, 256, 512, 1024)
 steps take so long that launching them kernel by kernel hides behind the last one, and padding them would cost more."""
 _GRAPH_CHUNKS = 8
 _EAGER_TOKENS = 128
+_ADJUSTED_DECODES = (1, 8, 32, 128)
+"""Fewer graphs than of plain steps: those that adjust logits are rarer, and start-up has to be short."""
 """Longer steps are padded to a multiple of this."""
 
 
@@ -23,6 +25,8 @@ class StepShape(NamedTuple):
     num_prefill_tokens: int
     whole_logits: bool = False
     """Whether ranks gather the logits of all, which some rows need, or each samples from its own and they compare."""
+    adjusted: bool = False
+    """Whether some row's logits are changed before sampling."""
 
 
 class Shapes:
@@ -31,6 +35,7 @@ class Shapes:
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
         self._several_ranks = num_ranks > 1
         self.decodes = _decode_sizes(max_num_seqs)
+        self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < max_num_seqs), max_num_seqs]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
         largest = _round_up(max_num_seqs, 4)
         self.decodes_beside_prefill = [0, *(size for size in (8, 64) if size < largest), largest]
@@ -46,17 +51,23 @@ class Shapes:
         shapes = [StepShape(size, 0, 0) for size in self.decodes]
         if self._several_ranks:
             shapes += [StepShape(size, 0, 0, True) for size in self.decodes]
+        shapes += [StepShape(size, 0, 0, self._several_ranks, True) for size in self._adjusted_decodes]
         shapes += [
             self._with_chunks(num_decodes, self._chunks, tokens)
             for tokens in self._tokens
             for num_decodes in self.decodes_beside_prefill
         ]
-        return sorted(shapes, key=lambda shape: (-shape.num_decodes - shape.num_prefill_tokens, shape.num_chunks))
+
+        def order(shape: StepShape) -> tuple[int, bool, int]:
+            return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, shape.num_chunks
+
+        return sorted(shapes, key=order)
 
     def for_warm_up(self) -> list[StepShape]:
         """Steps without a graph that together use every kernel such steps use, the largest among them."""
         largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
         shapes = [self._with_chunks(self.decodes_beside_prefill[-1], self._max_num_seqs, largest)]
+        shapes.append(shapes[0]._replace(adjusted=True))
         chunks = self._chunks
         while chunks < self._max_num_seqs:  # kernels are compiled for each number of chunks
             shapes.append(self._with_chunks(0, chunks, largest))
@@ -67,15 +78,21 @@ class Shapes:
             tokens *= 2
         return shapes
 
-    def fit(self, num_decodes: int, num_chunks: int, num_tokens: int, whole_logits: bool = False) -> StepShape:
-        """The shape that a step is padded to. `whole_logits`: some row needs them."""
+    def fit(
+        self, num_decodes: int, num_chunks: int, num_tokens: int, whole_logits: bool = False, adjusted: bool = False
+    ) -> StepShape:
+        """The shape that a step is padded to. `whole_logits`, `adjusted`: some row needs that."""
+        if not num_chunks and adjusted:
+            return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, self._several_ranks, True)
         if not num_chunks:
             return StepShape(_smallest(self.decodes, num_decodes), 0, 0, whole_logits and self._several_ranks)
         if self._tokens and num_chunks <= self._chunks and num_tokens <= self._tokens[-1]:
             padded = _smallest(self.decodes_beside_prefill, num_decodes)
-            return self._with_chunks(padded, self._chunks, _smallest(self._tokens, num_tokens))
-        padded = _round_up(_smallest([0, *self.decodes], num_decodes), 4)
-        return self._with_chunks(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
+            shape = self._with_chunks(padded, self._chunks, _smallest(self._tokens, num_tokens))
+        else:
+            padded = _round_up(_smallest([0, *self.decodes], num_decodes), 4)
+            shape = self._with_chunks(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
+        return shape._replace(adjusted=adjusted)
 
     def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
         """Ranks gather the logits of steps with prefill in any case: beside it that is little, and it halves graphs."""

@@ -102,14 +102,17 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
             "seed": (-1,),
             "stop": ("", ["a", ""], ["x"] * 17, "x" * 1025),
             "stop_token_ids": ([VOCAB_SIZE], [-1], list(range(9))),
+            "repetition_penalty": (0.0, -1.0, NAN, INF),
+            "presence_penalty": (2.5, NAN),
+            "frequency_penalty": (-2.5, INF),
+            "logit_bias": ({VOCAB_SIZE: 1.0}, {-1: 1.0}, {2**40: 1.0}, {5: 101.0}, {5: NAN}, dict.fromkeys(range(1025), 1)),
         }.items()
         for value in values
     ),
     *(
         (("GenerateIds", "a", ids(3), {name: value}), "Failed", "not_supported", name)
         for name, value in {
-            "n": 2, "logprobs": 3, "prompt_logprobs": 1, "logit_bias": {5: 1.0},
-            "repetition_penalty": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.5,
+            "n": 2, "logprobs": 3, "prompt_logprobs": 1,
         }.items()
     ),
     (("Generate", "a", "x", {"temprature": 1}), "Rejected", "bad_message", "temprature"),

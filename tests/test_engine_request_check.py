@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
-    Refusal,
     Rules,
     check_defaults,
     check_handling,
@@ -59,12 +59,17 @@ NAN, INF = math.nan, math.inf
         ("stop_token_ids", (1000,), ["stop_token_ids", "1000", "999"]),
         ("stop_token_ids", (-1,), ["stop_token_ids", "-1"]),
         ("stop_token_ids", tuple(range(10, 17)), ["stop_token_ids", "9 ids", "2 end-of-sequence", "at most 8"]),
-        ("repetition_penalty", 1.1, ["repetition_penalty", "1.1", "not supported yet"]),
+        ("repetition_penalty", 0.0, ["repetition_penalty", "0.0", "0.001 to 1000"]),
         ("repetition_penalty", NAN, ["repetition_penalty", "nan"]),
-        ("presence_penalty", 0.1, ["presence_penalty", "0.1"]),
+        ("presence_penalty", 2.1, ["presence_penalty", "2.1", "-2.0 to 2.0"]),
         ("presence_penalty", NAN, ["presence_penalty", "nan"]),
-        ("frequency_penalty", -0.1, ["frequency_penalty", "-0.1"]),
-        ("logit_bias", {5: 1.0}, ["logit_bias", "{5: 1.0}"]),
+        ("frequency_penalty", -2.1, ["frequency_penalty", "-2.1"]),
+        ("frequency_penalty", INF, ["frequency_penalty", "inf"]),
+        ("logit_bias", {1000: 1.0}, ["logit_bias", "1000", "999"]),
+        ("logit_bias", {-1: 1.0}, ["logit_bias", "-1"]),
+        ("logit_bias", {5: 100.5}, ["logit_bias of token 5", "100.5"]),
+        ("logit_bias", {5: NAN}, ["logit_bias of token 5", "nan"]),
+        ("logit_bias", dict.fromkeys(range(1025), 1.0), ["logit_bias", "1025 tokens", "at most 1024"]),
         ("n", 2, ["n is 2", "not supported yet"]),
         ("n", 0, ["n is 0"]),
         ("logprobs", 0, ["logprobs", "0"]),
@@ -92,6 +97,8 @@ def test_refused_parameters_name_field_value_and_what_is_wanted(field: str, valu
         SamplingParams(stop_token_ids=tuple(range(10, 18)), ignore_eos=True),
         SamplingParams(stop_token_ids=(2, 7, 2, 7, 2, 7, 2, 7, 2, 7)),
         SamplingParams(repetition_penalty=1, logit_bias={}, n=1),
+        SamplingParams(repetition_penalty=1000, presence_penalty=-2, frequency_penalty=2),
+        SamplingParams(logit_bias=dict.fromkeys(range(1000), -100.0)),
     ],
 )
 def test_accepted_parameters(params: SamplingParams) -> None:
@@ -102,7 +109,8 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
     """A field that neither changes what the scheduler gets, nor the text, nor is refused, would be ignored."""
     other: dict[str, Any] = {
         "max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.5, "seed": 9,
-        "stop_token_ids": (9,), "ignore_eos": True,
+        "stop_token_ids": (9,), "ignore_eos": True, "repetition_penalty": 1.1, "presence_penalty": 0.5,
+        "frequency_penalty": 0.5, "logit_bias": {1: 2.0},
     }  # fmt: skip
     for_the_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
     plain = resolve(SamplingParams(), 4, 1, RULES)
@@ -112,7 +120,7 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
         if field.name in other:
             assert resolve(SamplingParams(**{field.name: other[field.name]}), 4, 1, RULES) != plain, field.name
         else:
-            value = {"logit_bias": {1: 2.0}, "detokenize": False, "spaces_between_special_tokens": False}
+            value = {"detokenize": False, "spaces_between_special_tokens": False}
             with pytest.raises(Refusal, match=field.name):
                 check_params(SamplingParams(**{field.name: value.get(field.name, 5)}), RULES)
 

@@ -1,0 +1,27 @@
+"""How a request is refused: the field, what came, and what is wanted. Pure; knows no rule."""
+
+import math
+
+
+class Refusal(Exception):
+    """The request will not be run. `code` is for programs, the message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def invalid(field: str, got: object, wanted: str) -> Refusal:
+    return Refusal("invalid_request", f"{field} is {short(got)}; want {wanted}")
+
+
+def check_range(field: str, value: float, low: float, high: float, also: str = "") -> None:
+    """Refuse what is not a number from `low` to `high`."""
+    if not (math.isfinite(value) and low <= value <= high):
+        raise invalid(field, value, f"{also}{low} to {high}")
+
+
+def short(value: object) -> str:
+    """For messages: a value of any length."""
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"

@@ -1,0 +1,86 @@
+"""What some requests want beyond plain sampling: penalties and biases of their logits.
+
+Knows on the host which slots want something, so that a step of others runs as if there were none of this; on the
+device, `AdjustmentTable` has the numbers.
+
+Shape suffixes: S slots, R rows, V vocabulary.
+"""
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tercet.ipc.messages import Adjustments, Enter, Step
+from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
+from tercet.triton_kernels.logits import add_bias, count_tokens, penalize
+from tercet.triton_kernels.slot_table import SlotTable
+
+_RECORD = struct.Struct("<i3f2i")
+assert _RECORD.size == 4 * RECORD_WORDS
+_NEUTRAL = Adjustments()
+
+
+class Extras:
+    """Of all slots of one rank."""
+
+    def __init__(self, num_slots: int, device: torch.device) -> None:
+        self._table = make_adjustment_table(num_slots, device)
+        self._adjusted_S = np.zeros(num_slots, np.bool_)
+
+    def pack(self, step: Step, base: int, capacity: int) -> Iterator[tuple[NDArray[np.int32], int]]:
+        """Runs of at most `capacity` words, each to lie at word `base` of the device's buffer, and their records."""
+        run: list[tuple[int, Adjustments]] = []
+        used = 0
+        for enter in step.enter:
+            adjustments = self._changed(enter)
+            if adjustments is None:
+                continue
+            num_words = RECORD_WORDS + (len(adjustments.bias_ids) + len(adjustments.biases)) // 4
+            if used + num_words > capacity:
+                yield _pack_records(run, base), len(run)
+                run, used = [], 0
+            run.append((enter.slot, adjustments))
+            used += num_words
+        if run:
+            yield _pack_records(run, base), len(run)
+
+    def apply(self, words_W: Tensor, base: int, num_records: int) -> None:
+        """Take records as `pack` made them into the table."""
+        write_adjustments(words_W, base, num_records, self._table)
+
+    def wanted(self, *slots: NDArray[np.int32]) -> bool:
+        """Whether any of these slots wants its logits adjusted."""
+        return any(bool(self._adjusted_S[some].any()) for some in slots)
+
+    def adjust(self, logits_RV: Tensor, slots_R: Tensor, table: SlotTable) -> Tensor:
+        """The logits to sample from, fp32; those given stay as they are. Biases first, then penalties. Graph-safe."""
+        adjusted_RV = logits_RV.to(torch.float32, copy=True)
+        add_bias(adjusted_RV, slots_R, self._table.bias_ids_SK, self._table.bias_SK)
+        counts_RV = count_tokens(slots_R, table, logits_RV.shape[1])
+        penalties = self._table.repetition_S, self._table.presence_S, self._table.frequency_S
+        penalize(adjusted_RV, counts_RV, slots_R, *penalties)
+        return adjusted_RV
+
+    def _changed(self, enter: Enter) -> Adjustments | None:
+        """What is to be written into a slot that is entered; nothing if it is neutral and was."""
+        adjustments, before = enter.sampling.adjustments, self._adjusted_S[enter.slot]
+        self._adjusted_S[enter.slot] = adjustments is not None
+        return adjustments or (_NEUTRAL if before else None)
+
+
+def _pack_records(run: list[tuple[int, Adjustments]], base: int) -> NDArray[np.int32]:
+    offset = len(run) * RECORD_WORDS
+    records, biases = bytearray(), bytearray()
+    for slot, one in run:
+        count = len(one.bias_ids) // 4
+        if count > MAX_BIASES:
+            raise ValueError(f"slot {slot}: got {count} biases, wanted at most {MAX_BIASES}")
+        penalties = one.repetition_penalty, one.presence_penalty, one.frequency_penalty
+        records += _RECORD.pack(slot, *penalties, count, base + offset)
+        biases += one.bias_ids + one.biases
+        offset += 2 * count
+    return np.frombuffer(bytes(records + biases), np.int32)
