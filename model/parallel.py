@@ -25,6 +25,8 @@ _ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     # Steps in graphs and steps without follow each other on one stream: NCCL need not order them by events of its own.
     "NCCL_GRAPH_MIXING_SUPPORT": "0",
+    # Or ranks exchange handles for each buffer of each collective of each graph: that is start-up time.
+    "NCCL_GRAPH_REGISTER": "0",
 }
 
 

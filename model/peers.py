@@ -51,6 +51,7 @@ def connect_peers(
         _say_once("GPUs cannot reach each other's memory", rank)
         return None
     owner: list[object] = []
+    calls_M = torch.zeros(rows, dtype=torch.int32, device=device)
     try:
         addresses = _share(inbox_shape(size, rows, words), size, device, owner)
     except RuntimeError as error:
@@ -61,7 +62,6 @@ def connect_peers(
     if not agree(int(bool(addresses))):
         _say_once(reason if not addresses else "another rank failed", rank)
         return None
-    calls_M = torch.zeros(rows, dtype=torch.int32, device=device)
     inboxes = Inboxes(rank, addresses, calls_M, words, owner)
     return Peers(inboxes, min(_ROOM_BYTES, _BYTES.get(size, _BYTES_OTHERWISE)))
 

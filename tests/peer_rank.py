@@ -33,9 +33,9 @@ def drawn(name: str, rank: int, call: int, rows: int, dtype: torch.dtype) -> Ten
     return (torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
 
 
-def mapped_inboxes(rank: int, size: int, folder: Path, dtype: torch.dtype) -> Inboxes:
+def mapped_inboxes(rank: int, size: int, folder: Path, dtype: torch.dtype, hidden: int = HIDDEN) -> Inboxes:
     """Files made by whoever comes first: a file of zeros is an inbox that nobody has written to."""
-    words = words_of(HIDDEN, dtype) + 3
+    words = words_of(hidden, dtype) + 3
     shape = inbox_shape(size, MAX_ROWS, words)
     count = torch.Size(shape).numel()
     inboxes = [

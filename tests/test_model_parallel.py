@@ -21,6 +21,14 @@ group = Group.join(rank, size, torch.device("cpu"), rendezvous, timeout_s=30.0)
 x = torch.arange(6.0).view(2, 3) + 10 * rank
 summed = group.all_reduce(x.clone())
 gathered = group.all_gather(x)
+rows = torch.randn(50, 301, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (3 * rank)
+whole = group.all_reduce(rows.clone(), deterministic=True)
+parts = [group.all_reduce(rows[i : i + n].clone(), deterministic=True) for i, n in ((0, 1), (1, 30), (31, 19))]
+assert torch.equal(torch.cat(parts), whole), "a row's bits do not depend on the rows beside it"
+wanted = sum(torch.randn(50, 301, generator=torch.Generator().manual_seed(r)) * 10.0 ** (3 * r) for r in range(size))
+torch.testing.assert_close(whole, wanted)
+stacked = torch.arange(0, 6, 3.0).view(1, 2, 1) + 10 * torch.arange(size).view(-1, 1, 1)
+assert torch.equal(group.stack(x[:, :1]), stacked)
 listening = [c.laddr.ip for c in psutil.Process().net_connections() if c.status == psutil.CONN_LISTEN]
 print(json.dumps([summed.tolist(), gathered.tolist(), group.min(7 - rank), listening]), flush=True)
 if leaves and rank == 1:
