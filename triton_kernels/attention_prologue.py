@@ -17,7 +17,7 @@ from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.write_kv import write_kv
 
 _FEW_TOKENS = 512
-"""Up to here a program for each token and kv head; beyond, programs with more to do at once."""
+"""Up to here a program for each token and kv head; beyond, programs for several."""
 
 
 @triton.jit
@@ -48,38 +48,37 @@ def norm_and_turn(
 def _prologue_kernel(
     qkv_ptr, positions_ptr, kv_slots_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr, v_cache_ptr, q_ptr,
     T, num_cells, P, H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / BLOCK_T, KV_HEADS): one program owns a kv head of BLOCK_T tokens and the q heads that share it."""
+    """Grid (T / TOKENS, KV_HEADS): one program owns a kv head of some tokens and the q heads that share it.
+
+    It takes its tokens one after another: how it sums a head, and so a token's bits, are the same for any T.
+    """
     let_next_start(PDL)
     wait_for_previous(PDL)
     G: tl.constexpr = H // KV_HEADS
     kv_head = tl.program_id(1)
     columns = tl.arange(0, BLOCK_D)[None, :]
-
-    rows = tl.arange(0, BLOCK_T * BLOCK_G)[:, None]
-    tokens = (tl.program_id(0) * BLOCK_T + rows // BLOCK_G).to(tl.int64)
-    heads = rows % BLOCK_G
-    q_mask = (heads < G) & (tokens < T) & (columns < D)
-    positions = tl.load(positions_ptr + tokens, mask=tokens < T, other=0).to(tl.int64)
-    cos_ptrs = cos_sin_ptr + tl.minimum(tl.maximum(positions, 0), P - 1) * R
-    q_heads = kv_head * G + heads
-    head_ptrs = qkv_ptr + (tokens * (H + 2 * KV_HEADS) + q_heads) * D
-    q = norm_and_turn(head_ptrs, q_norm_ptr, cos_ptrs, eps, q_mask, columns, D, R, NORM)
-    tl.store(q_ptr + (tokens * H + q_heads) * D + columns, q.to(q_ptr.dtype.element_ty), mask=q_mask)
-
-    tokens = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)[:, None]).to(tl.int64)
-    slots = tl.load(kv_slots_ptr + tokens, mask=tokens < T, other=-1)
-    k_mask = (tokens < T) & (columns < D)
-    positions = tl.load(positions_ptr + tokens, mask=tokens < T, other=0).to(tl.int64)
-    cos_ptrs = cos_sin_ptr + tl.minimum(tl.maximum(positions, 0), P - 1) * R
-    k_ptrs = qkv_ptr + (tokens * (H + 2 * KV_HEADS) + H + kv_head) * D
-    k = norm_and_turn(k_ptrs, k_norm_ptr, cos_ptrs, eps, k_mask, columns, D, R, NORM)
-    v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=k_mask, other=0.0)
-    mask = k_mask & (slots >= 0) & (slots < num_cells)
-    cells = (slots // PAGE * KV_HEADS + kv_head) * PAGE + slots % PAGE
-    tl.store(k_cache_ptr + cells * D + columns, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
-    tl.store(v_cache_ptr + cells * D + columns, v, mask=mask)
+    group = tl.arange(0, BLOCK_G)[:, None]
+    q_heads = kv_head * G + group
+    q_mask = (group < G) & (columns < D)
+    one = tl.arange(0, 1)[:, None]
+    first = tl.program_id(0) * TOKENS
+    for token in range(first, tl.minimum(first + TOKENS, T)):
+        row = tl.cast(token, tl.int64)
+        position = tl.load(positions_ptr + row).to(tl.int64)
+        slot = tl.load(kv_slots_ptr + row)
+        cos_ptr = cos_sin_ptr + tl.minimum(tl.maximum(position, 0), P - 1) * R
+        heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
+        q = norm_and_turn(heads_ptr + q_heads * D, q_norm_ptr, cos_ptr + group * 0, eps, q_mask, columns, D, R, NORM)
+        tl.store(q_ptr + (row * H + q_heads) * D + columns, q.to(q_ptr.dtype.element_ty), mask=q_mask)
+        k_ptrs = heads_ptr + (H + kv_head + one) * D
+        k = norm_and_turn(k_ptrs, k_norm_ptr, cos_ptr + one, eps, columns < D, columns, D, R, NORM)
+        v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=columns < D, other=0.0)
+        cell = ((slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE) * D
+        mask = (columns < D) & (slot >= 0) & (slot < num_cells)
+        tl.store(k_cache_ptr + cell + columns, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
+        tl.store(v_cache_ptr + cell + columns, v, mask=mask)
 
 
 def attention_prologue(
@@ -119,14 +118,14 @@ def attention_prologue(
     q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
     norm = q_norm_weight_D is not None
     if T:
-        block_t = 1 if T <= _FEW_TOKENS else 8
-        _prologue_kernel[(triton.cdiv(T, block_t), num_kv_heads)](
+        tokens = 1 if T <= _FEW_TOKENS else 8
+        _prologue_kernel[(triton.cdiv(T, tokens), num_kv_heads)](
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
             T, num_pages * page_size, cos_sin_PR.shape[0],
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
-            BLOCK_T=block_t, BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads),
-            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, num_warps=1 if block_t == 1 else 4,
+            TOKENS=tokens, BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads),
+            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, num_warps=1,
             **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD

@@ -18,10 +18,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels import prefill_hopper
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 
+_TILE = 64
 HOPPER_TILE: int = prefill_hopper.BLOCK_Q.value
 HOPPER_PIECE: int = prefill_hopper.PIECE.value
 
@@ -140,8 +141,13 @@ def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
 
 
 def query_tile(num_tokens: int, on_hopper: bool) -> int:
-    """How many queries a program of the kernel that will serve them takes."""
-    return HOPPER_TILE if on_hopper else min(64, max(16, triton.next_power_of_2(num_tokens)))
+    """How many queries a program of the kernel that will serve them takes.
+
+    On a GPU always as many: a tile's size decides how a row is summed, and a token's bits must not follow its chunk's.
+    """
+    if on_hopper:
+        return HOPPER_TILE
+    return min(_TILE, max(16, triton.next_power_of_2(num_tokens))) if INTERPRETED else _TILE
 
 
 def launch_prefill_attention(
