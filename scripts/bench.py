@@ -1,6 +1,7 @@
 """Measure engines: `python scripts/bench.py offline|serve|host|planner|trace …`. The only source of performance claims.
 
 offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
+serve:   requests at a rate, from a running engine or any OpenAI endpoint: waiting times, throughput, goodput.
 host:    the engine around a worker that computes nothing: what processes and messages alone can carry.
 planner: the scheduler's pure core alone.
 trace:   nothing new: one Chrome trace out of what the processes of an engine left in its --trace-dir.
@@ -19,9 +20,11 @@ from typing import Any
 
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
+from bench_serve import add_serve_flags, run_serve
 from engine_flags import add_engine_flags
 from shapes import SHAPES, write_shape
 from tercet.engine.model_files import locate
+from tercet.ipc.client import ClientError
 from trace_file import RunRecord, run_trace
 from workloads import STANDARD, Workload, workload
 
@@ -118,6 +121,7 @@ def main() -> int:
     trace = commands.add_parser("trace", help="a Chrome trace out of an engine's --trace-dir")
     trace.add_argument("folder", type=Path, help="what --trace-dir named")
     trace.add_argument("trace", type=Path, help="the file to write; it opens in ui.perfetto.dev")
+    add_serve_flags(commands.add_parser("serve", help="requests at a rate, from a socket or an OpenAI endpoint"))
     add_host_flags(commands.add_parser("host", help="the engine around a worker that computes nothing"))
     commands.add_parser("planner", help="microseconds of the scheduler's core per step")
     for command in commands.choices.values():
@@ -132,6 +136,11 @@ def main() -> int:
                 parser.error(str(error))
         case "host":
             rows = run_host(arguments)
+        case "serve":
+            try:
+                rows = run_serve(arguments)
+            except (ValueError, OSError, EOFError, ClientError) as error:
+                parser.error(str(error))
         case "trace":
             try:
                 rows = run_trace(arguments.folder, arguments.trace)

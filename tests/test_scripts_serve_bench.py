@@ -1,0 +1,257 @@
+"""scripts/bench.py serve: the figures follow from the times, and every kind of server is heard rightly."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from checkpoints import checkpoint
+from daemon import SCRIPTS, Daemon, free_port
+
+sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
+
+import itertools
+
+from bench_serve import Lengths, arrivals, offer
+from serve_report import Timeline, summarize, table
+from serve_targets import OpenAITarget
+
+ENGINE = ("--device", "cpu", "--page-size", "16", "--kv-cache-memory", "16MiB", "--max-num-seqs", "8")
+
+
+# ---------------------------------------------------------------------------------------------- the figures
+
+
+def timeline(sent: float, first: float, gaps: list[float], per_arrival: int = 1) -> Timeline:
+    times = [sent + first]
+    for gap in gaps:
+        times.append(times[-1] + gap)
+    return Timeline(sent, 10, times, per_arrival * len(times))
+
+
+def test_figures_of_known_times() -> None:
+    # First tokens after 1 to 100 ms; five tokens each, 2 ms apart, but 7 ms apart in the slowest request.
+    ones = [timeline(0.5 * index, 1e-3 * (index + 1), [2e-3] * 4) for index in range(99)]
+    ones.append(timeline(49.5, 0.1, [7e-3] * 4))
+    report = summarize(ones, slo_ttft_ms=50.5, slo_itl_ms=5)
+    assert (report["requests"], report["failed"], report["errors"]) == (100, 0, {})
+    assert report["seconds"] == pytest.approx(49.5 + 0.1 + 0.028)
+    assert report["requests_per_s"] == pytest.approx(100 / 49.628)
+    assert report["output_tokens_per_s"] == pytest.approx(500 / 49.628)
+    assert report["prompt_tokens_per_s"] == pytest.approx(1000 / 49.628)
+    expected = {"mean": 50.5, "p50": 50.5, "p90": 90.1, "p99": 99.01, "max": 100}
+    assert report["ttft_ms"] == pytest.approx(expected)
+    assert report["itl_ms"] == pytest.approx({"mean": 2.05, "p50": 2, "p90": 2, "p99": 2.05, "max": 7}, abs=1e-6)
+    assert report["tpot_ms"]["max"] == pytest.approx(7)
+    assert report["e2e_ms"]["p50"] == pytest.approx(58.5)
+    assert report["good_share"] == 0.5
+    assert report["good_requests_per_s"] == pytest.approx(50 / 49.628)
+    assert summarize(ones, slo_itl_ms=5)["good_share"] == 0.99
+    assert summarize(ones)["good_share"] == 1.0
+
+
+def test_several_tokens_at_once_are_one_gap_and_many_tokens() -> None:
+    report = summarize([timeline(0, 0.01, [0.04] * 2, per_arrival=4)])
+    assert report["itl_ms"]["p50"] == pytest.approx(40)
+    assert report["tpot_ms"]["p50"] == pytest.approx(80 / 11)
+
+
+def test_failures_count_against_the_goal_and_not_in_the_times() -> None:
+    ones = [timeline(0, 1, [1]), Timeline(0, 10, [5.0], 1, "overloaded: ask later"), Timeline(0, 10)]
+    report = summarize(ones, slo_ttft_ms=2000)
+    assert report["errors"] == {"overloaded: ask later": 1, "no token came": 1}
+    assert report["failed"] == 2
+    assert report["ttft_ms"]["max"] == 1000
+    assert report["good_share"] == pytest.approx(1 / 3)
+    assert any("1 x overloaded" in line for line in table(report))
+    nothing = summarize(ones[1:])
+    assert nothing["failed"] == 2
+    assert len(table(nothing)) == 3
+
+
+# ------------------------------------------------------------------------------------------------- the load
+
+
+def test_arrivals_are_a_seeded_poisson_process() -> None:
+    plan = arrivals(4000, 20.0, Lengths("5:15"), Lengths("exp:40"), 1000, seed=3)
+    gaps = [later.at - one.at for one, later in itertools.pairwise(plan)]
+    assert statistics.mean(gaps) == pytest.approx(1 / 20, rel=0.08)
+    assert statistics.stdev(gaps) == pytest.approx(1 / 20, rel=0.08)  # of an exponential: equal to its mean
+    assert {len(one.prompt) for one in plan} == set(range(5, 16))
+    assert statistics.mean(one.num_tokens for one in plan) == pytest.approx(40, rel=0.08)
+    assert min(one.num_tokens for one in plan) == 1
+    assert {token // 1000 for one in plan for token in one.prompt} == {0}
+    assert plan == arrivals(4000, 20.0, Lengths("5:15"), Lengths("exp:40"), 1000, seed=3)
+    assert plan != arrivals(4000, 20.0, Lengths("5:15"), Lengths("exp:40"), 1000, seed=4)
+    assert {one.at for one in arrivals(9, math.inf, Lengths("7"), Lengths("7"), 1000, 0)} == {0.0}
+
+
+@pytest.mark.parametrize("text", ["0", "", "5:3", "0:3", "exp:0", "normal:5", "3.5", "-3"])
+def test_wrong_lengths(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="want N, LOW:HIGH or exp:MEAN, in tokens"):
+        Lengths(text)
+
+
+async def test_requests_do_not_wait_for_each_other() -> None:
+    gate = asyncio.Event()
+    asked = []
+
+    class Slow:
+        async def ask(self, prompt: list[int], num_tokens: int, timeline: Timeline) -> None:
+            asked.append((prompt, num_tokens))
+            if len(asked) == 20:
+                gate.set()
+            await gate.wait()
+            timeline.arrivals.append(timeline.sent + 1.0)
+
+    plan = arrivals(20, 1000.0, Lengths("1:9"), Lengths("1:9"), 1000, 0)
+    done = await asyncio.wait_for(offer(Slow(), plan), 20)
+    assert asked == [(one.prompt, one.num_tokens) for one in plan]
+    assert [one.num_prompt for one in done] == [len(one.prompt) for one in plan]
+    assert [one.sent for one in done] == sorted(one.sent for one in done)
+
+
+# --------------------------------------------------------------------------------------- foreign endpoints
+
+Reply = Callable[[asyncio.StreamWriter], None]
+_CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@contextlib.asynccontextmanager
+async def endpoint(*writes: bytes, pause: float = 0.0) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A server that answers each request with these writes."""
+    heard: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+        heard.append(head + await reader.readexactly(length))
+        for write in writes:
+            writer.write(write)
+            await writer.drain()
+            await asyncio.sleep(pause)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1", heard
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def event(**fields: object) -> bytes:
+    return b"data: " + json.dumps(fields).encode() + b"\n\n"
+
+
+def token(text: str) -> bytes:
+    return event(choices=[{"index": 0, "text": text}])
+
+
+async def asked(base_url: str, api_key: str | None = None) -> Timeline:
+    timeline = Timeline(0.0, 3)
+    await OpenAITarget(base_url, "some-model", 0.5, api_key).ask([1, 2, 3], 8, timeline)
+    return timeline
+
+
+async def test_an_openai_stream() -> None:
+    body = token("a") + b": a comment\n\n" + token("") + token("b") + token("c")
+    body += event(choices=[], usage={"completion_tokens": 8}) + b"data: [DONE]\n\n"
+    cut = [body[start : start + 37] for start in range(0, len(body), 37)]  # no chunk ends where an event does
+    async with endpoint(_CHUNKED, *(chunk(part) for part in cut), b"0\r\n\r\n", pause=0.01) as (url, heard):
+        timeline = await asked(url + "/", "secret")
+    assert timeline.error is None
+    assert len(timeline.arrivals) == 3
+    assert timeline.arrivals == sorted(set(timeline.arrivals))
+    assert timeline.num_tokens == 8
+    head, _, sent = heard[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+    assert b"Authorization: Bearer secret" in head
+    assert json.loads(sent) == {
+        "model": "some-model", "prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0.5, "ignore_eos": True,
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+async def test_a_stream_that_ends_with_its_connection_and_says_no_usage() -> None:
+    plain = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+    async with endpoint(plain, token("a"), token("b"), b"data: [DONE]\r\n\r\n") as (url, _):
+        timeline = await asked(url)
+    assert (timeline.error, timeline.num_tokens) == (None, len(timeline.arrivals))
+
+
+@pytest.mark.parametrize(
+    ("writes", "words"),
+    [
+        ([b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\n", b"too much!"], "ValueError: HTTP 503: too much!"),
+        ([_CHUNKED, chunk(token("a")), chunk(event(error={"message": "ill"}))], "ValueError: the endpoint says"),
+        ([_CHUNKED, chunk(token("a")), b"0\r\n\r\n"], "EOFError: the answer ended without [DONE]"),
+        ([_CHUNKED, chunk(token("a"))[:9]], "IncompleteReadError"),
+        ([], "IncompleteReadError"),
+    ],
+)
+async def test_a_stream_that_goes_wrong(writes: list[bytes], words: str) -> None:
+    async with endpoint(*writes) as (url, _):
+        timeline = await asked(url)
+    assert timeline.error is not None
+    assert words in timeline.error
+
+
+async def test_nobody_there() -> None:
+    timeline = await asked(f"http://127.0.0.1:{free_port()}/v1")
+    assert timeline.error is not None
+    assert "Connect" in timeline.error
+    with pytest.raises(ValueError, match=r"'127\.0\.0\.1:80'; want http://HOST:PORT/v1"):
+        OpenAITarget("127.0.0.1:80", "m", 0.0)
+
+
+# ------------------------------------------------------------------------------------------ real engines
+
+
+def serve_bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "bench.py"), "serve", "--vocabulary", "400", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_our_socket_and_our_http_door(tmp_path: Path) -> None:
+    load = ["--requests", "12", "--rate", "50", "--prompt-tokens", "5:40", "--output-tokens", "2:9"]
+    expected = arrivals(12, 50, Lengths("5:40"), Lengths("2:9"), 400, 0)
+    with Daemon(str(checkpoint("llama")), *ENGINE, "--http", f"127.0.0.1:{free_port()}") as daemon:
+        url = daemon.ready.split("http=")[1].split()[0]
+        for where in (["--address", daemon.address], ["--base-url", f"{url}/v1"]):
+            file = tmp_path / "report.json"
+            done = serve_bench(*where, *load, "--slo-ttft-ms", "1e6", "--json", str(file))
+            assert done.returncode == 0, done.stderr
+            (report,) = json.loads(file.read_text())["rows"]
+            assert (report["requests"], report["failed"]) == (12, 0)
+            tokens = report["output_tokens_per_s"] * report["seconds"]
+            assert tokens == pytest.approx(sum(one.num_tokens for one in expected))
+            assert report["good_share"] == 1.0
+            assert 0 < report["ttft_ms"]["p50"] <= report["e2e_ms"]["p50"]
+            assert "goodput" in done.stdout
+        refused = serve_bench("--address", daemon.address, "--prompt-tokens", "600", "--requests", "2")
+    assert refused.returncode == 2
+    assert "the first request failed: prompt_too_long" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_nobody_at_the_socket(tmp_path: Path) -> None:
+    done = serve_bench("--base-url", f"http://127.0.0.1:{free_port()}/v1", "--model", "m")
+    assert done.returncode == 2
+    assert "the first request failed: ConnectionRefusedError" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_random_is_not_the_same_everywhere() -> None:
+    rng = random.Random(1)
+    assert len({Lengths("exp:1000").draw(rng) for _ in range(50)}) > 40
