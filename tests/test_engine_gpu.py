@@ -1,0 +1,191 @@
+"""Whole engines on a GPU: the same tokens however they are scheduled; transformers' tokens in fp32; times that fit.
+
+Two tiny random models: one with heads of 128 as real ones have, so that the kernels made for them run, and one with
+small heads for the others.
+"""
+
+import functools
+import itertools
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
+from tercet.engine.llm import LLM, RequestOutput
+from tercet.engine.trace import Record, Span, read_lane
+from tercet.ipc.messages import SamplingParams
+from whole_engine import GREEDY, generate, greedy_cases, ids_of, wait_until_empty
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+DEVICE = "cuda"
+PAGE_SIZE = 64
+NUM_TOKENS = 48
+SETTINGS = [{"run_ahead": ahead, "max_lease": lease} for ahead in (1, 2, 3) for lease in (1, 8)]
+
+
+@pytest.fixture(scope="module")
+def real_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four q heads of 128 to a kv head, as in many real models."""
+    shape = {"head_dim": 128, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("real"), **shape, max_position_embeddings=1024)
+
+
+def engine(model: Path, **options: Any) -> LLM:
+    defaults = {
+        "page_size": PAGE_SIZE,
+        "kv_cache_memory": 256 << 20,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 1024,
+    }
+    return LLM(str(model), device=DEVICE, **{**defaults, **options})
+
+
+def invariant(model: Path, **options: Any) -> LLM:
+    """Batch-invariant, in bf16."""
+    return engine(model, dtype="bfloat16", deterministic=True, **options)
+
+
+@functools.cache
+def requests(count: int) -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts of all lengths; every third greedy, the others seeded."""
+    rng = random.Random(11)
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 600))] for _ in range(count)]
+    params = [
+        SamplingParams(
+            temperature=(0.0, 1.0, 0.7)[index % 3],
+            top_k=(0, 20)[index % 2],
+            seed=index,
+            max_tokens=NUM_TOKENS,
+            ignore_eos=True,
+        )
+        for index in range(count)
+    ]
+    return prompts, params
+
+
+def one_by_one(llm: LLM, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[list[int]]:
+    return [generate(llm, [prompt], [param])[0] for prompt, param in zip(prompts, params, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def alone(real_heads: Path) -> list[list[int]]:
+    """What each request gets when nothing else runs, in bf16."""
+    prompts, params = requests(66)
+    with invariant(real_heads, enable_prefix_caching=False) as llm:
+        answers = one_by_one(llm, prompts, params)
+        wait_until_empty(llm.address)
+    assert len(set(map(tuple, answers))) == len(answers)
+    assert min(len(set(answer)) for answer in answers) > NUM_TOKENS // 6
+    return answers
+
+
+# ------------------------------------------------------------------------------ fp32 and transformers
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_fp32_greedy_is_transformers(family: str, enforce_eager: bool) -> None:
+    prompts, answers = greedy_cases(family)
+    with engine(checkpoint(family), dtype="float32", enforce_eager=enforce_eager) as llm:
+        assert generate(llm, prompts, GREEDY) == answers
+        assert generate(llm, prompts, GREEDY) == answers  # with prefix hits
+        wait_until_empty(llm.address)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_fp32_run_ahead_and_leases(settings: dict[str, int]) -> None:
+    prompts, answers = greedy_cases("llama")
+    with engine(checkpoint("llama"), dtype="float32", max_num_seqs=5, **settings) as llm:
+        assert generate(llm, prompts, GREEDY) == answers
+
+
+# ------------------------------------------------------------------------------------- bf16, as it comes
+
+
+def test_default_mode_alone_is_the_same_whatever_the_schedule(real_heads: Path) -> None:
+    """One request at a time has the same batches everywhere, so that the default mode owes the same tokens too."""
+    prompts, params = (values[:8] for values in requests(66))
+    with engine(real_heads, dtype="bfloat16", enforce_eager=True, enable_prefix_caching=False) as llm:
+        wanted = one_by_one(llm, prompts, params)
+    for settings in SETTINGS:
+        with engine(real_heads, dtype="bfloat16", enable_prefix_caching=False, **settings) as llm:
+            assert one_by_one(llm, prompts, params) == wanted, settings
+
+
+# --------------------------------------------------------------------------------- bf16, --deterministic
+
+
+@pytest.mark.parametrize("enforce_eager", [False, True])
+def test_in_a_batch_of_all(real_heads: Path, alone: list[list[int]], enforce_eager: bool) -> None:
+    prompts, params = requests(66)
+    with invariant(real_heads, max_num_seqs=66, enforce_eager=enforce_eager) as llm:
+        assert generate(llm, prompts, params) == alone
+        wait_until_empty(llm.address)
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_run_ahead_and_leases(real_heads: Path, alone: list[list[int]], settings: dict[str, int]) -> None:
+    prompts, params = requests(66)
+    with invariant(real_heads, max_num_seqs=20, **settings) as llm:
+        assert generate(llm, prompts, params) == alone
+
+
+@pytest.mark.parametrize("budget", [17, 64, 200])
+def test_in_chunks(real_heads: Path, alone: list[list[int]], budget: int) -> None:
+    prompts, params = requests(66)
+    with invariant(real_heads, max_num_batched_tokens=budget, max_num_seqs=min(budget, 40)) as llm:
+        assert generate(llm, prompts, params) == alone
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_preempted(real_heads: Path, alone: list[list[int]], caching: bool) -> None:
+    prompts, params = requests(66)
+    per_token = 2 * 2 * 3 * 2 * 128  # k and v, bf16, layers, kv heads, head size
+    memory = 40 * PAGE_SIZE * per_token
+    with invariant(real_heads, kv_cache_memory=memory, enable_prefix_caching=caching, max_num_seqs=40) as llm:
+        outputs: list[RequestOutput] = llm.generate(prompts, params, use_tqdm=False)
+        assert sum(output.usage.num_preemptions for output in outputs) > 0
+        assert ids_of(outputs) == alone
+        wait_until_empty(llm.address)
+
+
+def test_with_prefix_hits(real_heads: Path, alone: list[list[int]]) -> None:
+    prompts, params = requests(66)
+    with invariant(real_heads, max_num_seqs=66) as llm:
+        for _ in range(2):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert ids_of(outputs) == alone
+        assert all(
+            output.usage.num_cached_tokens == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
+            for output, prompt in zip(outputs, prompts, strict=True)
+        )
+
+
+# ----------------------------------------------------------------------------------------------- its record
+
+
+def test_the_record_puts_the_device_on_the_hosts_clock(real_heads: Path, tmp_path: Path) -> None:
+    """Every step ran after its launch began and before its tokens were there, one after another."""
+    prompts, params = requests(66)
+    with engine(real_heads, dtype="bfloat16", trace_dir=str(tmp_path)) as llm:
+        generate(llm, prompts[:30], params[:30])
+    launch, device, answers = (
+        read_lane(next(tmp_path.glob(f"worker-0.{lane}.*"))) for lane in ("launch", "device", "answers")
+    )
+    launched = [record for record in launch if record.span is Span.LAUNCH]
+    assert {record.span for record in device} == {Span.DECODE, Span.PREFILL}
+    assert [step.number for step in device] == [one.number for one in launched] == [one.number for one in answers]
+    slack_ns = 50_000  # the two clocks are compared once, to some microseconds, and may drift apart
+
+    def in_order(earlier: Sequence[Record], later: Sequence[Record]) -> bool:
+        return all(one.begin_ns - slack_ns <= two.begin_ns for one, two in zip(earlier, later, strict=True))
+
+    assert in_order(launched, device)
+    assert all(step.end_ns <= one.end_ns + slack_ns for step, one in zip(device, answers, strict=True))
+    assert all(first.end_ns <= second.begin_ns for first, second in itertools.pairwise(device))
+    assert all(step.end_ns - step.begin_ns > 0 for step in device)
