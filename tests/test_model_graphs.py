@@ -103,16 +103,20 @@ def test_same_tokens_whatever_the_schedule_and_nothing_compiles(
     assert compiled == []
 
 
-def test_only_triton_runs(runners: tuple[Runner, Runner]) -> None:
-    runner, _ = runners
+@pytest.mark.parametrize("which", [0, 1], ids=["graphs", "eager"])
+def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
+    runner = runners[which]
     params = msgspec.structs.replace(GREEDY, max_tokens=500)
-    enter = (Enter(0, pack(*range(300)), 300, params), Enter(1, pack(*range(1500 // 2)), 750, params))
-    pages = [x for slot in range(2) for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
+    lengths = {0: 300, 1: 750, 2: 700, 3: 700}
+    enter = tuple(Enter(slot, pack(*range(length)), length, params) for slot, length in lengths.items())
+    pages = [x for slot in lengths for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for step in (
             Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
             Step(1, 1, b"", (), b"", pack(1, 0, 750), pack(0)),
             Step(2, 4, b"", (), b"", b"", pack(1, 0)),
+            Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),  # more than any graph takes
+            Step(4, 1, b"", (), b"", b"", pack(3, 1, 2, 0)),
         ):
             runner.begin(step)
             for index in range(step.count):
