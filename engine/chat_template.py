@@ -16,7 +16,11 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tercet.engine.errors import UnsupportedModel
-from tercet.ipc.messages import ChatMessage
+from tercet.ipc.messages import ChatMessage, ChatOptions, ReasoningFormat, ToolFormat
+
+TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
+"""What a request may tell the template; any other name could replace what the template relies on."""
+_NO_OPTIONS = ChatOptions()
 
 
 class TemplateRefused(ValueError):
@@ -39,22 +43,66 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise UnsupportedModel(f"the checkpoint's chat template cannot be used: {error}") from None
         self._special_tokens = special_tokens
+        self.tool_format = _tool_format(source)
+        self.reasoning_format = self._find_reasoning_format(source)
 
-    def render(self, messages: Sequence[ChatMessage]) -> str:
+    def render(self, messages: Sequence[ChatMessage], options: ChatOptions = _NO_OPTIONS) -> str:
         """The prompt for the assistant's next turn."""
+        refused = [name for name in options.template_kwargs if name not in TEMPLATE_KWARGS]
+        if refused:
+            raise TemplateRefused(f"chat_template_kwargs has {refused[0][:50]!r}; want {', '.join(TEMPLATE_KWARGS)}")
         try:
             return self._template.render(
-                messages=[{"role": message.role, "content": message.content} for message in messages],
+                messages=[_as_dict(message) for message in messages],
                 add_generation_prompt=True,
-                tools=None,
+                tools=[dict(tool) for tool in options.tools] or None,
                 documents=None,
                 **self._special_tokens,
+                **options.template_kwargs,
             )
         except jinja2.TemplateError as error:
             raise TemplateRefused(f"the chat template refused the messages: {error}") from None
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             # A template is a program: what it stumbles over is about these messages, not about the engine.
             raise TemplateRefused(f"the chat template failed on the messages: {error}") from None
+
+    def _find_reasoning_format(self, source: str) -> ReasoningFormat:
+        if "</think>" not in source:
+            return "none"
+        try:
+            prompt = self.render([ChatMessage("user", "x")])
+        except TemplateRefused:
+            return "think"
+        return "think_opened" if prompt.rstrip().endswith("<think>") else "think"
+
+
+def _tool_format(source: str) -> ToolFormat:
+    """Templates say how calls of earlier turns are written: so will the model write its own."""
+    if "<tool_call>" in source:
+        return "hermes"
+    if "[TOOL_CALLS]" in source:
+        return "mistral"
+    if "<|python_tag|>" in source or "Environment: ipython" in source:
+        return "llama3"
+    return "none"
+
+
+def _as_dict(message: ChatMessage) -> dict[str, Any]:
+    """As templates know messages: what is not there has no key."""
+    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id,
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    for field in ("name", "tool_call_id", "reasoning_content"):
+        if (value := getattr(message, field)) is not None:
+            turn[field] = value
+    return turn
 
 
 class _GenerationBlocks(jinja2.ext.Extension):

@@ -13,6 +13,8 @@ from tercet.ipc.addresses import check_listen_address
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy", "null"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ReasoningParser = Literal["auto", "none", "think"]
 
 PAGE_SIZES = (16, 32, 64, 128)
 
@@ -64,6 +66,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """HOST:PORT of the OpenAI-compatible HTTP door; None: no such door."""
     api_key: tuple[str, ...] = ()
     """Each of these opens the HTTP door; empty: whoever reaches it may come in."""
+    tool_call_parser: ToolCallParser = "auto"
+    """How the model writes tool calls; auto: as its chat template shows."""
+    reasoning_parser: ReasoningParser = "auto"
     log_requests: bool = True
     """The HTTP door writes a line for each request; never what was said."""
     startup_timeout: float = 600.0
@@ -83,6 +88,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_choice("device", self.device, get_args(Device))
         _check_choice("dtype", self.dtype, get_args(DType))
         _check_choice("load-format", self.load_format, get_args(LoadFormat))
+        _check_choice("tool-call-parser", self.tool_call_parser, get_args(ToolCallParser))
+        _check_choice("reasoning-parser", self.reasoning_parser, get_args(ReasoningParser))
         _check_choice("page-size", self.page_size, PAGE_SIZES)
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)

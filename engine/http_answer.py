@@ -20,7 +20,7 @@ from tercet.engine.openai_requests import Sampled
 from tercet.engine.openai_responses import PromptTokensDetails, Usage
 from tercet.engine.request_log import Record
 from tercet.ipc.client import ClientError, Generation, Piece, Prompt
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import ChatOptions, SamplingParams
 
 Indexed = tuple[int, Piece]
 _MOST_CHOICES = 256
@@ -37,12 +37,17 @@ class Answer:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         body: Sampled,
+        options: ChatOptions | None = None,
     ) -> None:
         self.id = f"{prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = door.info.model
         self._door = door
-        self._handling: dict[str, Any] = {"cache_salt": body.cache_salt or "", "priority": body.priority or 0}
+        self._handling: dict[str, Any] = {
+            "cache_salt": body.cache_salt or "",
+            "priority": body.priority or 0,
+            "options": options,
+        }
         self._num_each = _num_choices(body.n, len(prompts))
         self._asked = [(prompt, one) for prompt in prompts for one in _choices(params, self._num_each)]
         self._record: Record = request.state.record

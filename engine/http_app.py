@@ -133,7 +133,7 @@ async def _tokenize(request: Request, door: Door) -> Response:
     door.check_model(body.model)
     prompt = body.to_prompt()
     try:
-        tokens = await unless_gone(request.receive, door.client.tokenize(prompt))
+        tokens = await unless_gone(request.receive, door.client.tokenize(prompt, options=body.to_options()))
     except ClientError as error:
         raise from_engine(error, "prompt" if isinstance(prompt, str) else "messages") from None
     return _json(Tokens(len(tokens), door.info.max_model_len, tokens))

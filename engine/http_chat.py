@@ -1,15 +1,17 @@
 """POST /v1/chat/completions: a conversation's next turn, in OpenAI's shapes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tercet.engine.chat_reader import ChatReader
 from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
-from tercet.engine.http_errors import as_http
+from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_events import Chunks, events
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.openai_responses import (
@@ -19,13 +21,17 @@ from tercet.engine.openai_responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    FinishReason,
     Usage,
     finish_reason,
 )
 from tercet.engine.sse import EventStream, unless_gone
 from tercet.ipc.client import Generation, Piece
+from tercet.ipc.messages import SamplingParams
 
 _encode = msgspec.json.Encoder().encode
+_SPECIAL_TOOL_FORMATS = ("llama3", "mistral")
+"""Their calls are marked by special tokens, which are otherwise left out of the text."""
 
 
 async def chat(request: Request, door: Door) -> Any:
@@ -33,44 +39,95 @@ async def chat(request: Request, door: Door) -> Any:
     body = await read_body(request, ChatCompletionRequest)
     body.check()
     door.check_model(body.model)
-    answer = Answer(request, door, "chatcmpl", [body.to_prompt()], body.to_params(), body)
+    params = _params(body, door)
+    answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, body.to_options())
     with_ids = bool(body.return_token_ids)
+
+    def reader() -> ChatReader:
+        return _reader(body, door)
+
     with as_http("messages"):
         if body.stream:
             pieces = await unless_gone(request.receive, answer.begin())
-            return EventStream(events(pieces, _ChatChunks(answer, with_ids), answer, body.wants_usage_chunk))
+            return EventStream(events(pieces, _ChatChunks(answer, reader, with_ids), answer, body.wants_usage_chunk))
         generations = await unless_gone(request.receive, answer.whole())
-    choices = [_choice(index, one, with_ids) for index, one in enumerate(generations)]
+    choices = [_choice(index, one, reader(), with_ids) for index, one in enumerate(generations)]
     completion = ChatCompletion(
         id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=answer.usage(generations)
     )
     return Response(_encode(completion), media_type="application/json")
 
 
-def _choice(index: int, generation: Generation, with_ids: bool) -> ChatChoice:
+def _params(body: ChatCompletionRequest, door: Door) -> SamplingParams:
+    params = body.to_params()
+    if not body.uses_tools:
+        return params
+    if door.info.tool_format == "none":
+        raise ApiError(
+            400,
+            "tools came, and this model's chat template shows no way to call any; want a model that does, or the "
+            "engine started with --tool-call-parser",
+            param="tools",
+        )
+    if door.info.tool_format in _SPECIAL_TOOL_FORMATS and body.skip_special_tokens is None:
+        return msgspec.structs.replace(params, skip_special_tokens=False)
+    return params
+
+
+def _reader(body: ChatCompletionRequest, door: Door) -> ChatReader:
+    reasoning = door.info.reasoning_format
+    kwargs = body.chat_template_kwargs or {}
+    if reasoning == "think_opened" and (kwargs.get("enable_thinking") is False or kwargs.get("thinking") is False):
+        reasoning = "think"
+    tools = door.info.tool_format if body.uses_tools else "none"
+    return ChatReader(reasoning, tools, 1 if body.parallel_tool_calls is False else None)
+
+
+def _reason(generation: Generation, num_calls: int) -> FinishReason:
+    reason = finish_reason(generation)
+    return "tool_calls" if num_calls and reason == "stop" else reason
+
+
+def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bool) -> ChatChoice:
+    deltas = [*reader.feed(generation.text), *reader.finish()]
+    content = "".join(delta.content for delta in deltas if delta.content is not None)
+    reasoning = "".join(delta.reasoning_content for delta in deltas if delta.reasoning_content is not None)
+    calls = [msgspec.structs.replace(call, index=msgspec.UNSET) for delta in deltas for call in delta.tool_calls or ()]
+    message = AssistantMessage(
+        content=content if content or not calls else None,
+        reasoning_content=reasoning or msgspec.UNSET,
+        tool_calls=calls or msgspec.UNSET,
+    )
     token_ids = generation.token_ids if with_ids else msgspec.UNSET
-    message = AssistantMessage("assistant", generation.text)
-    return ChatChoice(index, message, None, finish_reason(generation), token_ids)
+    return ChatChoice(index, message, None, _reason(generation, len(calls)), token_ids)
 
 
 class _ChatChunks(Chunks[ChatChunkChoice]):
-    """Pieces of chat answers as chunks; remembers which answers have begun."""
+    """Pieces of chat answers as chunks."""
 
-    def __init__(self, answer: Answer, with_ids: bool) -> None:
+    def __init__(self, answer: Answer, reader: Callable[[], ChatReader], with_ids: bool) -> None:
         self._answer = answer
+        self._new_reader = reader
         self._with_ids = with_ids
-        self._begun: set[int] = set()
+        self._readers: dict[int, ChatReader] = {}
+        """Of the answers that have begun."""
 
     def choices(self, index: int, piece: Piece) -> list[ChatChunkChoice]:
-        choices = []
-        if index not in self._begun:
-            self._begun.add(index)
-            choices.append(ChatChunkChoice(index, ChatDelta(role="assistant", content=""), None, None))
-        token_ids = piece.token_ids if self._with_ids else msgspec.UNSET
-        if piece.text or (self._with_ids and piece.token_ids):
-            choices.append(ChatChunkChoice(index, ChatDelta(content=piece.text), None, None, token_ids))
+        deltas = []
+        reader = self._readers.get(index)
+        if reader is None:
+            reader = self._readers[index] = self._new_reader()
+            deltas.append(ChatDelta(role="assistant", content=""))
+        deltas += reader.feed(piece.text)
         if piece.generation is not None:
-            choices.append(ChatChunkChoice(index, ChatDelta(), None, finish_reason(piece.generation)))
+            deltas += reader.finish()
+        if self._with_ids and piece.token_ids and not deltas:
+            deltas.append(ChatDelta())
+        choices = [ChatChunkChoice(index, delta, None, None) for delta in deltas]
+        if self._with_ids and piece.token_ids:
+            choices[0] = msgspec.structs.replace(choices[0], token_ids=piece.token_ids)
+        if piece.generation is not None:
+            choices.append(ChatChunkChoice(index, ChatDelta(), None, _reason(piece.generation, reader.num_calls)))
         return choices
 
     def chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:

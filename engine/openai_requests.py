@@ -10,10 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tercet.engine.http_errors import ApiError
-from tercet.ipc.messages import ChatMessage, SamplingParams
-
-Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+from tercet.engine.openai_messages import Int, Message, Tool, chat_options, to_engine
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,33 +19,6 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-
-
-class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A piece of a message. The engine takes text only."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn of a conversation. An assistant's may be what an earlier answer said, just as it came."""
-
-    role: Role
-    content: str | list[TextPart] | None = None
-    name: str | None = None
-    refusal: None = None
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-
-    def to_engine(self, index: int) -> ChatMessage:
-        content = self.content
-        if content is None:
-            raise ApiError(400, f"messages[{index}].content is null; want text", param=f"messages[{index}].content")
-        text = content if isinstance(content, str) else "".join(part.text for part in content)
-        # To a chat template, instructions of the developer are those of the system.
-        return ChatMessage("system" if self.role == "developer" else self.role, text)
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,16 +78,30 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
 
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: Int | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, bool | Int | str] | None = None
+    """Of those names only that the engine lets through to the template."""
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
 
+    @property
+    def uses_tools(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
     def to_prompt(self) -> list[ChatMessage]:
-        return [message.to_engine(index) for index, message in enumerate(self.messages)]
+        return to_engine(self.messages)
+
+    def to_options(self) -> ChatOptions:
+        return chat_options(self.tools if self.uses_tools else None, self.chat_template_kwargs)
 
     def to_params(self) -> SamplingParams:
+        if self.tool_choice is not None and not self.tools:
+            raise ApiError(400, "tool_choice came without tools; want both or neither", param="tool_choice")
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs came without logprobs; want logprobs true as well", param="top_logprobs")
         limit = self.max_completion_tokens
@@ -167,6 +152,13 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
+    chat_template_kwargs: dict[str, bool | Int | str] | None = None
+
+    def to_options(self) -> ChatOptions | None:
+        if self.messages is None and (self.tools or self.chat_template_kwargs):
+            raise ApiError(400, "tools and chat_template_kwargs are of messages, and there are none", param="tools")
+        return None if self.messages is None else chat_options(self.tools, self.chat_template_kwargs)
 
     def to_prompt(self) -> str | list[ChatMessage]:
         if (self.prompt is None) == (self.messages is None):
@@ -176,7 +168,7 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             return self.prompt
         if not self.messages:
             raise ApiError(400, "messages is empty; want at least 1", param="messages")
-        return [message.to_engine(index) for index, message in enumerate(self.messages)]
+        return to_engine(self.messages)
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

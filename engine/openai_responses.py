@@ -24,11 +24,29 @@ class Usage(msgspec.Struct, frozen=True):
     prompt_tokens_details: PromptTokensDetails
 
 
-class AssistantMessage(msgspec.Struct, frozen=True):
+class FunctionOut(msgspec.Struct, frozen=True):
+    """What the model wants called; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class CallOut(msgspec.Struct, frozen=True, kw_only=True):
+    """One call. In a stream it comes whole, with its place among the calls."""
+
+    index: int | msgspec.UnsetType = msgspec.UNSET
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionOut
+
+
+class AssistantMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a conversation."""
 
-    role: Literal["assistant"]
+    role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[CallOut] | msgspec.UnsetType = msgspec.UNSET
     refusal: None = None
 
 
@@ -58,6 +76,8 @@ class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallOut] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tercet.engine.chat_template import TemplateRefused
+from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import Client, FrontDesk, Live
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
@@ -32,16 +33,19 @@ from tercet.ipc.messages import (
     Generate,
     GenerateIds,
     Question,
+    ReasoningFormat,
     Rejected,
     Request,
     Submit,
     Tokenize,
     Tokenized,
+    ToolFormat,
 )
 
 MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""
 MAX_CHAT_MESSAGES = 10_000
+MAX_TOOLS = 128
 _QUICK_CHARACTERS = 2000
 """Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth."""
 
@@ -55,6 +59,19 @@ class Reception:
         self._rules = rules
         self._decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
         self.draining = False
+
+    def formats(self, config: EngineConfig) -> tuple[ToolFormat, ReasoningFormat]:
+        """How the model writes tool calls and its reasoning: as the settings say, else as its template shows."""
+        template = self._codec.template
+        tools: ToolFormat = "none" if template is None else template.tool_format
+        reasoning: ReasoningFormat = "none" if template is None else template.reasoning_format
+        if config.tool_call_parser != "auto":
+            tools = config.tool_call_parser
+        if config.reasoning_parser == "none":
+            reasoning = "none"
+        elif config.reasoning_parser == "think" and reasoning == "none":
+            reasoning = "think"
+        return tools, reasoning
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
         """Whatever came, there is an answer to it."""
@@ -107,8 +124,8 @@ class Reception:
             match request:
                 case Generate(prompt=prompt):
                     return self._codec.encode(prompt)
-                case Chat(messages=messages):
-                    return self._codec.encode_chat(messages)
+                case Chat(messages=messages, options=options):
+                    return self._codec.encode_chat(messages, options)
                 case GenerateIds(prompt_ids=prompt_ids):
                     return unpack_ids(prompt_ids)
         except (TemplateRefused, TextRefused) as error:
@@ -169,8 +186,10 @@ class Reception:
             raise Refusal("invalid_request", "this checkpoint has no chat template: want a plain prompt (Generate)")
         if not 1 <= len(request.messages) <= MAX_CHAT_MESSAGES:
             raise Refusal("invalid_request", f"messages has {len(request.messages)}; want 1 to {MAX_CHAT_MESSAGES}")
+        if len(request.options.tools) > MAX_TOOLS:
+            raise Refusal("invalid_request", f"tools has {len(request.options.tools)}; want at most {MAX_TOOLS}")
         for message in request.messages:
-            check_text_length(message.content, self._rules)
+            check_text_length(message.content or "", self._rules)
 
 
 def _num_characters(request: Request | Question) -> int:
@@ -181,8 +200,10 @@ def _num_characters(request: Request | Question) -> int:
             return len(token_ids)
         case Generate(prompt=prompt):
             return len(prompt)
-        case Chat(messages=messages):
-            return sum(len(message.content) for message in messages) + 20 * len(messages)
+        case Chat(messages=messages, options=options):
+            if options.tools or any(message.tool_calls for message in messages):
+                return len(msgspec.msgpack.encode(request))
+            return sum(len(message.content or "") for message in messages) + 20 * len(messages)
         case GenerateIds():
             return 0
 

@@ -18,7 +18,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import ChatMessage
+from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -54,10 +54,10 @@ class TextCodec:
         """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions | None = None) -> list[int]:
         """A conversation; the template writes its own first token."""
         assert self.template is not None
-        return self._encode(self.template.render(messages), add_special_tokens=False)
+        return self._encode(self.template.render(messages, options or ChatOptions()), add_special_tokens=False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         assert self.tokenizer is not None

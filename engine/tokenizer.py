@@ -100,6 +100,7 @@ class Tokenizer:
         config = self._link.spec.config
         self._name, self._limits = config.served_model_name or config.model, limits
         self._version = version("tercet")
+        self._tool_format, self._reasoning_format = self._reception.formats(config)
         self._desk.load = Load(0, 0, limits.num_pages - 1, limits.num_pages, 0, 0, 0, 0)  # until the scheduler says
         if self._link.spec.incarnation:  # there may be requests of a tokenizer that died
             self._scheduler.send(Forget(self._desk.next_number))
@@ -198,6 +199,8 @@ class Tokenizer:
             load.num_preemptions,
             load.num_prefix_queries,
             load.num_prefix_hits,
+            self._tool_format,
+            self._reasoning_format,
         )
 
     # ------------------------------------------------------------------------------- from the scheduler

@@ -30,6 +30,7 @@ from tercet.ipc.messages import (
     Batch,
     Cancel,
     ChatMessage,
+    ChatOptions,
     Delta,
     Detokenize,
     Detokenized,
@@ -128,9 +129,9 @@ class Client:
                 "no_answer", f"nothing answers at {self._address} within {self._connect_timeout:g} s; is it serving?"
             ) from None
 
-    async def tokenize(self, prompt: str | Sequence[ChatMessage]) -> list[int]:
+    async def tokenize(self, prompt: str | Sequence[ChatMessage], *, options: ChatOptions | None = None) -> list[int]:
         """The token ids that a request with this prompt would begin with."""
-        request = make_request(prompt)
+        request = make_request(prompt, options=options)
         if isinstance(request, GenerateIds):
             raise ValueError("got a prompt of token ids; want a str or ChatMessages")
         answer = await self._questions.ask(Tokenize(self._new_name(), request))
@@ -153,6 +154,7 @@ class Client:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        options: ChatOptions | None = None,
         cache_salt: str = "",
         priority: int = 0,
         queue_timeout: float | None = None,
@@ -160,11 +162,11 @@ class Client:
     ) -> AsyncIterator[Piece]:
         """The answer, piece by piece. Leaving the loop cancels the request.
 
-        Requests of lower `priority` go first. `queue_timeout`: seconds that it may wait before it is begun; `timeout`:
-        seconds that it may take in all.
+        `options`: tools and more, for a conversation's chat template. Requests of lower `priority` go first.
+        `queue_timeout`: seconds that it may wait before it is begun; `timeout`: seconds that it may take in all.
         """
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        call = await self._start(make_request(prompt, params, cache_salt, handling), streamed=True)
+        call = await self._start(make_request(prompt, params, cache_salt, handling, options), streamed=True)
         try:
             async for piece in call.pieces(timeout):
                 yield piece
@@ -176,6 +178,7 @@ class Client:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
+        options: ChatOptions | None = None,
         cache_salt: str = "",
         priority: int = 0,
         queue_timeout: float | None = None,
@@ -183,7 +186,7 @@ class Client:
     ) -> Generation:
         """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        call = await self._start(make_request(prompt, params, cache_salt, handling), streamed=False)
+        call = await self._start(make_request(prompt, params, cache_salt, handling, options), streamed=False)
         try:
             return await call.whole(timeout)
         finally:

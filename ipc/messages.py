@@ -8,18 +8,50 @@ This module knows shapes, not rules: whether a temperature makes sense is decide
 (`engine/request_check.py`).
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 FinishReason = Literal["stop", "length", "cancelled"]
+ToolFormat = Literal["none", "hermes", "llama3", "mistral"]
+ReasoningFormat = Literal["none", "think", "think_opened"]
+"""think: between <think> and </think>; think_opened: the same, and the prompt has opened it already."""
 
 
-class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model wants called."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One call of an assistant's turn."""
+
+    id: str = ""
+    function: FunctionCall
+
+
+class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One turn of a conversation, as the checkpoint's chat template gets it."""
 
     role: str
-    content: str
+    content: str | None = None
+    """None: a turn that only calls tools."""
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """Which call this turn, of role `tool`, answers."""
+    reasoning_content: str | None = None
+
+
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a chat template gets besides the messages."""
+
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions that the model may call, in OpenAI's shape."""
+    template_kwargs: dict[str, bool | int | str] = {}
+    """Such as enable_thinking: what the template itself understands. Only some names are let through."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -98,6 +130,7 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     params: SamplingParams = SamplingParams()
     cache_salt: str = ""
     handling: Handling = Handling()
+    options: ChatOptions = ChatOptions()
 
 
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -195,6 +228,9 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     num_prefix_queries: int
     """Prompt tokens looked up in the prefix cache."""
     num_prefix_hits: int
+    tool_format: ToolFormat = "none"
+    """How the model writes tool calls, as its chat template shows."""
+    reasoning_format: ReasoningFormat = "none"
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ from typing import get_args
 
 import msgspec
 
-from tercet.engine.config import PAGE_SIZES, Device, DType, EngineConfig, LoadFormat
+from tercet.engine.config import PAGE_SIZES, Device, DType, EngineConfig, LoadFormat, ReasoningParser, ToolCallParser
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -64,6 +64,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)
     flag("max-queued-tokens", "tokens that the waiting requests may bring", type=int)
+    flag(
+        "tool-call-parser",
+        "how the model writes tool calls; auto: as its chat template shows",
+        choices=get_args(ToolCallParser),
+    )
+    flag(
+        "reasoning-parser",
+        "think: reasoning stands between <think> and </think>; auto: as its chat template shows",
+        choices=get_args(ReasoningParser),
+    )
     flag("log-requests", "the HTTP door writes a line for each request", action=argparse.BooleanOptionalAction)
     flag("startup-timeout", "seconds until the engine must be ready", type=float)
     flag("trace-dir", "folder where each process records what it did when, to be read by scripts/bench.py trace")

@@ -52,7 +52,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, "none", "none"]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),
@@ -134,7 +134,7 @@ def test_the_tables_name_every_message_and_field() -> None:
             fields = [field.name for field in msgspec.structs.fields(kind)]
             row = ", ".join([f'"{kind.__name__}"', *fields])
             assert f"`[{row}]`" in WIRE
-    for described in (messages.SamplingParams, messages.Handling):
+    for described in (messages.SamplingParams, messages.Handling, messages.ChatMessage, messages.ChatOptions):
         for field in msgspec.structs.fields(described):
             assert f"| `{field.name}` |" in WIRE or f"`{field.name}` (" in WIRE
     usage = [field.name for field in msgspec.structs.fields(messages.Usage)]

@@ -5,7 +5,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tercet.engine.chat_template import ChatTemplate, TemplateRefused
 from tercet.engine.errors import UnsupportedModel
-from tercet.ipc.messages import ChatMessage
+from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system
 You are helpful<|im_end|>
@@ -70,6 +70,53 @@ def test_renders_as_transformers_does(template: str) -> None:
         assert ours.render([ChatMessage(*turn) for turn in conversation]) == wanted
         num_rendered += 1
     assert num_rendered >= 3
+
+
+TOOLS = """{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<{{ m.role }}>
+{%- if m.content is none %}(nothing){% else %}{{ m.content }}{% endif %}
+{%- for call in m.tool_calls or [] %}{{ call.id }}: {{ call.function.name }} {{ call.function.arguments | tojson }}
+{%- endfor %}{{ m.name }}{{ m.tool_call_id }}{% if m.reasoning_content is defined %}{{ m.reasoning_content }}{% endif %}
+{%- endfor %}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"""
+
+
+def test_tools_are_rendered_as_transformers_does() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "é": [1, 2.5, None]}}}
+    call = {"id": "abc", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", {"y": 1}]}}}
+    theirs = [
+        {"role": "user", "content": "hi", "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "content": "12", "tool_call_id": "abc"},
+    ]
+    ours = [
+        ChatMessage("user", "hi", "Ann"),
+        ChatMessage(
+            "assistant",
+            tool_calls=(ToolCall(id="abc", function=FunctionCall("f", {"x": ["é", {"y": 1}]})),),
+            reasoning_content="hm",
+        ),
+        ChatMessage("tool", "12", tool_call_id="abc"),
+    ]
+    (wanted,), _ = render_jinja_template([theirs], tools=[tool], chat_template=TOOLS, enable_thinking=False)
+    template = ChatTemplate(TOOLS, {})
+    assert template.render(ours, ChatOptions(tools=(tool,), template_kwargs={"enable_thinking": False})) == wanted
+    assert "False" in wanted
+
+
+@pytest.mark.parametrize(
+    ("source", "formats"),
+    [
+        (CHATML, ("none", "none")),
+        ("{% if tools %}<tool_call>{% endif %}{{ '</think>' if messages[7] }}x", ("hermes", "think")),
+        (
+            "{% if tools %}<|python_tag|>{% endif %}<think>{% if false %}</think>{% endif %}\n",
+            ("llama3", "think_opened"),
+        ),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}{{ raise_exception('no') }}</think>", ("mistral", "think")),
+    ],
+)
+def test_a_template_shows_how_its_model_writes(source: str, formats: tuple[str, str]) -> None:
+    template = ChatTemplate(source, {})
+    assert (template.tool_format, template.reasoning_format) == formats
 
 
 def test_what_a_template_refuses_is_told() -> None:

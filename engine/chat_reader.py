@@ -1,0 +1,48 @@
+"""What of a chat's answer is reasoning, what is content and what are tool calls, and the names calls get.
+
+Pure: fed text as it comes. It knows the two readers and no HTTP.
+"""
+
+import uuid
+from collections.abc import Sequence
+
+from tercet.engine.openai_responses import CallOut, ChatDelta, FunctionOut
+from tercet.engine.reasoning import ReasoningReader, Thought
+from tercet.engine.tool_calls import Call, Item, tool_reader
+from tercet.ipc.messages import ReasoningFormat, ToolFormat
+
+
+class ChatReader:
+    """Of one answer."""
+
+    def __init__(self, reasoning_format: ReasoningFormat, tool_format: ToolFormat, most_calls: int | None) -> None:
+        """`most_calls`: further ones are dropped, as the client has asked for."""
+        self._reasoning = None if reasoning_format == "none" else ReasoningReader(reasoning_format == "think_opened")
+        self._tools = tool_reader(tool_format)
+        self._most_calls = most_calls
+        self.num_calls = 0
+
+    def feed(self, text: str) -> list[ChatDelta]:
+        """What has become clear with this text."""
+        thought = Thought("", text) if self._reasoning is None else self._reasoning.feed(text)
+        return self._deltas(thought.reasoning, self._tools.feed(thought.content))
+
+    def finish(self) -> list[ChatDelta]:
+        """The rest."""
+        thought = Thought("", "") if self._reasoning is None else self._reasoning.finish()
+        return self._deltas(thought.reasoning, [*self._tools.feed(thought.content), *self._tools.finish()])
+
+    def _deltas(self, reasoning: str, items: Sequence[Item]) -> list[ChatDelta]:
+        deltas = [ChatDelta(reasoning_content=reasoning)] if reasoning else []
+        for item in items:
+            if isinstance(item, str):
+                deltas.append(ChatDelta(content=item))
+            elif self._most_calls is None or self.num_calls < self._most_calls:
+                deltas.append(ChatDelta(tool_calls=[self._named(item)]))
+        return deltas
+
+    def _named(self, call: Call) -> CallOut:
+        index = self.num_calls
+        self.num_calls += 1
+        # Nine letters and digits: the only form that every family's template takes back.
+        return CallOut(index=index, id=uuid.uuid4().hex[:9], function=FunctionOut(call.name, call.arguments))

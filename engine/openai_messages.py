@@ -1,0 +1,116 @@
+"""The turns of a conversation, and the tools of a model: as OpenAI's clients send them, as chat templates know them."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tercet.engine.http_errors import ApiError
+from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
+
+Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+FunctionName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A piece of a message. The engine takes text only."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an assistant has called; `arguments` is JSON."""
+
+    name: str
+    arguments: str
+
+
+class AssistantCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One call of an assistant's turn."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Int | None = None
+    """What clients make of streamed calls keeps it."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation. An assistant's may be what an earlier answer said, just as it came."""
+
+    role: Role
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[AssistantCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a model may call; `parameters` is a JSON schema."""
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Literal[False] | None = None
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Functions are the only kind."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
+    """A conversation as the engine takes it."""
+    return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def chat_options(tools: Sequence[Tool] | None, template_kwargs: dict[str, bool | int | str] | None) -> ChatOptions:
+    """What goes to the chat template besides the conversation."""
+    return ChatOptions(
+        tools=tuple(msgspec.to_builtins(tool) for tool in tools or ()), template_kwargs=template_kwargs or {}
+    )
+
+
+def _turn(message: Message, where: str) -> ChatMessage:
+    content = message.content
+    if message.tool_calls and message.role != "assistant":
+        raise ApiError(400, f"{where} has tool_calls and role {message.role}; want role assistant", param=where)
+    if message.role == "tool" and message.tool_call_id is None:
+        raise ApiError(400, f"{where} has role tool; want a tool_call_id", param=f"{where}.tool_call_id")
+    if content is None and not message.tool_calls:
+        raise ApiError(400, f"{where}.content is null; want text", param=f"{where}.content")
+    return ChatMessage(
+        # To a chat template, instructions of the developer are those of the system.
+        "system" if message.role == "developer" else message.role,
+        "".join(part.text for part in content) if isinstance(content, list) else content,
+        message.name,
+        tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ())),
+        message.tool_call_id,
+        message.reasoning_content,
+    )
+
+
+def _call(call: AssistantCall, where: str) -> ToolCall:
+    """Templates write the arguments themselves: they want the object and not its JSON."""
+    try:
+        arguments = json.loads(call.function.arguments or "{}")
+    except (ValueError, RecursionError) as error:
+        raise _bad_arguments(where, str(error)) from None
+    if not isinstance(arguments, dict):
+        raise _bad_arguments(where, f"a {type(arguments).__name__}")
+    return ToolCall(id=call.id, function=FunctionCall(call.function.name, arguments))
+
+
+def _bad_arguments(where: str, what: str) -> ApiError:
+    where = f"{where}.function.arguments"
+    return ApiError(400, f"{where} cannot be read ({what}); want a JSON object", param=where)

@@ -1,0 +1,65 @@
+"""A model's reasoning, told from its answer: what stands between <think> and </think>.
+
+Fed text as it comes, however it is cut. It knows nothing of HTTP.
+"""
+
+from typing import NamedTuple
+
+from tercet.engine.tool_calls import held_back
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+class Thought(NamedTuple):
+    """New text: of the reasoning, and of the answer."""
+
+    reasoning: str
+    content: str
+
+
+class ReasoningReader:
+    """Of one answer."""
+
+    def __init__(self, opened: bool) -> None:
+        """`opened`: the prompt has begun the reasoning, so the answer begins in the middle of it."""
+        self._rest = ""
+        self._state = "reasoning" if opened else "beginning"
+        self._skips_space = opened
+
+    def feed(self, text: str) -> Thought:
+        """What has become clear with this text."""
+        self._rest += text
+        reasoning = ""
+        if self._state == "beginning":
+            self._begin()
+        if self._state == "reasoning":
+            reasoning = self._reason()
+        return Thought(reasoning, self._take(len(self._rest)) if self._state == "answer" else "")
+
+    def finish(self) -> Thought:
+        """The rest, when no more text comes."""
+        rest, self._rest = self._rest, ""
+        return Thought(rest, "") if self._state == "reasoning" else Thought("", rest)
+
+    def _begin(self) -> None:
+        text = self._rest.lstrip()
+        if text.startswith(_OPEN):
+            self._rest, self._state, self._skips_space = text.removeprefix(_OPEN), "reasoning", True
+        elif not _OPEN.startswith(text):
+            self._state = "answer"
+
+    def _reason(self) -> str:
+        before, found, after = self._rest.partition(_CLOSE)
+        if not found:
+            return self._take(len(self._rest) - held_back(self._rest, _CLOSE))
+        reasoning = self._take(len(before))
+        self._rest, self._state, self._skips_space = after, "answer", True
+        return reasoning
+
+    def _take(self, length: int) -> str:
+        """So much from the beginning, without the white space that follows a tag."""
+        text, self._rest = self._rest[:length], self._rest[length:]
+        if self._skips_space:
+            text = text.lstrip()
+            self._skips_space = not text
+        return text

@@ -1,0 +1,232 @@
+"""Tool calls, read back from the text that a model writes: one reader for each way of writing them.
+
+A reader is fed text as it comes and gives back what of it is content and what are calls, however the text is cut. What
+looks like a call and is none stays content: nothing is lost. It knows nothing of HTTP.
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from typing import Any
+
+import msgspec
+
+from tercet.ipc.messages import ToolFormat
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A function, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+Item = str | Call
+
+
+class ToolReader(ABC):
+    """Of one answer."""
+
+    @abstractmethod
+    def feed(self, text: str) -> list[Item]:
+        """What has become clear with this text."""
+
+    @abstractmethod
+    def finish(self) -> list[Item]:
+        """The rest, when no more text comes."""
+
+
+def tool_reader(tool_format: ToolFormat) -> ToolReader:
+    """For a model that writes its calls so."""
+    match tool_format:
+        case "hermes":
+            return _HermesReader()
+        case "llama3":
+            return _LlamaReader()
+        case "mistral":
+            return _MistralReader()
+        case "none":
+            return _PlainReader()
+
+
+def held_back(text: str, marker: str) -> int:
+    """How many characters at the end of `text` may be the beginning of `marker`."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0
+
+
+class _PlainReader(ToolReader):
+    """Everything is content."""
+
+    def feed(self, text: str) -> list[Item]:
+        return [text] if text else []
+
+    def finish(self) -> list[Item]:
+        return []
+
+
+class _HermesReader(ToolReader):
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them: Hermes, Qwen."""
+
+    _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._inside = False
+        self._follows_call = False
+        self._space = ""
+
+    def feed(self, text: str) -> list[Item]:
+        self._rest += text
+        items: list[Item] = []
+        while True:
+            marker = self._CLOSE if self._inside else self._OPEN
+            before, found, after = self._rest.partition(marker)
+            if not found:
+                break
+            items += self._read_call(before, found) if self._inside else self._content(before)
+            self._inside, self._rest = not self._inside, after
+        if not self._inside and (clear := len(self._rest) - held_back(self._rest, self._OPEN)):
+            items += self._content(self._rest[:clear])
+            self._rest = self._rest[clear:]
+        return items
+
+    def finish(self) -> list[Item]:
+        rest, self._rest = self._rest, ""
+        return self._read_call(rest, "") if self._inside else self._content(rest)
+
+    def _read_call(self, body: str, close: str) -> list[Item]:
+        call = _call_of(_parsed(body))
+        if call is None:
+            return self._content(self._OPEN + body + close)
+        self._follows_call, self._space = True, ""
+        return [call]
+
+    def _content(self, text: str) -> list[Item]:
+        """White space after a call is content only if more content follows."""
+        text = self._space + text
+        if self._follows_call and not text.strip():
+            self._space = text
+            return []
+        self._follows_call, self._space = False, ""
+        return [text] if text else []
+
+
+class _BufferedReader(ToolReader):
+    """What follows the beginning of calls is calls to the end, and read there."""
+
+    def __init__(self) -> None:
+        self._rest = ""
+        self._inside = False
+
+    def feed(self, text: str) -> list[Item]:
+        self._rest += text
+        if self._inside:
+            return []
+        content, self._inside = self._split()
+        self._rest = self._rest[len(content) :]
+        return [content] if content else []
+
+    def finish(self) -> list[Item]:
+        rest, self._rest = self._rest, ""
+        return [*(self._calls(rest) if self._inside else ())] or ([rest] if rest else [])
+
+    @abstractmethod
+    def _split(self) -> tuple[str, bool]:
+        """What of the rest is surely content, and whether calls begin after it."""
+
+    @abstractmethod
+    def _calls(self, text: str) -> list[Call]:
+        """All calls in `text`; none if it is anything else."""
+
+
+class _LlamaReader(_BufferedReader):
+    """`{"name": …, "parameters": {…}}`, perhaps after `<|python_tag|>`, several with `;` between: Llama 3."""
+
+    _TAG = "<|python_tag|>"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._is_content = False
+
+    def _split(self) -> tuple[str, bool]:
+        if not self._is_content:
+            text = self._rest.lstrip()
+            if text.startswith(("{", self._TAG)):
+                return "", True
+            if self._TAG.startswith(text):  # too early to say, or nothing at all
+                return "", False
+            self._is_content = True
+        before, found, _ = self._rest.partition(self._TAG)
+        if found:
+            return before, True
+        return self._rest[: len(self._rest) - held_back(self._rest, self._TAG)], False
+
+    def _calls(self, text: str) -> list[Call]:
+        return _calls_in_row(text.strip().removeprefix(self._TAG), ";")
+
+
+class _MistralReader(_BufferedReader):
+    """`[TOOL_CALLS]` and then a list of calls, or `name{…}` for each: Mistral."""
+
+    _OPEN = "[TOOL_CALLS]"
+    _NAMED = re.compile(r"\s*([\w.-]{1,256})\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+
+    def _split(self) -> tuple[str, bool]:
+        before, found, _ = self._rest.partition(self._OPEN)
+        if found:
+            return before, True
+        return self._rest[: len(self._rest) - held_back(self._rest, self._OPEN)], False
+
+    def _calls(self, text: str) -> list[Call]:
+        calls: list[Call] = []
+        for part in text.split(self._OPEN)[1:]:
+            value = _parsed(part)
+            found = [_call_of(one) for one in value] if isinstance(value, list) else self._named(part)
+            if not found or None in found:
+                return []
+            calls += [call for call in found if call is not None]
+        return calls
+
+    def _named(self, text: str) -> list[Call | None]:
+        match = self._NAMED.match(text)
+        arguments = _parsed(text[match.end() :]) if match else None
+        return [Call(match[1], _dumped(arguments))] if match and isinstance(arguments, dict) else []
+
+
+def _calls_in_row(text: str, separator: str) -> list[Call]:
+    decoder, calls, at = json.JSONDecoder(), [], 0
+    while at < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            return []
+        call = _call_of(value)
+        if call is None:
+            return []
+        calls.append(call)
+        while at < len(text) and (text[at].isspace() or text[at] == separator):
+            at += 1
+    return calls
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _call_of(value: Any) -> Call | None:
+    if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+        return None
+    arguments = value.get("arguments", value.get("parameters"))
+    if not isinstance(arguments, dict):
+        return None
+    return Call(name, _dumped(arguments))
+
+
+def _dumped(arguments: dict[str, Any]) -> str:
+    return json.dumps(arguments, ensure_ascii=False)

@@ -1,0 +1,194 @@
+"""Tools and reasoning through the HTTP door: into the chat template, and back out of what a model has written.
+
+The tokenizer and HTTP processes are real; the test plays the model, and so knows what it says.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from http_process import http_process
+from tercet.ipc.messages import Ended
+from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process
+
+HERMES = """{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif -%}
+{% for m in messages %}<{{ m.role }}>{% if m.content is not none %}{{ m.content }}{% endif %}
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}
+{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}
+{%- if m.tool_call_id %}({{ m.tool_call_id }}){% endif %}{% endfor %}<assistant>{% if enable_thinking %}!{% endif %}"""
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_time",
+        "description": "Zeit für Zone",
+        "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}},
+    },
+}
+CALL = '<tool_call>\n{"name": "get_time", "arguments": {"zone": "Zürich"}}\n</tool_call>'
+TURN = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
+    folder = byte_checkpoint(tmp_path_factory.mktemp("tools"), HERMES)
+    with tokenizer_process(folder, max_model_len=4096) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def url(engine: TokenizerProcess) -> Iterator[str]:
+    with http_process(engine) as url:
+        yield url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+async def chat(engine: TokenizerProcess, client: AsyncOpenAI, says: str, **request: Any) -> tuple[Any, str]:
+    """What the client makes of a model that says so, and the prompt that the model got."""
+    request = {"model": "tiny", "messages": TURN, **request}
+    asking = asyncio.ensure_future(client.chat.completions.create(**request))
+    submit = await asyncio.to_thread(engine.next_submit)
+    prompt = byte_tokenizer().decode(memoryview(submit.prompt_ids).cast("i").tolist(), skip_special_tokens=False)
+    playing = asyncio.to_thread(engine.sample, submit.number, says + "</s>", Ended(submit.number, "stop", EOS, USAGE))
+    answer, _ = await asyncio.gather(asking, playing)
+    return ([chunk async for chunk in answer] if request.get("stream") else answer), prompt
+
+
+async def test_tools_reach_the_template_and_calls_come_back(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
+    says = f"<think>\nThe time.\n</think>\n\nLet me see.{CALL}\n{CALL}"
+    answer, prompt = await chat(engine, client, says, tools=[TOOL])
+    assert prompt == f"<tools>{json.dumps(TOOL, ensure_ascii=False)}</tools><user>hi<assistant>"
+    (choice,) = answer.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Let me see.")
+    assert choice.message.reasoning_content == "The time.\n"
+    first, second = choice.message.tool_calls
+    for call in (first, second):
+        assert (call.type, call.function.name) == ("function", "get_time")
+        assert json.loads(call.function.arguments) == {"zone": "Zürich"}
+    assert first.id != second.id
+
+    # And the next turn, with what the client's own objects say.
+    turns = [*TURN, choice.message, {"role": "tool", "tool_call_id": first.id, "content": "12:00"}]
+    answer, prompt = await chat(engine, client, "Noon.", messages=turns, tools=[TOOL])
+    call_text = '<tool_call>{"name": "get_time", "arguments": {"zone": "Zürich"}}</tool_call>'
+    assert prompt.endswith(
+        f"<user>hi<assistant>Let me see.<think>The time.\n</think>{call_text * 2}<tool>12:00({first.id})<assistant>"
+    )
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Noon.", "stop")
+    assert answer.choices[0].message.tool_calls is None
+
+
+async def test_streamed(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
+    says = f"<think>Hm.</think>Let me see.{CALL}\n{CALL}"
+    chunks, _ = await chat(engine, client, says, tools=[TOOL], stream=True)
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "Let me see."
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "Hm."
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    assert [(call.index, call.function.name) for call in calls] == [(0, "get_time"), (1, "get_time")]
+    assert [json.loads(call.function.arguments) for call in calls] == [{"zone": "Zürich"}] * 2
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+    chunks, _ = await chat(engine, client, says, tools=[TOOL], stream=True, parallel_tool_calls=False)
+    assert sum(len(chunk.choices[0].delta.tool_calls or []) for chunk in chunks) == 1
+
+
+async def test_the_official_accumulator_reads_the_stream(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
+    async def accumulate() -> Any:
+        async with client.chat.completions.stream(model="tiny", messages=TURN, tools=[TOOL]) as stream:  # type: ignore[list-item]
+            return await stream.get_final_completion()
+
+    asking = asyncio.ensure_future(accumulate())
+    submit = await asyncio.to_thread(engine.next_submit)
+    engine.sample(submit.number, f"So: {CALL}</s>", Ended(submit.number, "stop", EOS, USAGE))
+    (choice,) = (await asking).choices
+    assert (choice.message.content, choice.finish_reason) == ("So: ", "tool_calls")
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"zone": "Zürich"}
+
+
+async def test_without_tools_a_call_is_text(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
+    answer, prompt = await chat(engine, client, CALL, tools=[TOOL], tool_choice="none")
+    assert "<tools>" not in prompt
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (CALL, "stop")
+    answer, _ = await chat(engine, client, CALL)
+    assert answer.choices[0].message.content == CALL
+
+
+async def test_the_template_gets_what_is_let_through(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
+    body = {"chat_template_kwargs": {"enable_thinking": True}}
+    _, prompt = await chat(engine, client, "x", extra_body=body)
+    assert prompt.endswith("<assistant>!")
+    for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
+        with pytest.raises(openai.BadRequestError, match="want enable_thinking, thinking, reasoning_effort"):
+            await client.chat.completions.create(
+                model="tiny",
+                messages=TURN,  # type: ignore[arg-type]
+                extra_body={"chat_template_kwargs": {name: "x"}},
+            )
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
+        ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "[]"}}],
+                    }
+                ]
+            },
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+async def test_refusals(client: AsyncOpenAI, change: dict[str, Any], param: str) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(**{"model": "tiny", "messages": TURN, **change})
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("<|python_tag|>", '{"name": "get_time", "parameters": {"zone": "Zürich"}}'),
+        ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "get_time", "arguments": {"zone": "Zürich"}}]'),
+    ],
+)
+async def test_other_families(tmp_path: Path, template: str, says: str) -> None:
+    source = f"{{% if false %}}{template}{{% endif %}}{{{{ messages[0].content }}}}"
+    with (
+        tokenizer_process(byte_checkpoint(tmp_path, source)) as engine,
+        http_process(engine) as url,
+    ):
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+            answer, _ = await chat(engine, client, says, tools=[TOOL])
+    (call,) = answer.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments) == {"zone": "Zürich"}
+    assert answer.choices[0].message.content is None
+
+
+async def test_a_template_without_tools_refuses_them(tmp_path: Path) -> None:
+    with tokenizer_process(byte_checkpoint(tmp_path)) as engine, http_process(engine) as url:
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+            with pytest.raises(openai.BadRequestError, match="--tool-call-parser"):
+                await client.chat.completions.create(model="tiny", messages=TURN, tools=[TOOL])  # type: ignore[list-item]

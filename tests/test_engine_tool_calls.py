@@ -1,0 +1,106 @@
+"""Tool calls and reasoning read back from text, whole and cut at every place."""
+
+import json
+import random
+
+import pytest
+
+from tercet.engine.reasoning import ReasoningReader, Thought
+from tercet.engine.tool_calls import Call, Item, tool_reader
+from tercet.ipc.messages import ToolFormat
+
+TIME = Call("get_time", '{"zone": "Europe/Zürich"}')
+SUM = Call("add", '{"a": 1, "b": [2, {"c": "}</tool"}]}')
+
+
+def as_json(call: Call, key: str = "arguments") -> str:
+    return json.dumps({"name": call.name, key: json.loads(call.arguments)})
+
+
+HERMES = [f"<tool_call>\n{as_json(call)}\n</tool_call>" for call in (TIME, SUM)]
+CASES: list[tuple[ToolFormat, str, list[Item]]] = [
+    ("hermes", "Let me see. <tool <b", ["Let me see. <tool <b"]),
+    ("hermes", HERMES[0], [TIME]),
+    ("hermes", f"Let me see.\n{HERMES[0]}\n{HERMES[1]}\n", ["Let me see.\n", TIME, SUM]),
+    ("hermes", f"{HERMES[0]} and {HERMES[1]} done", [TIME, " and ", SUM, " done"]),
+    ("hermes", HERMES[0].removesuffix("</tool_call>"), [TIME]),
+    ("hermes", "a<tool_call>{nonsense}</tool_call>b", ["a<tool_call>{nonsense}</tool_call>b"]),
+    ("hermes", '<tool_call>{"name": 3}</tool_call>', ['<tool_call>{"name": 3}</tool_call>']),
+    ("hermes", '<tool_call>{"name": "f"}</tool_call>', ['<tool_call>{"name": "f"}</tool_call>']),
+    ("hermes", f"{HERMES[0]} <tool_call>x", [TIME, " <tool_call>x"]),
+    ("hermes", '<tool_call>{"name": "f", "argum', ['<tool_call>{"name": "f", "argum']),
+    ("llama3", as_json(TIME, "parameters"), [TIME]),
+    ("llama3", f" <|python_tag|>{as_json(TIME)}; {as_json(SUM, 'parameters')}", [TIME, SUM]),
+    ("llama3", f"I call <|python_tag|>{as_json(TIME)}", ["I call ", TIME]),
+    ("llama3", 'It is {"name": "x"}, <|python', ['It is {"name": "x"}, <|python']),
+    ("llama3", '{"answer": 42}', ['{"answer": 42}']),
+    ("llama3", '{"name": "f", "parameters": {}} and so on', ['{"name": "f", "parameters": {}} and so on']),
+    ("mistral", f"[TOOL_CALLS][{as_json(TIME)}, {as_json(SUM)}]", [TIME, SUM]),
+    ("mistral", f"Wait [TOOL [TOOL_CALLS] [{as_json(TIME)}]", ["Wait [TOOL ", TIME]),
+    ("mistral", f"[TOOL_CALLS]get_time{TIME.arguments}[TOOL_CALLS]add[ARGS]{SUM.arguments}", [TIME, SUM]),
+    ("mistral", "[TOOL_CALLS]get_time[CALL_ID]a1b2[ARGS]" + TIME.arguments, [TIME]),
+    ("mistral", "[TOOL_CALLS][{}]", ["[TOOL_CALLS][{}]"]),
+    ("mistral", "[TOOL_CALLS]", ["[TOOL_CALLS]"]),
+    ("none", HERMES[0], [HERMES[0]]),
+]  # fmt: skip
+
+
+def joined(items: list[Item]) -> list[Item]:
+    """Neighbouring texts as one."""
+    out: list[Item] = []
+    for item in items:
+        if isinstance(item, str) and out and isinstance(out[-1], str):
+            out[-1] += item
+        else:
+            out.append(item)
+    return out
+
+
+def cuts(text: str) -> list[list[str]]:
+    """The whole, one character at a time, every cut in two, and some in many."""
+    rng = random.Random(len(text))
+    some = []
+    for _ in range(20):
+        places = sorted(rng.sample(range(len(text) + 1), min(5, len(text))))
+        some.append([text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)])
+    return [[text], list(text), *([text[:i], text[i:]] for i in range(len(text))), *some]
+
+
+@pytest.mark.parametrize(("tool_format", "text", "wanted"), CASES)
+def test_calls_however_the_text_is_cut(tool_format: ToolFormat, text: str, wanted: list[Item]) -> None:
+    for pieces in cuts(text):
+        reader = tool_reader(tool_format)
+        items: list[Item] = []
+        for piece in pieces:
+            items += reader.feed(piece)
+        assert joined([*items, *reader.finish()]) == wanted, pieces
+        assert "" not in items
+
+
+def test_content_does_not_wait_for_what_cannot_be_a_call() -> None:
+    for tool_format in ("hermes", "mistral", "llama3"):
+        reader = tool_reader(tool_format)  # type: ignore[arg-type]
+        assert reader.feed("Hello ") == ["Hello "]
+        assert reader.feed("you") == ["you"]
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "wanted"),
+    [
+        (False, "<think>\nHm, <b> </thin.\n</think>\n\nYes. </think>", Thought("Hm, <b> </thin.\n", "Yes. </think>")),
+        (False, " \n<think></think>Yes", Thought("", "Yes")),
+        (False, "Yes <think>no</think>", Thought("", "Yes <think>no</think>")),
+        (False, "<thinks>", Thought("", "<thinks>")),
+        (False, "<think>never ends </thi", Thought("never ends </thi", "")),
+        (False, "<thi", Thought("", "<thi")),
+        (True, "\nHm.</think>\nYes", Thought("Hm.", "Yes")),
+        (True, "Hm.", Thought("Hm.", "")),
+        (False, "", Thought("", "")),
+    ],
+)
+def test_reasoning_however_the_text_is_cut(opened: bool, text: str, wanted: Thought) -> None:
+    for pieces in cuts(text) if text else [[""]]:
+        reader = ReasoningReader(opened)
+        thoughts = [*map(reader.feed, pieces), reader.finish()]
+        got = Thought("".join(one.reasoning for one in thoughts), "".join(one.content for one in thoughts))
+        assert got == wanted, pieces
