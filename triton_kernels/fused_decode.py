@@ -42,8 +42,10 @@ def plan_fused_decode(
 ) -> DecodeShares:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
     num_kv_heads, _, head_dim = k_cache.shape[1:]
-    # A round number: batches of round sizes are cut into whole rows, and leave nothing to merge.
-    num_workers = max(_WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device) // 64 * 64, 16)
+    num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+    if decode_slots_B.shape[0] * num_kv_heads <= num_workers:
+        # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
+        num_workers = max(num_workers // 64 * 64, 16)
     shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, _TILE)
     plan_decode_shares(decode_slots_B, shares, num_kv_heads)
     return shares

@@ -82,9 +82,10 @@ def _prefill_kernel(
         low = 0
         if WINDOW > 0:
             low = tl.maximum(first_query - WINDOW + 1, 0) // TILE * TILE
-        # Tiles that every query sees whole need no mask.
+        # Tiles that every query sees whole need no mask. At odd or large head sizes the compiler has the two loops sum
+        # in different orders, and where one ends follows the chunk: there the second does it all.
         whole = low
-        if WINDOW == 0:
+        if WINDOW == 0 and D == BLOCK_D and D <= 128:
             whole = (first_query + 1) // TILE * TILE
         tokens = tl.arange(0, TILE)
         unit = 1.0 if SOFTCAP or ALIBI else scale * 1.4426950408889634
