@@ -5,6 +5,7 @@ and the child exits at once, even if its main thread hangs. Standard output carr
 libraries print is sent to standard error instead. Pipes and not sockets, because a pipe's end is the death notice.
 """
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -21,7 +22,8 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.ipc.addresses import Addresses
-from tercet.ipc.messages import Beat, Begin, FromChild, LastWords, Limits, Loaded, ToChild
+from tercet.ipc.messages import Beat, Begin, FromChild, LastWords, Limits, ToChild
+from tercet.ipc.sockets import clear_stale_file
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,7 +48,7 @@ class SupervisorLink:
     def __init__(self, spec: ChildSpec, commands: IO[bytes], reports: IO[bytes]) -> None:
         self.spec = spec
         self.bound = False
-        """Whether this process has bound its sockets: `Loaded` says so."""
+        """Whether this process has bound the addresses that clients know."""
         self._reports = reports
         self._lock = threading.Lock()
         self._begun = threading.Event()
@@ -60,8 +62,6 @@ class SupervisorLink:
 
     def tell(self, message: FromChild) -> None:
         """Report to the supervisor; any thread may. A supervisor that is gone hears nothing, and ends us soon."""
-        if isinstance(message, Loaded):
-            self.bound = True
         line = msgspec.json.encode(message) + b"\n"
         with self._lock:
             try:
@@ -118,6 +118,14 @@ def remove_sockets(addresses: Addresses, *, front_doors: bool) -> None:
     for address in addresses.listen:
         if front_doors and address.startswith("ipc://"):
             Path(address.removeprefix("ipc://")).unlink(missing_ok=True)
+
+
+def remove_stale_sockets(listen: tuple[str, ...]) -> None:
+    """Remove those at which nobody listens any more."""
+    for address in listen:
+        if address.startswith("ipc://"):
+            with contextlib.suppress(OSError):
+                clear_stale_file(address)
 
 
 def run(main: Callable[[SupervisorLink], None]) -> None:

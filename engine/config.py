@@ -71,6 +71,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     reasoning_parser: ReasoningParser = "auto"
     log_requests: bool = True
     """The HTTP door writes a line for each request; never what was said."""
+    take_over: bool = False
+    """Load everything, then wait for the engine that has the addresses to leave them."""
     startup_timeout: float = 600.0
     """Seconds until the engine must be ready."""
     drain_timeout: float = 30.0

@@ -9,6 +9,10 @@ class StartupFailed(TercetError):
     """The engine did not become ready; the message holds the last words of the process that failed."""
 
 
+class AddressTaken(StartupFailed):
+    """Another process listens where this engine is to listen."""
+
+
 class ModelNotFound(TercetError):
     """The named model is neither a folder, nor a GGUF file, nor `demo`, nor a hub id that can be fetched."""
 

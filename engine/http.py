@@ -5,9 +5,11 @@ process. This module is what the supervisor starts; it needs the extra `http`, a
 """
 
 import asyncio
+from functools import partial
 from importlib.util import find_spec
 
 from tercet.engine.child import SupervisorLink, run
+from tercet.engine.doors import Doors
 from tercet.engine.errors import StartupFailed
 from tercet.ipc.messages import Loaded
 
@@ -15,7 +17,7 @@ _NEEDED = ("uvicorn", "httptools", "starlette")
 
 
 def main(link: SupervisorLink) -> None:
-    """Bind first: an address in use is known before a model is loaded. Serve after `Begin`."""
+    """Serve after `Begin`."""
     address = link.spec.config.http
     assert address is not None
     missing = [name for name in _NEEDED if find_spec(name) is None]
@@ -24,10 +26,10 @@ def main(link: SupervisorLink) -> None:
     # Here and not above: these import what may be missing.
     from tercet.engine.http_server import bind, serve
 
-    listener = bind(address)
+    doors = Doors(link, partial(bind, address))
     link.tell(Loaded())
     link.wait_begin()
-    asyncio.run(serve(link, listener))
+    asyncio.run(serve(link, doors.open()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ uvicorn moves the bytes. It knows no route.
 
 import asyncio
 import contextlib
+import errno
 import resource
 import socket
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tercet.engine.child import SupervisorLink
-from tercet.engine.errors import StartupFailed
+from tercet.engine.errors import AddressTaken, StartupFailed
 from tercet.engine.http_address import parse_http_address
 from tercet.engine.http_app import make_app
 from tercet.engine.http_door import Door
@@ -41,7 +42,8 @@ def bind(address: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        raise StartupFailed(f"--http {address}: {error.strerror or error}") from None
+        kind = AddressTaken if error.errno == errno.EADDRINUSE else StartupFailed
+        raise kind(f"--http {address}: {error.strerror or error}") from None
     return listener
 
 

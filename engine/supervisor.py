@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tercet.engine.child import ChildSpec, remove_sockets
+from tercet.engine.child import ChildSpec, remove_sockets, remove_stale_sockets
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import StartupFailed, TercetError
@@ -164,16 +164,16 @@ class Supervisor:
         deadline = time.monotonic() + self._config.drain_timeout
         while tokenizer.process.poll() is None and self._stops < 2 and time.monotonic() < deadline:
             self._watch_over(deadline, may_exit=tokenizer)
-        self._bid_farewell("the engine is shutting down")
+        self._bid_farewell("the engine is shutting down", "draining")
 
-    def _bid_farewell(self, message: str) -> None:
+    def _bid_farewell(self, message: str, code: str = "engine_died") -> None:
         """Have the tokenizer fail what is live, so that no client waits for an answer that never comes.
 
         Then the HTTP door, which passes that on.
         """
         for child in (self._only("tokenizer"), self._only("http")):
             if child is not None and child.process.poll() is None:
-                child.tell(Abandon(message))
+                child.tell(Abandon(message, code))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(_FAREWELL_SECONDS)
 
@@ -183,7 +183,9 @@ class Supervisor:
         for child in self._children:
             child.reap(self._selector)
         if self._addresses is not None:
-            remove_sockets(self._addresses, front_doors=self._bound)
+            remove_sockets(self._addresses, front_doors=False)
+            if self._bound:  # a successor may listen there by now
+                remove_stale_sockets(self._addresses.listen)
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -313,9 +315,10 @@ class Supervisor:
                 self._report(Progress(child.name, what, done, total))
             case Loaded() as loaded:
                 child.loaded = loaded
-                self._bound = self._bound or child.role == "tokenizer"
+                self._bound = self._bound or (child.role == "tokenizer" and not self._config.take_over)
             case Serving():
                 child.serving = True
+                self._bound = self._bound or child.role == "tokenizer"
             case LastWords(message=words):
                 child.last_words = words
             case Beat():

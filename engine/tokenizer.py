@@ -22,7 +22,8 @@ import msgspec
 import zmq
 
 from tercet.engine.child import SupervisorLink, run
-from tercet.engine.errors import StartupFailed, UnsupportedModel
+from tercet.engine.doors import Doors
+from tercet.engine.errors import AddressTaken, StartupFailed, UnsupportedModel
 from tercet.engine.front_desk import Client, FrontDesk, Item, Live
 from tercet.engine.reception import Reception
 from tercet.engine.refusal import Refusal
@@ -55,7 +56,7 @@ from tercet.ipc.messages import (
     Tokenize,
     ToTokenizer,
 )
-from tercet.ipc.sockets import AsyncInbox, Outbox
+from tercet.ipc.sockets import AddressInUse, AsyncInbox, Outbox
 
 _TICK_S = 0.25
 _RETRY_S = 0.01
@@ -275,8 +276,8 @@ class Tokenizer:
             case Drain():
                 self._reception.draining = True
                 self._end_if_drained()
-            case Abandon(message=message):
-                for client, items in self._desk.fail_all("engine_died", message).items():
+            case Abandon(message=message, code=code):
+                for client, items in self._desk.fail_all(code, message).items():
                     self._post(client, Batch(tuple(items)))
                 self._done.set()
             case SchedulerRestarted():
@@ -325,18 +326,25 @@ class TracedTokenizer(Tokenizer):
 
 
 def main(link: SupervisorLink) -> None:
-    """Bind the doors first: an address in use is known before a model is loaded. Serve after `Begin`."""
+    """Load, and serve after `Begin`."""
     spec = link.spec
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 65_536)
-    try:
-        door = FrontDoor(spec.addresses.listen, context)
-    except OSError as error:
-        raise StartupFailed(str(error)) from None
+
+    def bind() -> FrontDoor:
+        try:
+            return FrontDoor(spec.addresses.listen, context)
+        except AddressInUse as error:
+            raise AddressTaken(str(error)) from None
+        except OSError as error:
+            raise StartupFailed(str(error)) from None
+
+    doors = Doors(link, bind)
     codec = load_codec(Path(spec.model_path))
     link.tell(Loaded())
     limits = link.wait_begin()
     rules = make_rules(codec, limits, spec.config.seed)
+    door = doors.open()
 
     async def serve() -> None:
         door.open()

@@ -67,6 +67,8 @@ class Call:
         self.request = request
         self.num_losses = 0
         """Connections that ended since there was any news."""
+        self._waits: tuple[ClientError, float] | None = None
+        """For a successor of the engine: what to say if none comes, and when."""
         self._streamed = streamed
         self._texts: list[str] = []
         self._token_ids = bytearray()
@@ -78,8 +80,20 @@ class Call:
     def rest(self) -> Request:
         """After a loss: the same request again, for what has not come yet."""
         self.num_losses += 1
+        self._waits = None
         handling = msgspec.structs.replace(self.request.handling, received_ids=bytes(self._token_ids))
         return msgspec.structs.replace(self.request, handling=handling)
+
+    def wait_for_successor(self, error: ClientError, until: float) -> None:
+        """The engine is shutting down. If nobody takes its place until then, this is how the request ends."""
+        self._waits = error, until
+
+    def gave_up_waiting(self, now: float) -> bool:
+        """Whether it has failed because no successor came."""
+        if self._waits is None or now < self._waits[1]:
+            return False
+        self.fail(self._waits[0])
+        return True
 
     def add(self, delta: Delta) -> None:
         self.num_losses = 0

@@ -74,13 +74,23 @@ _MOST_LOSSES = 4
 class Client:
     """A connection to one engine; use it as an async context manager, in one event loop."""
 
-    def __init__(self, address: str, *, connect_timeout: float = 10.0, reconnect_timeout: float = 60.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        connect_timeout: float = 10.0,
+        reconnect_timeout: float = 60.0,
+        successor_timeout: float = 0.0,
+    ) -> None:
         """`address`: as the engine's `--listen`. Entering waits at most `connect_timeout` seconds for an answer.
 
-        When the connection ends, requests wait at most `reconnect_timeout` seconds for the engine to come back.
+        When the connection ends, requests wait at most `reconnect_timeout` seconds for the engine to come back. When it
+        is shutting down, they fail as `Overloaded`; or wait so many seconds for another engine to take its address, and
+        go on there.
         """
         self._address = address
-        self._reconnect_timeout = reconnect_timeout
+        self._reconnect_timeout = max(reconnect_timeout, successor_timeout)
+        self._successor_timeout = successor_timeout
         self._connect_timeout = connect_timeout
         self._calls: dict[str, Call] = {}
         self._next_call = 0
@@ -294,7 +304,11 @@ class Client:
                 self._send(Cancel(item.request_id))  # nobody waits for it: a request sent to an engine lost since
             else:
                 call.add(item)
-        elif call is not None:
+        elif call is None:
+            return
+        elif isinstance(item, Failed) and item.code == "draining" and self._successor_timeout:
+            call.wait_for_successor(error_of(item), asyncio.get_running_loop().time() + self._successor_timeout)
+        else:
             del self._calls[item.request_id]
             if isinstance(item, Finished):
                 call.end(item)
@@ -304,8 +318,11 @@ class Client:
     async def _ping(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(min(_PING_S, self._reconnect_timeout / 5 or _PING_S))
+            await asyncio.sleep(min(_PING_S, (self._successor_timeout or self._reconnect_timeout) / 5 or _PING_S))
             now = loop.time()
+            for name, call in list(self._calls.items()):
+                if call.gave_up_waiting(now):
+                    del self._calls[name]
             silence = now - self._last_heard
             if self._lost_at is not None:
                 if now - self._lost_at > self._reconnect_timeout:

@@ -452,6 +452,7 @@ class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     """The engine cannot go on: fail every live request with this message and exit."""
 
     message: str
+    code: str = "engine_died"
 
 
 class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

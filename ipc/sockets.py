@@ -150,7 +150,7 @@ class AsyncInbox(Generic[Message]):
 def bind(socket: zmq.Socket[bytes], address: str) -> None:
     """Bind, but never take an address from a living process: ZeroMQ itself silently replaces ipc files."""
     if address.startswith("ipc://"):
-        _clear_stale_file(address)
+        clear_stale_file(address)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -170,7 +170,8 @@ def _bind_pull(address: str, context: zmq.Context[zmq.Socket[bytes]] | None) -> 
     return socket
 
 
-def _clear_stale_file(address: str) -> None:
+def clear_stale_file(address: str) -> None:
+    """Remove the file of an ipc:// address if nobody is behind it; else say why it cannot be had."""
     path = check_ipc_path(address)
     if not path.parent.is_dir():
         raise OSError(f"cannot listen on {address}: there is no folder {path.parent}")

@@ -75,6 +75,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=get_args(ReasoningParser),
     )
     flag("log-requests", "the HTTP door writes a line for each request", action=argparse.BooleanOptionalAction)
+    flag(
+        "take-over",
+        "load everything, then wait for the engine that has the addresses to leave them",
+        action=argparse.BooleanOptionalAction,
+    )
     flag("startup-timeout", "seconds until the engine must be ready", type=float)
     flag("trace-dir", "folder where each process records what it did when, to be read by scripts/bench.py trace")
     flag("drain-timeout", "seconds that running requests get after SIGTERM", type=float)
