@@ -259,11 +259,11 @@ class Planner:
         rows = (token_ids >= 0) & self._slots.alive[plan.slots]
         slots, token_ids = plan.slots[rows], token_ids[rows]
         lengths = self._slots.append(slots, token_ids)
-        suspect = self._residents.suspect
-        if suspect is not None and suspect.slot in slots:
-            suspect.is_suspect, self._residents.suspect = False, None
         ended, started = self._find_ends(slots, lengths, token_ids, now)
         new = lengths > self._slots.told[slots]
+        suspect = self._residents.suspect
+        if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of
+            suspect.is_suspect, self._residents.suspect = False, None
         message = None
         if new.any() or ended:
             message = Tokens(self._slots.number[slots[new]].tobytes(), token_ids[new].tobytes(), ended, started)
