@@ -48,7 +48,7 @@ class Planner:
 
     def __init__(self, settings: PlannerSettings, hash_key: bytes) -> None:
         self._settings = settings
-        self._hasher = PrefixHasher(hash_key, settings.page_size)
+        self._hasher = PrefixHasher(hash_key, settings.page_size) if settings.enable_prefix_caching else None
         self._waiting = WaitingLine(settings)
         self._counters = Counters()
         self._forgotten = 0

@@ -74,7 +74,7 @@ class Request:
         )
 
 
-def make_request(message: Submit, hasher: PrefixHasher, now: float, *, deterministic: bool = False) -> Request:
+def make_request(message: Submit, hasher: PrefixHasher | None, now: float, *, deterministic: bool = False) -> Request:
     """A request from its message, with the full pages of what it brings hashed."""
     token_ids = np.frombuffer(message.prompt_ids + message.generated_ids, np.int32)
     request = Request(
@@ -83,7 +83,7 @@ def make_request(message: Submit, hasher: PrefixHasher, now: float, *, determini
         num_prompt=len(message.prompt_ids) // 4,
         token_ids=token_ids,
         arrived=now,
-        hashes=[hasher.root(message.cache_salt)],
+        hashes=[hasher.root(message.cache_salt) if hasher is not None else b""],
         priority=message.priority,
         queue_timeout=message.queue_timeout,
         expires=math.inf if message.queue_timeout is None else now + message.queue_timeout,
@@ -93,8 +93,13 @@ def make_request(message: Submit, hasher: PrefixHasher, now: float, *, determini
     return request
 
 
-def extend_hashes(request: Request, hasher: PrefixHasher, token_ids: NDArray[np.int32]) -> None:
-    """Hash the full pages of `token_ids` (all of the request's tokens so far) that are not hashed yet."""
+def extend_hashes(request: Request, hasher: PrefixHasher | None, token_ids: NDArray[np.int32]) -> None:
+    """Hash the full pages of `token_ids` (all of the request's tokens so far) that are not hashed yet.
+
+    Without a hasher, where no prefix is cached, none has a hash.
+    """
+    if hasher is None:
+        return
     size = hasher.page_size
     for page in range(len(request.hashes) - 1, len(token_ids) // size):
         request.hashes.append(hasher.next(request.hashes[-1], token_ids[page * size : (page + 1) * size]))

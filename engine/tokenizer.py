@@ -10,7 +10,7 @@ import contextlib
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -176,8 +176,8 @@ class Tokenizer:
             if self._desk.is_live(live):
                 self._refuse(live, refusal)
 
-    def _submit(self, live: Live, request: Request, prompt_ids: Iterable[int]) -> None:
-        submit = self._reception.submit(live, request, list(prompt_ids))
+    def _submit(self, live: Live, request: Request, prompt_ids: Sequence[int]) -> None:
+        submit = self._reception.submit(live, request, prompt_ids)
         if not self._scheduler.try_send(submit):
             raise Refusal("overloaded", "the scheduler is far behind; ask again later")
 
