@@ -169,3 +169,23 @@ def test_reading_while_it_is_written(tmp_path: Path) -> None:
     lane.add(Span.PLAN, 6, 7, 3)
     spans = [(record.span, record.number) for record in read_lane(tmp_path / f"scheduler.loop.{os.getpid()}.spans")]
     assert spans == [(Span.TURN, 0), (Span.PLAN, 2), (Span.PLAN, 3)]
+
+
+def test_nothing_loaded_is_walked_by_the_collector(tmp_path: Path) -> None:
+    """Once a child has begun, what it had loaded is no longer the garbage collector's business."""
+    program = (
+        "import gc, os, tempfile\n"
+        "from tercet.engine.child import ChildSpec, SupervisorLink\n"
+        "from tercet.engine.config import EngineConfig\n"
+        "from tercet.ipc.addresses import make_addresses\n"
+        "from tercet.ipc.messages import Begin, Limits\n"
+        "import msgspec, numpy\n"
+        "read, write = os.pipe()\n"
+        "spec = ChildSpec('scheduler', 0, EngineConfig(model='m'), 'm', make_addresses(1))\n"
+        "os.write(write, msgspec.json.encode(Begin(Limits(1, 2, 3, 'none', 'none'))) + b'\\n')\n"
+        "loaded = len(gc.get_objects())\n"
+        "SupervisorLink(spec, os.fdopen(read, 'rb'), open(os.devnull, 'wb')).wait_begin()\n"
+        "assert loaded > 10_000 and len(gc.get_objects()) < loaded / 10, (loaded, len(gc.get_objects()))\n"
+        "os.rmdir(spec.addresses.directory); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)

@@ -1,8 +1,10 @@
 """Typed sockets: nothing lost, nothing of a wrong shape let through, no address taken from somebody alive."""
 
 import asyncio
+import random
 import socket as os_socket
 import stat
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -84,6 +86,37 @@ def test_sending_to_nobody_does_not_wait_until_very_many(address: str) -> None:
         assert sent < 20_000
     assert sent >= 5000
     outbox._socket.close(linger=0)
+
+
+def test_no_receive_waits_its_whole_time_while_a_message_is_there(address: str) -> None:
+    """Bursts and pauses at all distances from each other, from threads of their own."""
+    inbox: Inbox[Abort] = Inbox(address, Abort)
+    num_senders, num_bursts, timeout = 3, 300, 20.0
+
+    def send(seed: int) -> None:
+        outbox, rng = Outbox(address), random.Random(seed)
+        for burst in range(num_bursts):
+            for _ in range(rng.choice((1, 1, 1, 2, 5))):
+                outbox.send(Abort(struct.pack("<qd", burst, time.monotonic())))
+            time.sleep(rng.choice((0.0, 0.0001, 0.001, 0.003)))
+        outbox.send(Abort(b""))
+        outbox.close()
+
+    threads = [threading.Thread(target=send, args=(seed,)) for seed in range(num_senders)]
+    for thread in threads:
+        thread.start()
+    ends, latest = 0, 0.0
+    while ends < num_senders:
+        message = inbox.receive(timeout)
+        assert message is not None, "a receive gave up although messages were still to come"
+        if message.numbers:
+            latest = max(latest, time.monotonic() - struct.unpack("<qd", message.numbers)[1])
+        else:
+            ends += 1
+    for thread in threads:
+        thread.join()
+    inbox.close()
+    assert latest < timeout / 2  # far from any speed, and far from a receive that slept its time out
 
 
 async def test_async_inbox_loses_nothing_and_keeps_the_order(address: str) -> None:
