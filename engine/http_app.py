@@ -23,8 +23,24 @@ from tercet.engine.http_chat import chat
 from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, from_engine
-from tercet.engine.openai_requests import DetokenizeRequest, TokenizeRequest
-from tercet.engine.openai_responses import ModelCard, ModelList, Text, Tokens
+from tercet.engine.openai_requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from tercet.engine.openai_responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    ModelCard,
+    ModelList,
+    Status,
+    Text,
+    Tokens,
+    Version,
+)
+from tercet.engine.openapi import RouteTypes, describe
 from tercet.engine.request_log import Record
 from tercet.engine.sse import ClientGone, unless_gone
 from tercet.ipc.client import ClientError
@@ -35,22 +51,17 @@ _GOOD_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 def make_app(door: Door) -> ASGIApp:
     """All routes, behind the guard."""
-    routes: list[tuple[str, str, Handler]] = [
-        ("POST", "/v1/chat/completions", chat),
-        ("POST", "/v1/completions", complete),
-        ("GET", "/v1/models", _models),
-        ("GET", "/v1/models/{model:path}", _model),
-        ("POST", "/tokenize", _tokenize),
-        ("POST", "/detokenize", _detokenize),
-        ("GET", "/health", _health),
-        ("GET", "/health/ready", _ready),
-        ("GET", "/version", _version),
-        ("GET", "/metrics", _metrics),
+    routes = [
+        Route(types.path, _endpoint(handler, door), methods=[types.method], name=types.path)
+        for types, handler in _ROUTES
     ]
-    app = Starlette(
-        routes=[Route(path, _endpoint(handler, door), methods=[method]) for method, path, handler in routes],
-        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
-    )
+    described = describe([types for types, _ in _ROUTES], door.info.version, door.is_guarded)
+
+    async def openapi(_: Request) -> Response:
+        return _json(described)
+
+    routes.append(Route("/openapi.json", openapi))
+    app = Starlette(routes=routes, exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error})
     return _Guard(app, door)
 
 
@@ -150,23 +161,50 @@ async def _detokenize(request: Request, door: Door) -> Response:
 
 async def _health(_: Request, door: Door) -> Response:
     """That this process answers is what counts; the supervisor replaces the others."""
-    return _json({"status": "ok"})
+    return _json(Status("ok"))
 
 
 async def _ready(_: Request, door: Door) -> Response:
     complaint = door.condition.complaint()
     if complaint is not None:
         raise ApiError(503, complaint, code="not_ready")
-    return _json({"status": "ready"})
+    return _json(Status("ready"))
 
 
 async def _version(_: Request, door: Door) -> Response:
-    return _json({"version": door.info.version})
+    return _json(Version(door.info.version))
 
 
 async def _metrics(_: Request, door: Door) -> Response:
     text = door.metrics.render(await door.gauges())
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+_ROUTES: list[tuple[RouteTypes, Handler]] = [
+    (
+        RouteTypes(
+            "POST",
+            "/v1/chat/completions",
+            "The next turn of a conversation",
+            ChatCompletionRequest,
+            ChatCompletion,
+            ChatChunk,
+        ),
+        chat,
+    ),
+    (
+        RouteTypes("POST", "/v1/completions", "Continuations of prompts", CompletionRequest, Completion, Completion),
+        complete,
+    ),
+    (RouteTypes("GET", "/v1/models", "What is served", gives=ModelList), _models),
+    (RouteTypes("GET", "/v1/models/{model:path}", "One model", gives=ModelCard), _model),
+    (RouteTypes("POST", "/tokenize", "The token ids of a prompt", TokenizeRequest, Tokens), _tokenize),
+    (RouteTypes("POST", "/detokenize", "The text of token ids", DetokenizeRequest, Text), _detokenize),
+    (RouteTypes("GET", "/health", "Whether this process answers", gives=Status), _health),
+    (RouteTypes("GET", "/health/ready", "Whether a request would be served now", gives=Status), _ready),
+    (RouteTypes("GET", "/version", "The engine's version", gives=Version), _version),
+    (RouteTypes("GET", "/metrics", "What Prometheus reads"), _metrics),
+]
 
 
 def _json(body: Any) -> Response:

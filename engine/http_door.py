@@ -48,6 +48,10 @@ class Door:
         self.log = log
         self._keys = [_digest(key) for key in api_keys]
 
+    @property
+    def is_guarded(self) -> bool:
+        return bool(self._keys)
+
     async def gauges(self) -> EngineInfo | None:
         """The engine's numbers of now; None if it does not answer soon."""
         try:

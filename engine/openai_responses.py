@@ -154,6 +154,18 @@ class Text(msgspec.Struct, frozen=True):
     prompt: str
 
 
+class Status(msgspec.Struct, frozen=True):
+    """The body of an answer to GET /health and /health/ready."""
+
+    status: Literal["ok", "ready"]
+
+
+class Version(msgspec.Struct, frozen=True):
+    """The body of an answer to GET /version."""
+
+    version: str
+
+
 def finish_reason(generation: Generation) -> FinishReason:
     """Nobody is left to read of a request that was cancelled."""
     return "length" if generation.reason == "length" else "stop"

@@ -1,0 +1,100 @@
+"""/openapi.json is true: what it allows and what it does not never ends in a 5xx, and every answer is as it says."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+
+from checkpoints import checkpoint
+from daemon import Daemon, free_port
+from schema_strategy import allowed, spoiled
+
+POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+FUZZ = settings(
+    max_examples=60,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny", "--max-model-len", "96"]
+    address = f"127.0.0.1:{free_port()}"
+    with (
+        Daemon(str(checkpoint("llama")), *flags, "--http", address, "--no-log-requests") as daemon,
+        httpx.Client(base_url=daemon.http, timeout=60) as client,
+    ):
+        yield client
+        assert client.get("/health/ready").status_code == 200
+        metrics = client.get("/metrics").text
+        assert '",engine="0"} 0\n' in metrics[metrics.index("tercet:num_requests_running{") :][:80]
+
+
+@pytest.fixture(scope="module")
+def document(http: httpx.Client) -> dict[str, Any]:
+    document: dict[str, Any] = http.get("/openapi.json").json()
+    return document
+
+
+def check(document: dict[str, Any], method: str, path: str, answer: httpx.Response) -> None:
+    """The status is one that the document names, and the body has the shape that it gives."""
+    said = f"{answer.status_code} {answer.text[:500]}"
+    assert answer.status_code < 500, said
+    described = document["paths"][path][method]["responses"]
+    assert str(answer.status_code) in described, said
+    content = described[str(answer.status_code)]["content"]
+    kind = answer.headers["content-type"].partition(";")[0]
+    assert kind in content, said
+    schema = {**content[kind]["schema"], "components": document["components"]}
+    if kind == "application/json":
+        Draft202012Validator(schema).validate(answer.json())
+    elif kind == "text/event-stream":
+        *events, done, rest = answer.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        for event in events:
+            Draft202012Validator(schema).validate(json.loads(event.removeprefix("data: ")))
+
+
+def test_the_document_is_valid(document: dict[str, Any], http: httpx.Client) -> None:
+    validate(document)
+    for path, operations in document["paths"].items():
+        if "get" in operations:
+            check(document, "get", path, http.get(path.replace("{model}", "tiny")))
+            assert http.post(path).status_code == 405
+    assert set(POSTS) == {path for path, operations in document["paths"].items() if "post" in operations}
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_bodies_as_the_document_allows_them_and_others(path: str, document: dict[str, Any], http: httpx.Client) -> None:
+    schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    good = allowed(schema, document["components"]["schemas"])
+    statuses: set[int] = set()
+
+    @FUZZ
+    @given(st.data())
+    def fuzz(data: st.DataObject) -> None:
+        body = data.draw(good | spoiled(good))
+        if isinstance(body, dict) and data.draw(st.integers(0, 3)):
+            body["model"] = "tiny"
+            body.setdefault("max_tokens", 3) if "completions" in path else None
+        answer = http.post(path, content=json.dumps(body))
+        statuses.add(answer.status_code)
+        check(document, "post", path, answer)
+
+    fuzz()
+    assert {200, 400} <= statuses
+
+
+@settings(FUZZ, max_examples=40)
+@given(name=st.text(min_size=1, max_size=20))
+def test_names_of_models(name: str, document: dict[str, Any], http: httpx.Client) -> None:
+    check(document, "get", "/v1/models/{model}", http.get("/v1/models/" + quote(name, safe="")))
