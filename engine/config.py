@@ -9,6 +9,7 @@ import msgspec
 
 from tercet.engine.http_address import check_http
 from tercet.ipc.addresses import check_listen_address
+from tercet.ipc.keys import check_key
 
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
@@ -62,6 +63,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     listen: tuple[str, ...] = ()
     """Where clients connect: ipc://… or tcp://127.0.0.1:PORT; empty: a socket in the engine's private directory."""
+    listen_key: str | None = None
+    """Clients need it, and all is encrypted; asked for beyond loopback."""
     http: str | None = None
     """HOST:PORT of the OpenAI-compatible HTTP door; None: no such door."""
     api_key: tuple[str, ...] = ()
@@ -114,7 +117,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"({self.max_num_seqs}), so that a step can hold every running request"
             )
         for address in self.listen:
-            check_listen_address(address)
+            check_listen_address(address, keyed=self.listen_key is not None)
+        if self.listen_key is not None:
+            check_key(self.listen_key)
         check_http(self.http, self.api_key)
 
 

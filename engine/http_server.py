@@ -51,7 +51,10 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
     """Until the supervisor says that the engine ends."""
     _raise_file_limit()
     spec = link.spec
-    async with Client(spec.addresses.listen[0], connect_timeout=spec.config.startup_timeout) as client:
+    config = spec.config
+    async with Client(
+        spec.addresses.listen[0], key=config.listen_key, connect_timeout=config.startup_timeout
+    ) as client:
         door = Door(client, await client.info(), spec.config.api_key, RequestLog(spec.config.log_requests))
         server = _Server(_uvicorn_config(make_app(door)))
         loop = asyncio.get_running_loop()

@@ -55,10 +55,13 @@ class LLM:
             raise TypeError(f"LLM got unknown options {', '.join(unknown)}; known are {', '.join(sorted(known))}")
         # Nobody else asks, and `generate` bounds what it has in the engine by itself.
         unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
-        self._engine = EngineProcess(EngineConfig(model=model, **{**unbounded, **options}))
+        config = EngineConfig(model=model, **{**unbounded, **options})
+        self._engine = EngineProcess(config)
         self._portal_context = anyio.from_thread.start_blocking_portal()
         self._portal = self._portal_context.__enter__()
-        self._client_context = self._portal.wrap_async_context_manager(Client(self._engine.address))
+        self._client_context = self._portal.wrap_async_context_manager(
+            Client(self._engine.address, key=config.listen_key)
+        )
         self._client = self._client_context.__enter__()
         self._open = True
         self._engine.on_death(self._mourn)

@@ -109,7 +109,9 @@ class Supervisor:
     def _start(self) -> None:
         deadline = self._started + self._config.startup_timeout
         self._model_path = str(locate(self._config.model))
-        self._addresses = make_addresses(self._config.tensor_parallel_size, self._config.listen)
+        self._addresses = make_addresses(
+            self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
+        )
         for role in self._roles:
             self._spawn(role)
         self._wait_until(lambda: all(child.loaded for child in self._children), deadline, "load")

@@ -333,7 +333,7 @@ def main(link: SupervisorLink) -> None:
 
     def bind() -> FrontDoor:
         try:
-            return FrontDoor(spec.addresses.listen, context)
+            return FrontDoor(spec.addresses.listen, context, spec.config.listen_key)
         except AddressInUse as error:
             raise AddressTaken(str(error)) from None
         except OSError as error:

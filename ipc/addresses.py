@@ -30,10 +30,10 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """File through which the ranks find each other."""
 
 
-def make_addresses(num_workers: int, listen: tuple[str, ...] = ()) -> Addresses:
+def make_addresses(num_workers: int, listen: tuple[str, ...] = (), *, keyed: bool = False) -> Addresses:
     """Make the private directory and name everything in it. Without `listen` the front door is in there as well."""
     for address in listen:
-        check_listen_address(address)
+        check_listen_address(address, keyed=keyed)
     directory = Path(tempfile.mkdtemp(prefix="tercet-"))  # 0700 by mkdtemp's contract
     inside = {name: f"ipc://{directory}/{name}" for name in ("tokenizer", "scheduler", "clients")}
     addresses = Addresses(
@@ -53,15 +53,15 @@ def make_addresses(num_workers: int, listen: tuple[str, ...] = ()) -> Addresses:
     return addresses
 
 
-def check_listen_address(address: str) -> None:
-    """Refuse, with a `ValueError`, what clients could not or should not be served on."""
+def check_listen_address(address: str, *, keyed: bool = False) -> None:
+    """Refuse, with a `ValueError`, what clients could not or should not be served on. `keyed`: they need a key."""
     if address.startswith("ipc://"):
         try:
             check_ipc_path(address)
         except ValueError as error:
             raise ValueError(f"--listen: {error}") from None
     elif address.startswith("tcp://"):
-        _check_tcp(address)
+        _check_tcp(address, keyed)
     else:
         raise ValueError(f"--listen got {address!r}; want ipc://PATH or tcp://HOST:PORT")
 
@@ -79,18 +79,20 @@ def check_ipc_path(address: str) -> Path:
     return Path(path)
 
 
-def _check_tcp(address: str) -> None:
+def _check_tcp(address: str, keyed: bool) -> None:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
         raise ValueError(f"--listen got {address!r}; want a port from 1 to 65535, as in tcp://127.0.0.1:5555")
     if host == "localhost":
         return
     try:
-        loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+        ip = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
-        loopback = False
-    if not loopback:
+        ip = None
+    if ip is None and keyed:
+        raise ValueError(f"--listen got {address!r}; want the IP address of an interface, as in tcp://0.0.0.0:{port}")
+    if not keyed and (ip is None or not ip.is_loopback):
         raise ValueError(
-            f"--listen got {address!r}; want a loopback address, as in tcp://127.0.0.1:{port}: this protocol has no "
-            "keys yet, and whoever reaches the port may use the engine"
+            f"--listen got {address!r}; want a loopback address, as in tcp://127.0.0.1:{port}, or a --listen-key: "
+            "without one, whoever reaches the port may use the engine"
         )

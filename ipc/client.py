@@ -78,17 +78,19 @@ class Client:
         self,
         address: str,
         *,
+        key: str | None = None,
         connect_timeout: float = 10.0,
         reconnect_timeout: float = 60.0,
         successor_timeout: float = 0.0,
     ) -> None:
-        """`address`: as the engine's `--listen`. Entering waits at most `connect_timeout` seconds for an answer.
+        """`address` and `key`: as the engine's `--listen` and `--listen-key`.
 
-        When the connection ends, requests wait at most `reconnect_timeout` seconds for the engine to come back. When it
-        is shutting down, they fail as `Overloaded`; or wait so many seconds for another engine to take its address, and
-        go on there.
+        Entering waits at most `connect_timeout` seconds for an answer. When the connection ends, requests wait at most
+        `reconnect_timeout` seconds for the engine to come back. When it is shutting down, they fail as `Overloaded`; or
+        wait `successor_timeout` seconds for another engine to take its address, and go on there.
         """
         self._address = address
+        self._key = key
         self._reconnect_timeout = max(reconnect_timeout, successor_timeout)
         self._successor_timeout = successor_timeout
         self._connect_timeout = connect_timeout
@@ -107,7 +109,7 @@ class Client:
         self._connected = asyncio.Event()
         self._lost_at: float | None = None
         try:
-            self._connection = Connection(self._context, self._address)
+            self._connection = Connection(self._context, self._address, self._key)
         except ValueError:
             self._context.term()
             raise
@@ -135,8 +137,10 @@ class Client:
                 return await asyncio.shield(self._info)
         except TimeoutError:
             self._info = None
+            keys = "with this key" if self._key else "without a key"
             raise EngineDied(
-                "no_answer", f"nothing answers at {self._address} within {self._connect_timeout:g} s; is it serving?"
+                "no_answer",
+                f"nothing answers at {self._address} within {self._connect_timeout:g} s; is it serving, and {keys}?",
             ) from None
 
     async def tokenize(self, prompt: str | Sequence[ChatMessage], *, options: ChatOptions | None = None) -> list[int]:
@@ -256,7 +260,7 @@ class Client:
     def _reconnect(self) -> None:
         self._connected.clear()
         self._connection.close()
-        self._connection = Connection(self._context, self._address)
+        self._connection = Connection(self._context, self._address, self._key)
         if not self._reconnect_timeout:
             self._lose("engine_died", f"the engine at {self._address} has closed the connection")
         self._lost_at = self._lost_at or asyncio.get_running_loop().time()

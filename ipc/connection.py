@@ -7,6 +7,7 @@ makes a new one, so that nothing queued for a tokenizer that died reaches its su
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tercet.ipc.keys import unlock
 from tercet.ipc.sockets import Readiness
 
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
@@ -17,12 +18,14 @@ _LINGER_MS = 500
 class Connection:
     """Made inside a running event loop. Connecting goes on by itself until somebody listens."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: str | None = None) -> None:
         """Raises `ValueError` for an address that is none."""
         self._socket = context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             self._socket.setsockopt(option, 0)  # bounded by what this program itself asks for
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        if key is not None:
+            unlock(self._socket, key)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._readiness, self._events = Readiness(self._socket), Readiness(self._monitor)
         try:

@@ -9,6 +9,7 @@ from enum import Enum
 
 import zmq
 
+from tercet.ipc.keys import guard
 from tercet.ipc.sockets import MAX_MESSAGE_BYTES, Readiness, bind
 
 _UNREAD_BATCHES = 4096
@@ -30,7 +31,10 @@ class Delivery(Enum):
 class FrontDoor:
     """Bound at once, so that a taken address is known at start; `open` it inside the event loop."""
 
-    def __init__(self, addresses: Iterable[str], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self, addresses: Iterable[str], context: zmq.Context[zmq.Socket[bytes]], key: str | None = None
+    ) -> None:
+        """With a `key`, only clients that have it get in."""
         self._socket = context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else a message to someone who left vanishes silently
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
@@ -40,6 +44,8 @@ class FrontDoor:
         # A host that is cut off says no goodbye; ZeroMQ's own ping, which every library answers, finds out.
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 3 * _HEARTBEAT_MS)
+        if key is not None:
+            guard(self._socket, key)
         self._readiness: Readiness | None = None
         self._departures: Readiness | None = None
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

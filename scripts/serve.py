@@ -26,6 +26,11 @@ def main() -> int:
     parser.add_argument(
         "--listen", action="append", default=[], help="ipc://PATH or tcp://127.0.0.1:PORT; may be repeated"
     )
+    parser.add_argument(
+        "--listen-key",
+        default=os.environ.get("TERCET_LISTEN_KEY"),
+        help="clients of --listen need it; beyond loopback there has to be one; default: TERCET_LISTEN_KEY",
+    )
     parser.add_argument("--http", metavar="HOST:PORT", help="OpenAI-compatible HTTP door, as in 127.0.0.1:8000")
     parser.add_argument(
         "--api-key",
@@ -38,7 +43,12 @@ def main() -> int:
     if (arguments.model is None) == (arguments.model_flag is None):
         parser.error("name the model once: MODEL or --model MODEL")
     keys = [*arguments.api_key, *filter(None, [os.environ.get("TERCET_API_KEY") if arguments.http else None])]
-    doors = {"listen": tuple(arguments.listen), "http": arguments.http, "api_key": tuple(keys)}
+    doors = {
+        "listen": tuple(arguments.listen),
+        "listen_key": arguments.listen_key,
+        "http": arguments.http,
+        "api_key": tuple(keys),
+    }
     try:
         config = engine_config(arguments.model or arguments.model_flag, arguments, **doors)
     except ValueError as error:
@@ -55,6 +65,8 @@ def main() -> int:
             print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
 
     shown = msgspec.structs.replace(config, api_key=("********",) * len(config.api_key))
+    if config.listen_key is not None:
+        shown = msgspec.structs.replace(shown, listen_key="*" * 32)
     print("settings " + msgspec.json.encode(shown).decode(), file=sys.stderr, flush=True)
     supervisor = Supervisor(config, report)
     for number in (signal.SIGTERM, signal.SIGINT):
