@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
+from tercet.engine.logprobs import select_rows
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, end_reason, extend_hashes, make_request
@@ -25,6 +27,7 @@ from tercet.ipc.messages import (
     Enter,
     Forget,
     Load,
+    PromptLogs,
     Sampled,
     Started,
     Step,
@@ -265,12 +268,23 @@ class Planner:
         if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of
             suspect.is_suspect, self._residents.suspect = False, None
         message = None
-        if new.any() or ended:
-            message = Tokens(self._slots.number[slots[new]].tobytes(), token_ids[new].tobytes(), ended, started)
+        prompt_logs = self._of_prompts(sampled, plan)
+        if new.any() or ended or prompt_logs:
+            logs = None if sampled.logs is None else select_rows(sampled.logs, np.flatnonzero(rows)[new])
+            numbers = self._slots.number[slots[new]].tobytes()
+            message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs)
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
             self._give_back(plan.step_id)
         return message
+
+    def _of_prompts(self, sampled: Sampled, plan: _InFlight) -> tuple[PromptLogs, ...]:
+        """What the step says of prompts, under the numbers of requests that are still wanted."""
+        return tuple(
+            structs.replace(one, row=int(self._slots.number[plan.slots[one.row]]))
+            for one in sampled.prompt_logs
+            if self._slots.alive[plan.slots[one.row]]
+        )
 
     def _find_ends(
         self, slots: NDArray[np.int32], lengths: NDArray[np.int32], token_ids: NDArray[np.int32], now: float

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from tercet.engine.logits_check import adjustments_of, check_adjustments
+from tercet.engine.logprobs import MAX_LOGPROBS
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import Limits, Request, Sampling, SamplingParams
@@ -67,6 +68,9 @@ def check_params(params: SamplingParams, rules: Rules) -> None:
     if params.min_tokens < 0:
         raise invalid("min_tokens", params.min_tokens, "at least 0")
     check_adjustments(params, rules.limits.vocab_size)
+    for field, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if wanted is not None:
+            check_range(field, wanted, 0, MAX_LOGPROBS)
     _check_stops(params, rules)
 
 
@@ -147,6 +151,8 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         min_tokens=params.min_tokens,
         stop_ids=array("i", _stop_ids(params, rules)).tobytes(),
         adjustments=adjustments_of(params, defaults.repetition_penalty),
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
     )
 
 
@@ -188,8 +194,6 @@ def _check_stops(params: SamplingParams, rules: Rules) -> None:
 def _refuse_unsupported(params: SamplingParams) -> None:
     neutral: dict[str, tuple[object, ...]] = {
         "n": (1,),
-        "logprobs": (None,),
-        "prompt_logprobs": (None,),
         "spaces_between_special_tokens": (True,),
         "detokenize": (True,),
     }

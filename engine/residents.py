@@ -118,7 +118,12 @@ class Residents:
         request.num_remembered = max(request.num_remembered, num_full)
 
     def _cached_prefix(self, request: Request) -> list[int]:
-        """Cached pages it can use. Its last token is always computed: somebody has to sample from it."""
+        """Cached pages it can use. Its last token is always computed: somebody has to sample from it.
+
+        What is asked about every token of the prompt takes computing it.
+        """
+        if request.sampling.prompt_logprobs is not None and request.num_told == 0:
+            return []
         most = (len(request.token_ids) - 1) // self._settings.page_size
         return self.pool.find(request.hashes[1 : most + 1])
 

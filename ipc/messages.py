@@ -247,10 +247,41 @@ class Detokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid
     text: str
 
 
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How likely the model itself found a token, before any parameter had its say."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    """1: no token was likelier."""
+    token: bytes
+    """What it adds to the text: UTF-8, or a part of a character."""
+
+    @property
+    def text(self) -> str:
+        """The token as far as it is text."""
+        return self.token.decode(errors="replace")
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Of each token of the `Delta` or `Finished` that follows: itself, then the likeliest tokens in its place."""
+
+    request_id: str
+    tokens: tuple[tuple[TokenLogprob, ...], ...]
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The same of tokens of the prompt, from `position` on. The first token, at position 0, has none."""
+
+    request_id: str
+    position: int
+    tokens: tuple[tuple[TokenLogprob, ...], ...]
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Everything one step has for one client, in order."""
 
-    items: tuple[Delta | Finished | Failed, ...]
+    items: tuple[Delta | Finished | Failed | Logprobs | PromptLogprobs, ...]
 
 
 Request = Generate | GenerateIds | Chat
@@ -290,6 +321,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     stop_ids: bytes
     """int32: any of these ends the request, once min_tokens are there."""
     adjustments: Adjustments | None = None
+    logprobs: int | None = None
+    """The log-probability of each sampled token is wanted, and those of so many of the likeliest."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -340,6 +375,25 @@ class Started(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     prefill_s: float
 
 
+class Logs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Log-probabilities of some rows: int32 words of each, bits of floats among them (see `engine/logprobs.py`)."""
+
+    rows: bytes
+    """int32: of which rows, or which places among numbers."""
+    num_top: int
+    words: bytes
+
+
+class PromptLogs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The same of consecutive tokens of a prompt."""
+
+    row: int
+    """From workers, the row of the step; from the scheduler, the request's number."""
+    position: int
+    num_top: int
+    words: bytes
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What one step sampled: one token (int32) for each request number (int64), who ended and who began with it."""
 
@@ -347,6 +401,9 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     token_ids: bytes
     ended: tuple[Ended, ...]
     started: tuple[Started, ...] = ()
+    logs: Logs | None = None
+    """Rows are places among `numbers`."""
+    prompt_logs: tuple[PromptLogs, ...] = ()
 
 
 class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -418,6 +475,8 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     token_ids: bytes
     epoch: int = 0
     """Of the plan."""
+    logs: Logs | None = None
+    prompt_logs: tuple[PromptLogs, ...] = ()
 
 
 ToWorker = Step

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tercet.ipc.messages import Adjustments, Enter, Step
+from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
 from tercet.triton_kernels.logits import add_bias, count_tokens, penalize
 from tercet.triton_kernels.slot_table import SlotTable
@@ -30,12 +31,18 @@ class Extras:
     def __init__(self, num_slots: int, device: torch.device) -> None:
         self._table = make_adjustment_table(num_slots, device)
         self._adjusted_S = np.zeros(num_slots, np.bool_)
+        self._logged_S = np.zeros(num_slots, np.bool_)
+        self._logged_prompt_S = np.zeros(num_slots, np.int32)
+        """Length of the prompt whose log-probabilities are wanted; 0 where nobody does."""
 
     def pack(self, step: Step, base: int, capacity: int) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Runs of at most `capacity` words, each to lie at word `base` of the device's buffer, and their records."""
         run: list[tuple[int, Adjustments]] = []
         used = 0
         for enter in step.enter:
+            sampling = enter.sampling
+            self._logged_S[enter.slot] = sampling.logprobs is not None
+            self._logged_prompt_S[enter.slot] = 0 if sampling.prompt_logprobs is None else enter.num_prompt
             adjustments = self._changed(enter)
             if adjustments is None:
                 continue
@@ -55,6 +62,22 @@ class Extras:
     def wanted(self, *slots: NDArray[np.int32]) -> bool:
         """Whether any of these slots wants its logits adjusted."""
         return any(bool(self._adjusted_S[some].any()) for some in slots)
+
+    def logged(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Of each slot, whether the log-probabilities of its tokens are wanted."""
+        logged: NDArray[np.bool_] = self._logged_S[slots]
+        return logged
+
+    def logged_chunks(self, num_decodes: int, padded: int, chunks: NDArray[np.int32]) -> list[Chunk]:
+        """The parts of prompts to be logged among a step's chunks [3, C], after `num_decodes` rows (`padded` ones)."""
+        logged = []
+        first = padded
+        for index, (slot, start, length) in enumerate(chunks.T.tolist()):
+            followed = min(length, int(self._logged_prompt_S[slot]) - 1 - start)
+            if followed > 0:
+                logged.append(Chunk(num_decodes + index, first, slot, start, followed))
+            first += length
+        return logged
 
     def adjust(self, logits_RV: Tensor, slots_R: Tensor, table: SlotTable) -> Tensor:
         """The logits to sample from, fp32; those given stay as they are. Biases first, then penalties. Graph-safe."""

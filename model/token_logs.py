@@ -1,0 +1,79 @@
+"""Log-probabilities of a step's tokens and of its prompts' tokens, as words for whoever asked.
+
+They are those of the model's own logits, before any request changes them. Knows tensors; who asked is in `extras.py`.
+
+Shape suffixes: R rows, V vocabulary, W words of a row, P prompt tokens, D hidden size.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tercet.model.decoder import Decoder
+from tercet.triton_kernels.log_probabilities import log_probabilities
+
+MAX_LOGPROBS = 20
+_BLOCK = 64
+"""Prompt tokens whose logits are there at a time."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a prompt in a step, whose tokens' log-probabilities are wanted."""
+
+    row: int
+    """Of the step's results."""
+    first_token: int
+    """Among the step's tokens."""
+    slot: int
+    start: int
+    length: int
+    """How many of its tokens are followed by one of the prompt."""
+
+
+def token_logs(logits_RV: Tensor, token_ids_R: Tensor) -> Tensor:
+    """int32 [R, W]: log-probability (bits), rank, ids of the likeliest, their log-probabilities (bits). Graph-safe."""
+    num_top = min(MAX_LOGPROBS, logits_RV.shape[1])
+    chosen_R, ranks_R, top_ids_RK, top_RK = log_probabilities(logits_RV, token_ids_R, num_top)
+    bits = chosen_R.view(torch.int32)[:, None], ranks_R[:, None], top_ids_RK, top_RK.view(torch.int32)
+    return torch.cat(bits, 1)
+
+
+def prompt_logs(decoder: Decoder, hidden_TD: Tensor, chunk: Chunk, token_ids_SL: Tensor) -> Tensor:
+    """int32 [P, W] of the tokens that follow the chunk's, block by block."""
+    blocks = []
+    for first in range(0, chunk.length, _BLOCK):
+        size = min(_BLOCK, chunk.length - first)
+        hidden_PD = hidden_TD[chunk.first_token + first : chunk.first_token + first + size]
+        position = chunk.start + first + 1
+        token_ids_P = token_ids_SL[chunk.slot, position : position + size].contiguous()
+        blocks.append(token_logs(decoder.logits(hidden_PD), token_ids_P))
+    return torch.cat(blocks)
+
+
+class HostCopy:
+    """A tensor on its way to the host; whole once the step's event is."""
+
+    def __init__(self, words: Tensor) -> None:
+        self._host = words
+        if words.is_cuda:
+            self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+            self._host.copy_(words, non_blocking=True)
+
+    def numpy(self) -> NDArray[np.int32]:
+        array: NDArray[np.int32] = self._host.numpy()
+        return array
+
+
+@dataclass(frozen=True)
+class StepLogs:
+    """What one step says beyond its tokens."""
+
+    rows: NDArray[np.int32]
+    """Of the results whose logs were asked for; row i of `words` is that of result `places[i]`."""
+    places: NDArray[np.intp]
+    words: HostCopy | None
+    prompts: list[tuple[Chunk, HostCopy]]
