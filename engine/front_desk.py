@@ -12,6 +12,7 @@ from typing import assert_never
 import msgspec
 
 from tercet.engine.detokenizer import Detokenizer
+from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
 from tercet.engine.request_check import stop_strings
 from tercet.ipc.messages import (
@@ -21,9 +22,14 @@ from tercet.ipc.messages import (
     Finished,
     FinishReason,
     Load,
+    Logprobs,
+    Logs,
+    PromptLogprobs,
+    PromptLogs,
     SamplingParams,
     Started,
     Submit,
+    TokenLogprob,
     Tokens,
     ToTokenizer,
     Unservable,
@@ -31,7 +37,7 @@ from tercet.ipc.messages import (
 )
 
 Client = bytes
-Item = Delta | Finished | Failed
+Item = Delta | Finished | Failed | Logprobs | PromptLogprobs
 _NOBODY: dict[int, Ended] = {}
 _NOT_STARTED = Started(0, 0, 0.0, 0.0)
 
@@ -44,12 +50,16 @@ class Live:
         "detokenizer",
         "first_token_at",
         "fresh_ids",
+        "fresh_logs",
         "fresh_text",
         "generated",
         "keeps_stop",
+        "logprobs",
         "num_generated",
         "num_prompt",
+        "num_prompt_logged",
         "number",
+        "prompt_logprobs",
         "request_id",
         "started",
         "submit",
@@ -69,6 +79,11 @@ class Live:
         """With `generated` all that a new scheduler needs to go on."""
         self.generated = array("i")
         self.keeps_stop = False
+        self.logprobs: int | None = None
+        self.prompt_logprobs = 0
+        self.num_prompt_logged = 1
+        """Tokens of the prompt whose log-probabilities its client has; the first has none."""
+        self.fresh_logs: list[tuple[TokenLogprob, ...]] = []
         self.fresh_ids: list[int] = []
         self.fresh_text: list[str] = []
 
@@ -117,6 +132,7 @@ class FrontDesk:
         """
         live.submit = submit
         live.num_prompt = len(submit.prompt_ids) // 4
+        live.logprobs, live.prompt_logprobs = params.logprobs, params.prompt_logprobs or 0
         live.keeps_stop = params.include_stop_str_in_output
         live.detokenizer = Detokenizer(
             self._pieces,
@@ -218,7 +234,7 @@ class FrontDesk:
             delta = Delta(live.request_id, "".join(live.fresh_text), array("i", live.fresh_ids).tobytes())
             live.fresh_text.clear()
             live.fresh_ids.clear()
-            items.setdefault(live.client, []).append(delta)
+            self._tell(items, live, delta)
         return items, aborts
 
     def _accept_tokens(
@@ -234,7 +250,12 @@ class FrontDesk:
         for started in tokens.started:
             if (live := by_number.get(started.number)) is not None:
                 live.started = started
+        for logs in tokens.prompt_logs:
+            if (live := by_number.get(logs.row)) is not None:
+                self._accept_prompt_logs(live, logs, items)
         numbers, token_ids = memoryview(tokens.numbers).cast("q"), memoryview(tokens.token_ids).cast("i")
+        if tokens.logs is not None:
+            self._accept_logs(tokens.logs, numbers, token_ids)
         for number, token_id in zip(numbers, token_ids, strict=True):
             live = by_number.get(number)
             if live is None:  # ended here, while the scheduler did not know yet
@@ -253,15 +274,42 @@ class FrontDesk:
                 live.fresh_text.append(detokenizer.push(token_id))
                 if detokenizer.stop_hit is not None:
                     finished = self._finish(live, "stop", detokenizer.stop_hit, self._usage(live, now))
-                    items.setdefault(live.client, []).append(finished)
+                    self._tell(items, live, finished)
                     aborts.append(number)
                     del touched[number]
         for end in tokens.ended:
             live = by_number.get(end.number)
             if live is not None:
                 finished = self._finish(live, end.reason, end.stop_id, end.usage)
-                items.setdefault(live.client, []).append(finished)
+                self._tell(items, live, finished)
                 touched.pop(end.number, None)
+
+    def _accept_logs(self, logs: Logs, numbers: "memoryview[int]", token_ids: "memoryview[int]") -> None:
+        for place, words in zip(unpack_rows(logs).tolist(), unpack_words(logs), strict=True):
+            live = self._by_number.get(numbers[place])
+            if live is not None and live.logprobs is not None:
+                live.fresh_logs.append(tuple(read_row(words, token_ids[place], live.logprobs, self._pieces)))
+
+    def _accept_prompt_logs(self, live: Live, logs: PromptLogs, items: dict[Client, list[Item]]) -> None:
+        """After a preemption they come once more: what the client has is left out."""
+        assert live.submit is not None
+        prompt_ids = memoryview(live.submit.prompt_ids).cast("i")
+        rows = []
+        for position, words in enumerate(unpack_words(logs), logs.position):
+            if position == live.num_prompt_logged:
+                rows.append(tuple(read_row(words, prompt_ids[position], live.prompt_logprobs, self._pieces)))
+                live.num_prompt_logged += 1
+        if rows:
+            first = live.num_prompt_logged - len(rows)
+            items.setdefault(live.client, []).append(PromptLogprobs(live.request_id, first, tuple(rows)))
+
+    def _tell(self, items: dict[Client, list[Item]], live: Live, item: Delta | Finished) -> None:
+        """News of a request; log-probabilities of its tokens come before them."""
+        mine = items.setdefault(live.client, [])
+        if live.fresh_logs:
+            mine.append(Logprobs(live.request_id, tuple(live.fresh_logs)))
+            live.fresh_logs.clear()
+        mine.append(item)
 
     def _finish(self, live: Live, reason: FinishReason, stop: str | int | None, usage: Usage) -> Finished:
         self._forget(live)

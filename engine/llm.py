@@ -15,7 +15,7 @@ from tqdm import tqdm
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.ipc.client import Client, Generation
-from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, Usage
+from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, TokenLogprob, Usage
 
 Prompt = str | Sequence[int]
 
@@ -32,6 +32,9 @@ class CompletionOutput(msgspec.Struct, frozen=True):
     finish_reason: FinishReason
     stop_reason: str | int | None
     """The stop string or token id that ended it, if one did."""
+    logprobs: list[dict[int, TokenLogprob]] | None = None
+    """Of each token, by id: itself and the likeliest in its place, if they were asked for."""
+    cumulative_logprob: float | None = None
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
@@ -41,6 +44,8 @@ class RequestOutput(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | None
     outputs: list[CompletionOutput]
     usage: Usage
+    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
+    """Of each token of the prompt; None of the first."""
 
 
 class LLM:
@@ -172,7 +177,25 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _output(prompt: Any, generation: Generation) -> RequestOutput:
     is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
-    completion = CompletionOutput(0, generation.text, generation.token_ids, generation.reason, generation.stop)
-    return RequestOutput(
-        prompt if isinstance(prompt, str) else None, list(prompt) if is_ids else None, [completion], generation.usage
+    logprobs = generation.logprobs
+    completion = CompletionOutput(
+        0,
+        generation.text,
+        generation.token_ids,
+        generation.reason,
+        generation.stop,
+        None if logprobs is None else [_by_id(row) for row in logprobs],
+        None if logprobs is None else sum(row[0].logprob for row in logprobs),
     )
+    of_prompt = generation.prompt_logprobs
+    return RequestOutput(
+        prompt if isinstance(prompt, str) else None,
+        list(prompt) if is_ids else None,
+        [completion],
+        generation.usage,
+        None if of_prompt is None else [None, *(_by_id(row) for row in of_prompt)],
+    )
+
+
+def _by_id(row: Sequence[TokenLogprob]) -> dict[int, TokenLogprob]:
+    return {one.token_id: one for one in row}

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import Logs, TokenLogprob
+from tercet.ipc.messages import Logs, PromptLogs, TokenLogprob
 
 MAX_LOGPROBS = 20
 
@@ -29,7 +29,7 @@ def unpack_rows(logs: Logs) -> NDArray[np.int32]:
     return np.frombuffer(logs.rows, np.int32)
 
 
-def unpack_words(logs: Logs) -> NDArray[np.int32]:
+def unpack_words(logs: Logs | PromptLogs) -> NDArray[np.int32]:
     """[rows, 2 + 2 * num_top]."""
     return np.frombuffer(logs.words, np.int32).reshape(-1, 2 + 2 * logs.num_top)
 

@@ -22,6 +22,9 @@ class NullLanding:
     def wait(self) -> NDArray[np.int32]:
         return self._token_ids
 
+    def logs(self) -> tuple[None, tuple[()]]:
+        return None, ()
+
 
 class NullRunner:
     """Speaks a runner's interface and has no model."""

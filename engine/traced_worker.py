@@ -10,13 +10,15 @@ from numpy.typing import NDArray
 
 from tercet.engine.child import ChildSpec
 from tercet.engine.trace import Lane, Span, open_lane, record_collections
-from tercet.ipc.messages import Limits, Step
+from tercet.ipc.messages import Limits, Logs, PromptLogs, Step
 
 
 class Landing(Protocol):
     """The tokens of one step, on their way."""
 
     def wait(self) -> NDArray[np.int32]: ...
+
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
 
 
 class StepRunner(Protocol):
@@ -81,3 +83,6 @@ class _TracedLanding:
         interval_ns: tuple[int, int] = getattr(self._landing, "interval_ns", self._launched_ns)
         self._device.add(self._kind, *interval_ns, self._step_id, len(token_ids))
         return token_ids
+
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
+        return self._landing.logs()

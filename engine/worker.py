@@ -18,7 +18,7 @@ from tercet.engine.child import SupervisorLink
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
 from tercet.engine.traced_worker import TracedRunner
-from tercet.ipc.messages import Limits, Loaded, Phase, Sampled, Serving, Step, ToWorker
+from tercet.ipc.messages import Limits, Loaded, Logs, Phase, PromptLogs, Sampled, Serving, Step, ToWorker
 from tercet.ipc.sockets import Inbox, Outbox
 
 _NULL_BYTES_PER_TOKEN = 1024
@@ -29,6 +29,8 @@ class Landing(Protocol):
     """The tokens of one step, on their way."""
 
     def wait(self) -> NDArray[np.int32]: ...
+
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
 
 
 class StepRunner(Protocol):
@@ -53,7 +55,8 @@ class Answers:
         self._scheduler = Outbox(address)
 
     def put(self, step: Step, index: int, landing: Landing) -> None:
-        self._scheduler.send(Sampled(step.step_id, index, landing.wait().tobytes(), step.epoch))
+        token_ids = landing.wait().tobytes()
+        self._scheduler.send(Sampled(step.step_id, index, token_ids, step.epoch, *landing.logs()))
 
     def overdue(self, seconds: float) -> bool:
         """Whether tokens have been awaited for so long that the device must hang."""

@@ -9,7 +9,17 @@ from collections.abc import AsyncIterator
 import anyio
 import msgspec
 
-from tercet.ipc.messages import Delta, Failed, Finished, FinishReason, Request, Usage
+from tercet.ipc.messages import (
+    Delta,
+    Failed,
+    Finished,
+    FinishReason,
+    Logprobs,
+    PromptLogprobs,
+    Request,
+    TokenLogprob,
+    Usage,
+)
 
 
 class ClientError(Exception):
@@ -50,6 +60,10 @@ class Generation(msgspec.Struct, frozen=True):
     stop: str | int | None
     """The stop string or token id that ended it, if one did."""
     usage: Usage
+    logprobs: list[tuple[TokenLogprob, ...]] | None = None
+    """Of each token: itself, then the likeliest in its place, if they were asked for."""
+    prompt_logprobs: list[tuple[TokenLogprob, ...]] | None = None
+    """The same of the prompt's tokens from the second on."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -58,6 +72,8 @@ class Piece(msgspec.Struct, frozen=True):
     text: str
     token_ids: list[int]
     generation: Generation | None = None
+    logprobs: list[tuple[TokenLogprob, ...]] | None = None
+    """Of `token_ids`, if they were asked for."""
 
 
 class Call:
@@ -72,7 +88,11 @@ class Call:
         self._streamed = streamed
         self._texts: list[str] = []
         self._token_ids = bytearray()
-        self._fresh: list[Delta | Finished] = []
+        self._fresh: list[tuple[Delta | Finished, list[tuple[TokenLogprob, ...]] | None]] = []
+        self._logprobs: list[tuple[TokenLogprob, ...]] | None = None if request.params.logprobs is None else []
+        self._prompt_logprobs: list[tuple[TokenLogprob, ...]] | None = (
+            None if request.params.prompt_logprobs is None else []
+        )
         self._wake = asyncio.Event()
         self._generation: Generation | None = None
         self._error: ClientError | None = None
@@ -100,14 +120,29 @@ class Call:
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         if self._streamed:
-            self._fresh.append(delta)
+            self._fresh.append((delta, self._logs_of(delta)))
             self._wake.set()
+
+    def log(self, logprobs: Logprobs) -> None:
+        """Of the tokens that come next."""
+        if self._logprobs is not None:
+            self._logprobs += logprobs.tokens
+
+    def log_prompt(self, logprobs: PromptLogprobs) -> None:
+        """After a loss they may come again."""
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs += logprobs.tokens[len(self._prompt_logprobs) + 1 - logprobs.position :]
+
+    def _logs_of(self, item: Delta | Finished) -> list[tuple[TokenLogprob, ...]] | None:
+        num_tokens = len(item.token_ids) // 4
+        return None if self._logprobs is None else self._logprobs[len(self._logprobs) - num_tokens :]
 
     def end(self, finished: Finished) -> None:
         text = "".join(self._texts) + finished.text
         token_ids = unpack_ids(bytes(self._token_ids) + finished.token_ids)
-        self._generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage)
-        self._fresh.append(finished)
+        logs = self._logprobs, self._prompt_logprobs
+        self._generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage, *logs)
+        self._fresh.append((finished, self._logs_of(finished)))
         self._wake.set()
 
     def fail(self, error: ClientError) -> None:
@@ -127,9 +162,9 @@ class Call:
             await self._wait(timeout, deadline)
             self._wake.clear()
             fresh, self._fresh = self._fresh, []
-            for item in fresh:
+            for item, logprobs in fresh:
                 last = isinstance(item, Finished)
-                yield Piece(item.text, unpack_ids(item.token_ids), self._generation if last else None)
+                yield Piece(item.text, unpack_ids(item.token_ids), self._generation if last else None, logprobs)
                 if last:
                     return
             if self._error is not None:

@@ -41,6 +41,8 @@ from tercet.ipc.messages import (
     GenerateIds,
     Handling,
     Hello,
+    Logprobs,
+    PromptLogprobs,
     Rejected,
     Request,
     SamplingParams,
@@ -301,9 +303,12 @@ class Client:
                     self._info.set_result(message)
                 self._info = None
 
-    def _take_item(self, item: Delta | Finished | Failed) -> None:
+    def _take_item(self, item: Delta | Finished | Failed | Logprobs | PromptLogprobs) -> None:
         call = self._calls.get(item.request_id)
-        if isinstance(item, Delta):
+        if isinstance(item, Logprobs | PromptLogprobs):
+            if call is not None:
+                call.log(item) if isinstance(item, Logprobs) else call.log_prompt(item)
+        elif isinstance(item, Delta):
             if call is None:
                 self._send(Cancel(item.request_id))  # nobody waits for it: a request sent to an engine lost since
             else:

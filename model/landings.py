@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tercet.ipc.messages import Logs, PromptLogs
 from tercet.model.stopwatch import NoStopwatch, Stopwatch
+from tercet.model.token_logs import StepLogs
 from tercet.triton_kernels.sample import TokenRing
 
 _TIMEOUT_S = 600.0
@@ -24,15 +26,23 @@ class Landing(Protocol):
         """int32 token per row, decodes then chunks; -1 where a row sampled none. Called once, by any thread."""
         ...
 
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
+        """After `wait`: log-probabilities, where they are wanted."""
+        ...
+
 
 class DoneLanding:
     """Tokens that are there already."""
 
-    def __init__(self, token_ids_R: NDArray[np.int32]) -> None:
+    def __init__(self, token_ids_R: NDArray[np.int32], logs: StepLogs | None = None) -> None:
         self._token_ids_R = token_ids_R
+        self._logs = logs
 
     def wait(self) -> NDArray[np.int32]:
         return self._token_ids_R
+
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
+        return (None, ()) if self._logs is None else self._logs.messages()
 
 
 class LandingRing:
@@ -61,10 +71,10 @@ class LandingRing:
         """Between `reserve` and the launch."""
         self._stopwatch.start(self._turn)
 
-    def launched(self, rows: NDArray[np.intp] | slice) -> Landing:
+    def launched(self, rows: NDArray[np.intp] | slice, logs: StepLogs | None = None) -> Landing:
         """After each launch. `rows`: which of the step's rows are not padding."""
         self._events[self._turn].record()
-        return _RingLanding(self, self._turn, rows)
+        return _RingLanding(self, self._turn, rows, logs)
 
     def take(self, place: int, rows: NDArray[np.intp] | slice) -> tuple[NDArray[np.int32], tuple[int, int]]:
         """Wait for one place's tokens, and free it. Also when the step ran, where that is known."""
@@ -76,7 +86,8 @@ class LandingRing:
 
 
 class _RingLanding:
-    def __init__(self, ring: LandingRing, place: int, rows: NDArray[np.intp] | slice) -> None:
+    def __init__(self, ring: LandingRing, place: int, rows: NDArray[np.intp] | slice, logs: StepLogs | None) -> None:
+        self._logs = logs
         self._ring = ring
         self._place = place
         self._rows = rows
@@ -86,3 +97,6 @@ class _RingLanding:
     def wait(self) -> NDArray[np.int32]:
         token_ids, self.interval_ns = self._ring.take(self._place, self._rows)
         return token_ids
+
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
+        return (None, ()) if self._logs is None else self._logs.messages()

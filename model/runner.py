@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tercet.ipc.messages import Limits, Step
@@ -20,6 +21,7 @@ from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_in
 from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
+from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
 from tercet.triton_kernels.slot_table import write_pages, write_records
 
@@ -68,6 +70,7 @@ class Runner:
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
+        self._step_logs: tuple[Tensor, list[tuple[Chunk, Tensor]]] = torch.empty(0, 2, dtype=torch.int32), []
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
         dtype = str(kv_cache.dtype).removeprefix("torch.")
@@ -90,7 +93,7 @@ class Runner:
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
             sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            self._shape = self._shapes.fit(*sizes, whole_logits, adjusted)
+            self._shape = self._shapes.fit(*sizes, whole_logits, adjusted)._replace(logged=self._is_logged())
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all
@@ -139,9 +142,11 @@ class Runner:
                 self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any()
             )
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
-            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted)
+            logged = self._is_logged()
+            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted, logged)
             write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
             token_ids_R[computed] = self._run_on_cpu(shape).numpy()
+            return DoneLanding(token_ids_R, self._logs(computed, np.arange(len(computed))) if logged else None)
         return DoneLanding(token_ids_R)
 
     def _launch_on_gpu(self) -> Landing:
@@ -154,11 +159,13 @@ class Runner:
         if not answers:
             return DoneLanding(np.zeros(0, np.int32))
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
-        if not num_chunks:
+        if not num_chunks and not self._shape.logged:
             return self._landings.launched(slice(num_decodes))
         padded = self._shape.num_decodes
         rows = np.concatenate([np.arange(num_decodes), np.arange(padded, padded + num_chunks)])
-        return self._landings.launched(rows)
+        if not self._shape.logged:
+            return self._landings.launched(rows)
+        return self._landings.launched(rows, self._logs(np.arange(len(rows)), rows))
 
     def _forward(self, shape: StepShape) -> tuple[Tensor, StepInputs, StepRows]:
         inputs, rows = self._buffers.cut(shape)
@@ -166,17 +173,40 @@ class Runner:
         hidden_TD = self._decoder.forward(inputs, self._kv_cache, self.table.page_table_SM)
         return hidden_TD, inputs, rows
 
+    def _is_logged(self) -> bool:
+        slots = np.concatenate([self._decodes, self._chunks[0]])
+        return bool(self._extras.logged(slots).any() or self._extras.logged_chunks(0, 0, self._chunks))
+
+    def _log(self, shape: StepShape, hidden_TD: Tensor, logs_RW: Tensor | None) -> None:
+        """Keep the step's log-probabilities on the device, and compute those of its prompts."""
+        chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
+        token_ids_SL = self.table.token_ids_SL
+        prompts = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, token_ids_SL)) for chunk in chunks]
+        self._step_logs = torch.empty(0, 2, dtype=torch.int32) if logs_RW is None else logs_RW, prompts
+
+    def _logs(self, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
+        """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
+        logged = self._extras.logged(np.concatenate([self._decodes, self._chunks[0]])[computed])
+        logs_RW, prompts = self._step_logs
+        copies = [(chunk, HostCopy(words_PW)) for chunk, words_PW in prompts]
+        if not len(logs_RW):
+            logged[:] = False
+        return StepLogs(computed[logged], places[logged], HostCopy(logs_RW), copies)
+
     @torch.inference_mode()
     def _run_on_cpu(self, shape: StepShape) -> Tensor:
-        extras = self._extras if shape.adjusted else None
         forward = self._forward(shape)
-        return sample_step(self._decoder, *forward, self.table, whole_logits=shape.whole_logits, extras=extras)
+        token_ids_R, logs_RW = sample_step(self._decoder, *forward, self.table, shape=shape, extras=self._extras)
+        if shape.logged:
+            self._log(shape, forward[0], logs_RW)
+        return token_ids_R
 
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> None:
         forward, ring = self._forward(shape), self._landings.ring
-        extras = self._extras if shape.adjusted else None
-        sample_step_into(ring, self._decoder, *forward, self.table, whole_logits=shape.whole_logits, extras=extras)
+        logs_RW = sample_step_into(ring, self._decoder, *forward, self.table, shape=shape, extras=self._extras)
+        if shape.logged:
+            self._log(shape, forward[0], logs_RW)
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from tercet.ipc.messages import Sampling
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
+from tercet.model.step_shape import StepShape
+from tercet.model.token_logs import token_logs
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
@@ -30,28 +32,30 @@ def sample_step(
     rows: StepRows,
     table: SlotTable,
     *,
-    whole_logits: bool,
-    extras: Extras | None = None,
-) -> Tensor:
+    shape: StepShape,
+    extras: Extras,
+) -> tuple[Tensor, Tensor | None]:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    Every rank comes to the same. `whole_logits`: with several ranks, gather them; some row needs them. `extras`: some
-    row's logits are changed first.
+    Also the rows' log-probabilities, as `token_logs` has them, in a step that wants any. Every rank comes to the same.
     """
     token_ids_R = torch.full_like(rows.positions_R, -1)
     rows_N = (rows.positions_R >= 0).nonzero().squeeze(1)
-    if len(rows_N):  # all ranks agree on this: their tables are the same
-        slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
-        hidden_ND = hidden_TD[inputs.sample_rows_R[rows_N]]
-        if decoder.group.size == 1 or whole_logits or extras is not None:
-            logits_NV = decoder.logits(hidden_ND)
-            if extras is not None:
-                logits_NV = extras.adjust(logits_NV, slots_N, table)
-            token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
-        else:
-            logits_NV, shard = decoder.logits_shard(hidden_ND), decoder.vocab_shard
-            token_ids_R[rows_N] = sample_shard(logits_NV, slots_N, positions_N, table, shard)
-    return token_ids_R
+    if not len(rows_N):  # all ranks agree on this: their tables are the same
+        return token_ids_R, None
+    slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
+    hidden_ND = hidden_TD[inputs.sample_rows_R[rows_N]]
+    if not _takes_whole_logits(decoder, shape):
+        logits_NV, shard = decoder.logits_shard(hidden_ND), decoder.vocab_shard
+        token_ids_R[rows_N] = sample_shard(logits_NV, slots_N, positions_N, table, shard)
+        return token_ids_R, None
+    raw_NV = decoder.logits(hidden_ND)
+    logits_NV = extras.adjust(raw_NV, slots_N, table) if shape.adjusted else raw_NV
+    token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
+    if not shape.logged:
+        return token_ids_R, None
+    logs_NW = token_logs(raw_NV, token_ids_R[rows_N])
+    return token_ids_R, logs_NW.new_zeros(len(token_ids_R), logs_NW.shape[1]).index_copy_(0, rows_N, logs_NW)
 
 
 def sample_step_into(
@@ -62,18 +66,25 @@ def sample_step_into(
     rows: StepRows,
     table: SlotTable,
     *,
-    whole_logits: bool,
-    extras: Extras | None = None,
-) -> None:
-    """The same for all rows, padding too, into the next place of the ring: kernels only, fixed shapes, graph-safe."""
+    shape: StepShape,
+    extras: Extras,
+) -> Tensor | None:
+    """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
     # Decode rows alone are in their place already.
     alone = not inputs.chunk_slots_C.shape[0]
     hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
-    if decoder.group.size == 1 or whole_logits or extras is not None:
-        logits_RV = decoder.logits(hidden_RD)
-        if extras is not None:
-            logits_RV = extras.adjust(logits_RV, rows.slots_R, table)
-        sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
-    else:
+    if not _takes_whole_logits(decoder, shape):
         logits_RV, shard = decoder.logits_shard(hidden_RD), decoder.vocab_shard
         sample_shard_into(ring, logits_RV, rows.slots_R, rows.positions_R, table, shard)
+        return None
+    raw_RV = decoder.logits(hidden_RD)
+    logits_RV = extras.adjust(raw_RV, rows.slots_R, table) if shape.adjusted else raw_RV
+    sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
+    if not shape.logged:
+        return None
+    token_ids_R = table.token_ids_SL[rows.slots_R.long(), rows.positions_R.clamp(min=0).long()]
+    return token_logs(raw_RV, token_ids_R)
+
+
+def _takes_whole_logits(decoder: Decoder, shape: StepShape) -> bool:
+    return decoder.group.size == 1 or shape.whole_logits or shape.adjusted or shape.logged

@@ -27,6 +27,8 @@ class StepShape(NamedTuple):
     """Whether ranks gather the logits of all, which some rows need, or each samples from its own and they compare."""
     adjusted: bool = False
     """Whether some row's logits are changed before sampling."""
+    logged: bool = False
+    """Whether somebody wants log-probabilities. Such steps have no graph."""
 
 
 class Shapes:
@@ -67,7 +69,7 @@ class Shapes:
         """Steps without a graph that together use every kernel such steps use, the largest among them."""
         largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
         shapes = [self._with_chunks(self.decodes_beside_prefill[-1], self._max_num_seqs, largest)]
-        shapes.append(shapes[0]._replace(adjusted=True))
+        shapes.append(shapes[0]._replace(adjusted=True, logged=True))
         chunks = self._chunks
         while chunks < self._max_num_seqs:  # kernels are compiled for each number of chunks
             shapes.append(self._with_chunks(0, chunks, largest))

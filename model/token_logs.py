@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tercet.ipc.messages import Logs, PromptLogs
 from tercet.model.decoder import Decoder
 from tercet.triton_kernels.log_probabilities import log_probabilities
 
@@ -72,8 +73,23 @@ class HostCopy:
 class StepLogs:
     """What one step says beyond its tokens."""
 
-    rows: NDArray[np.int32]
-    """Of the results whose logs were asked for; row i of `words` is that of result `places[i]`."""
+    rows: NDArray[np.intp]
+    """Those of the step's results whose log-probabilities are wanted."""
     places: NDArray[np.intp]
-    words: HostCopy | None
+    """Where each of them is in `words`."""
+    words: HostCopy
     prompts: list[tuple[Chunk, HostCopy]]
+
+    def messages(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
+        """For the scheduler, once the step is complete."""
+        words = self.words.numpy()[self.places]
+        logs = Logs(self.rows.astype(np.int32).tobytes(), _num_top(words), words.tobytes()) if len(words) else None
+        prompts = []
+        for chunk, copy in self.prompts:
+            words = copy.numpy()
+            prompts.append(PromptLogs(chunk.row, chunk.start + 1, _num_top(words), words.tobytes()))
+        return logs, tuple(prompts)
+
+
+def _num_top(words: NDArray[np.int32]) -> int:
+    return int(words.shape[1]) // 2 - 1

@@ -79,6 +79,7 @@ def rude(engine: LLM) -> Iterator[RawClient]:
 
 NAN, INF = float("nan"), float("inf")
 SHORT = {"max_tokens": 2}
+MANY = dict.fromkeys(range(1025), 1.0)
 REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
     (("Generate", "a", ""), "Failed", "invalid_request", "no tokens; want at least 1 token"),
     (("GenerateIds", "a", b""), "Failed", "invalid_request", "no tokens; want at least 1 token"),
@@ -105,14 +106,16 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
             "repetition_penalty": (0.0, -1.0, NAN, INF),
             "presence_penalty": (2.5, NAN),
             "frequency_penalty": (-2.5, INF),
-            "logit_bias": ({VOCAB_SIZE: 1.0}, {-1: 1.0}, {2**40: 1.0}, {5: 101.0}, {5: NAN}, dict.fromkeys(range(1025), 1)),
+            "logit_bias": ({VOCAB_SIZE: 1.0}, {-1: 1.0}, {2**40: 1.0}, {5: 101.0}, {5: NAN}, MANY),
+            "logprobs": (-1, 21),
+            "prompt_logprobs": (-1, 21),
         }.items()
         for value in values
     ),
     *(
         (("GenerateIds", "a", ids(3), {name: value}), "Failed", "not_supported", name)
         for name, value in {
-            "n": 2, "logprobs": 3, "prompt_logprobs": 1,
+            "n": 2,
         }.items()
     ),
     (("Generate", "a", "x", {"temprature": 1}), "Rejected", "bad_message", "temprature"),

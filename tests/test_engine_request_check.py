@@ -72,8 +72,8 @@ NAN, INF = math.nan, math.inf
         ("logit_bias", dict.fromkeys(range(1025), 1.0), ["logit_bias", "1025 tokens", "at most 1024"]),
         ("n", 2, ["n is 2", "not supported yet"]),
         ("n", 0, ["n is 0"]),
-        ("logprobs", 0, ["logprobs", "0"]),
-        ("prompt_logprobs", 1, ["prompt_logprobs", "1"]),
+        ("logprobs", -1, ["logprobs", "-1", "0 to 20"]),
+        ("prompt_logprobs", 21, ["prompt_logprobs", "21", "0 to 20"]),
         ("spaces_between_special_tokens", False, ["spaces_between_special_tokens", "False"]),
         ("detokenize", False, ["detokenize", "False"]),
     ],
@@ -110,7 +110,7 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
     other: dict[str, Any] = {
         "max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.5, "seed": 9,
         "stop_token_ids": (9,), "ignore_eos": True, "repetition_penalty": 1.1, "presence_penalty": 0.5,
-        "frequency_penalty": 0.5, "logit_bias": {1: 2.0},
+        "frequency_penalty": 0.5, "logit_bias": {1: 2.0}, "logprobs": 0, "prompt_logprobs": 0,
     }  # fmt: skip
     for_the_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
     plain = resolve(SamplingParams(), 4, 1, RULES)
