@@ -13,6 +13,7 @@ from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_events import Chunks, events
+from tercet.engine.openai_logprobs import chat_logprobs
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.openai_responses import (
     AssistantMessage,
@@ -99,7 +100,8 @@ def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bo
         tool_calls=calls or msgspec.UNSET,
     )
     token_ids = generation.token_ids if with_ids else msgspec.UNSET
-    return ChatChoice(index, message, None, _reason(generation, len(calls)), token_ids)
+    logprobs = chat_logprobs(generation.logprobs)
+    return ChatChoice(index, message, logprobs, _reason(generation, len(calls)), token_ids)
 
 
 class _ChatChunks(Chunks[ChatChunkChoice]):
@@ -121,9 +123,11 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
         deltas += reader.feed(piece.text)
         if piece.generation is not None:
             deltas += reader.finish()
-        if self._with_ids and piece.token_ids and not deltas:
+        if ((self._with_ids and piece.token_ids) or piece.logprobs) and not deltas:
             deltas.append(ChatDelta())
         choices = [ChatChunkChoice(index, delta, None, None) for delta in deltas]
+        if piece.logprobs:
+            choices[0] = msgspec.structs.replace(choices[0], logprobs=chat_logprobs(piece.logprobs))
         if self._with_ids and piece.token_ids:
             choices[0] = msgspec.structs.replace(choices[0], token_ids=piece.token_ids)
         if piece.generation is not None:

@@ -11,6 +11,7 @@ from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import as_http
 from tercet.engine.http_events import Chunks, events
+from tercet.engine.openai_logprobs import Rows, completion_logprobs
 from tercet.engine.openai_requests import CompletionRequest
 from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason
 from tercet.engine.sse import EventStream, unless_gone
@@ -31,7 +32,9 @@ async def complete(request: Request, door: Door) -> Any:
             pieces = await unless_gone(request.receive, answer.begin())
             return EventStream(events(pieces, chunks, answer, body.wants_usage_chunk))
         generations = await unless_gone(request.receive, answer.whole())
-    choices = [chunks.choice(index, one.text, one.token_ids, one) for index, one in enumerate(generations)]
+    choices = [
+        chunks.choice(index, one.text, one.token_ids, one, one.logprobs) for index, one in enumerate(generations)
+    ]
     return Response(chunks.chunk(choices, answer.usage(generations)), media_type="application/json")
 
 
@@ -41,15 +44,21 @@ class _CompletionChunks(Chunks[CompletionChoice]):
     def __init__(self, answer: Answer, with_ids: bool) -> None:
         self._answer = answer
         self._with_ids = with_ids
+        self._num_characters: dict[int, int] = {}
 
-    def choice(self, index: int, text: str, token_ids: list[int], end: Generation | None) -> CompletionChoice:
+    def choice(
+        self, index: int, text: str, token_ids: list[int], end: Generation | None, logprobs: Rows | None
+    ) -> CompletionChoice:
         reason, stop = (None, None) if end is None else (finish_reason(end), end.stop)
-        return CompletionChoice(index, text, None, reason, stop, token_ids if self._with_ids else msgspec.UNSET)
+        offset = self._num_characters.get(index, 0)
+        self._num_characters[index] = offset + len(text)
+        shown = completion_logprobs(logprobs, offset)
+        return CompletionChoice(index, text, shown, reason, stop, token_ids if self._with_ids else msgspec.UNSET)
 
     def choices(self, index: int, piece: Piece) -> list[CompletionChoice]:
-        if not (piece.text or piece.generation or (self._with_ids and piece.token_ids)):
+        if not (piece.text or piece.generation or piece.logprobs or (self._with_ids and piece.token_ids)):
             return []
-        return [self.choice(index, piece.text, piece.token_ids, piece.generation)]
+        return [self.choice(index, piece.text, piece.token_ids, piece.generation, piece.logprobs)]
 
     def chunk(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
         answer = self._answer

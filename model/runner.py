@@ -21,7 +21,7 @@ from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_in
 from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
-from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs
+from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
 from tercet.triton_kernels.slot_table import write_pages, write_records
 
@@ -211,6 +211,7 @@ class Runner:
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
         shapes = self._shapes.for_graphs()
+        warm_up_prompt_logs(self._decoder, self.table.token_ids_SL)
         for shape in (*self._shapes.for_warm_up(), *(shapes if enforce_eager else ())):
             self._run_on_gpu(shape)
         if not enforce_eager:

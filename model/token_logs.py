@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tercet.ipc.messages import Logs, PromptLogs
 from tercet.model.decoder import Decoder
@@ -44,15 +45,22 @@ def token_logs(logits_RV: Tensor, token_ids_R: Tensor) -> Tensor:
 
 
 def prompt_logs(decoder: Decoder, hidden_TD: Tensor, chunk: Chunk, token_ids_SL: Tensor) -> Tensor:
-    """int32 [P, W] of the tokens that follow the chunk's, block by block."""
+    """int32 [P, W] of the tokens that follow the chunk's, in blocks of one size: a GPU would compile for others."""
     blocks = []
     for first in range(0, chunk.length, _BLOCK):
         size = min(_BLOCK, chunk.length - first)
+        padding = _BLOCK - size if hidden_TD.is_cuda else 0
         hidden_PD = hidden_TD[chunk.first_token + first : chunk.first_token + first + size]
         position = chunk.start + first + 1
-        token_ids_P = token_ids_SL[chunk.slot, position : position + size].contiguous()
-        blocks.append(token_logs(decoder.logits(hidden_PD), token_ids_P))
+        token_ids_P = pad(token_ids_SL[chunk.slot, position : position + size], (0, padding)).clone()
+        blocks.append(token_logs(decoder.logits(pad(hidden_PD, (0, 0, 0, padding))), token_ids_P)[:size])
     return torch.cat(blocks)
+
+
+def warm_up_prompt_logs(decoder: Decoder, token_ids_SL: Tensor) -> None:
+    """Compile what `prompt_logs` launches."""
+    hidden_TD = torch.zeros(1, decoder.config.hidden_size, dtype=decoder.dtype, device=token_ids_SL.device)
+    prompt_logs(decoder, hidden_TD, Chunk(0, 0, 0, 0, 1), token_ids_SL)
 
 
 class HostCopy:
