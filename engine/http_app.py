@@ -43,6 +43,7 @@ from tercet.engine.openai_responses import (
 from tercet.engine.openapi import RouteTypes, describe
 from tercet.engine.request_log import Record
 from tercet.engine.sse import ClientGone, unless_gone
+from tercet.engine.web_page import PAGE_PATHS, page_routes
 from tercet.ipc.client import ClientError
 
 Handler = Callable[[Request, Door], Awaitable[Any]]
@@ -60,7 +61,7 @@ def make_app(door: Door) -> ASGIApp:
     async def openapi(_: Request) -> Response:
         return _json(described)
 
-    routes.append(Route("/openapi.json", openapi))
+    routes += [Route("/openapi.json", openapi), *page_routes()]
     app = Starlette(routes=routes, exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error})
     return _Guard(app, door)
 
@@ -94,7 +95,7 @@ class _Guard:
             await send(message)
 
         try:
-            if self._door.admits(headers.get("authorization")):
+            if scope["path"] in PAGE_PATHS or self._door.admits(headers.get("authorization")):
                 await self._app(scope, receive, send_named)
             else:
                 error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")

@@ -25,7 +25,7 @@ def tracked() -> list[str]:
     listed = subprocess.run(
         ["git", "ls-files", "--", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    return [name for name in listed if name.endswith((".py", ".json"))]
+    return [name for name in listed if name.endswith((".py", ".json", ".html", ".css", ".js"))]
 
 
 @pytest.fixture(scope="module")
