@@ -21,11 +21,11 @@ from typing import Any
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
 from bench_serve import add_serve_flags, run_serve
+from bench_trace import RunRecord, run_trace
 from engine_flags import add_engine_flags
 from shapes import SHAPES, write_shape
 from tercet.engine.model_files import locate
 from tercet.ipc.client import ClientError
-from trace_file import RunRecord, run_trace
 from workloads import STANDARD, Workload, workload
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.engine.trace import SUFFIX, Record, Span, open_lane, read_lane
+from tercet.engine.trace import SUFFIX, Record, Span, read_lane
 
 _PROCESSES = ("client", "tokenizer", "scheduler", "worker")
 """From top to bottom, as a request goes."""
@@ -139,31 +139,3 @@ def busy_lines(lanes: Sequence[RecordedLane], labels: Sequence[str] = ()) -> lis
                     f"decode ({busy.steps} steps); longest bubbles {longest} us"
                 )
     return lines
-
-
-class RunRecord:
-    """The runs of a benchmark as a lane of their own in the engine's record, and the trace of it all."""
-
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
-        self._lane = open_lane(folder, "client", "workloads")
-        self._labels: list[str] = []
-
-    def add(self, label: str, begin_ns: int) -> None:
-        """A run that ends now."""
-        self._lane.end(Span.REQUEST, begin_ns, len(self._labels))
-        self._labels.append(label)
-
-    def write(self, file: Path) -> None:
-        """The Chrome trace; prints how busy the device was."""
-        lanes = read_lanes(Path(self._folder))
-        write_trace(lanes, file, self._labels)
-        print("\n".join(busy_lines(lanes, self._labels)), flush=True)
-
-
-def run_trace(folder: Path, file: Path) -> list[dict[str, Any]]:
-    """What an engine left in its folder, made into a trace."""
-    lanes = read_lanes(folder)
-    write_trace(lanes, file)
-    print("\n".join(busy_lines(lanes)), flush=True)
-    return [{"process": lane.process, "lane": lane.lane, "spans": len(lane.records)} for lane in lanes]

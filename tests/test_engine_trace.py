@@ -19,6 +19,7 @@ from whole_engine import generate, tiny_engine
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
 
 from trace_file import RecordedLane, chrome_trace, read_lanes, steady_decode
+from trace_hops import HOPS, first_token_hops
 from trace_picture import picture
 
 NUM_TOKENS = 60
@@ -126,6 +127,38 @@ def test_busy_share_of_known_spans() -> None:
     overlapping = [Record(i * ms, (i + 2) * ms, i, 1, Span.DECODE) for i in range(40)]
     assert steady_decode(overlapping).share == 1.0
     assert steady_decode([]).share == 0.0
+
+
+def test_first_token_hops_of_known_spans() -> None:
+    """Alone, then alone within a run of the client's, then two together, which do not count."""
+
+    def request(number: int, step: int, at: int) -> dict[tuple[str, str], list[Record]]:
+        def span(kind: Span, begin: int, end: int, number: int) -> Record:
+            return Record(1000 * (at + begin), 1000 * (at + end), number, 0, kind)
+
+        return {
+            ("tokenizer", "loop"): [span(Span.HEAR, 1, 3, number), span(Span.SPEAK, 105, 119, 1)],
+            ("scheduler", "loop"): [
+                span(Span.TAKE_SUBMIT, 6, 10, number),
+                span(Span.PLAN, 10, 15, step),
+                span(Span.TAKE_SAMPLED, 78, 91, step),
+            ],
+            ("worker-0", "launch"): [span(Span.BEGIN, 21, 25, step), span(Span.LAUNCH, 28, 31, step)],
+            ("worker-0", "device"): [span(Span.PREFILL, 36, 45, step)],
+            ("worker-0", "answers"): [span(Span.AWAIT, 31, 55, step), span(Span.AWAIT, 56, 57, step)],
+        }
+
+    requests = [request(1, 0, 0), request(2, 1, 1000), request(3, 2, 2000), request(4, 3, 2050)]
+    lanes = [RecordedLane(*name, 1, sorted(record for one in requests for record in one[name])) for name in requests[0]]
+    lanes.append(RecordedLane("client", "workloads", 2, [Record(1_000_000, 1_134_000, 0, 0, Span.REQUEST)]))
+    hops = first_token_hops(lanes)
+    assert tuple(hops) == HOPS
+    assert hops["client to tokenizer"] == [1.0]
+    assert hops["tokenizer to client"] == [15.0]
+    assert [hops[hop][:2] for hop in HOPS[1:-1]] == [
+        [float(us)] * 2 for us in (2, 3, 4, 5, 6, 7, 8, 9, 10, 23, 13, 14, 14)
+    ]
+    assert {len(hops[hop]) for hop in HOPS[1:-1]} == {3}  # the last of the two that overlap was alone from then on
 
 
 def test_labels_name_the_clients_runs() -> None:
