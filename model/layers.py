@@ -85,7 +85,6 @@ class Layer:
                 num_heads,
                 head_dim**-0.5,
                 out_THD[:first],
-                ahead=(self.weights.o_DQ, self.weights.gate_up_2FD, self.weights.down_DF),
             )
         if first < num_tokens:
             self._attend_apart(qkv_TN, inputs, page_table_SM, kv, plan, first, out_THD)

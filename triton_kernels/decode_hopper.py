@@ -114,19 +114,6 @@ def _clear_dead(lengths_ptr, out_ptr, worker, B, SIZE: gl.constexpr, NUM_WORKERS
 
 
 @gluon.jit
-def _ask_ahead(ptr, worker, BYTES: gl.constexpr, NUM_WORKERS: gl.constexpr):
-    """This worker's part of a weight that a later kernel streams: let it come to the L2 cache. Nothing waits for it."""
-    if BYTES > 0:
-        LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-        CHUNK: gl.constexpr = (BYTES // (NUM_WORKERS * 32) // 128 + 1) * 128
-        starts = gl.minimum((worker * 32 + gl.arange(0, 32, LAYOUT)) * CHUNK, BYTES - CHUNK)
-        gl.inline_asm_elementwise(
-            "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
-            [ptr.to(gl.int64) + starts, gl.full((32,), CHUNK, gl.int32, LAYOUT)], gl.int32, False, 1,
-        )  # fmt: skip
-
-
-@gluon.jit
 def _attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, start, known):
     """One tile in the softmax so far."""
     MMA: gl.constexpr = acc0.type.layout
@@ -151,8 +138,7 @@ def _attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, uni
 @gluon.jit(do_not_specialize=["B", "M", "P", "num_pages"], do_not_specialize_on_alignment=["B", "M", "P", "num_pages"])
 def hopper_decode_kernel(
     k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, rows_ptr, workers_ptr,
-    lengths_ptr, part_ptr, stats_ptr, out_ptr, ahead0_ptr, ahead1_ptr, ahead2_ptr, eps, scale, B, M, P, num_pages,
-    AHEAD0: gl.constexpr, AHEAD1: gl.constexpr, AHEAD2: gl.constexpr,
+    lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
@@ -198,12 +184,6 @@ def hopper_decode_kernel(
         )
         if ahead + 1 < num_tiles:
             next_page = _page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
-
-    # Who has asked for all its tiles asks for weights; the others at their end, so that nobody's tiles wait for them.
-    if num_tiles <= STAGES:
-        _ask_ahead(ahead0_ptr, worker, AHEAD0, NUM_WORKERS)
-        _ask_ahead(ahead1_ptr, worker, AHEAD1, NUM_WORKERS)
-        _ask_ahead(ahead2_ptr, worker, AHEAD2, NUM_WORKERS)
 
     unit = scale * 1.4426950408889634
     columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))
@@ -298,10 +278,6 @@ def hopper_decode_kernel(
         if head == KV_HEADS:
             head = 0
             index += 1
-    if num_tiles > STAGES:
-        _ask_ahead(ahead0_ptr, worker, AHEAD0, NUM_WORKERS)
-        _ask_ahead(ahead1_ptr, worker, AHEAD1, NUM_WORKERS)
-        _ask_ahead(ahead2_ptr, worker, AHEAD2, NUM_WORKERS)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if (num_pairs > 0) | (worker < B):
         _wait_for_previous(PDL)

@@ -25,10 +25,6 @@ from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 _TILE = 32
 _STAGES = 3
 _WORKERS_PER_MULTIPROCESSOR = 4
-_AHEAD_ROWS = 16
-"""Up to so many rows."""
-_AHEAD_BYTES = 40 << 20
-"""Of an L2 cache of 50 to 60 MB."""
 _MOST_HEADS = 16
 """Q heads of one kv head: the rows of the smallest matrix product."""
 
@@ -68,12 +64,8 @@ def fused_decode_attention(
     num_q_heads: int,
     scale: float,
     out_BHD: Tensor,
-    ahead: tuple[Tensor, ...] = (),
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
-
-    `ahead`: weights of the products that come next. Where rows are few, attention waits more than it reads: the first
-    of these weights, as far as they fit the L2 cache, are asked into it meanwhile.
 
     Rows of length 0 give zeros and write nothing. Softmax and norms in fp32; q and k are rounded once, as the prologue
     rounds them. Graph-safe. The kernel ahead must let this one start no sooner than it has itself waited: keys of
@@ -91,14 +83,11 @@ def fused_decode_attention(
     check_shape("cos_sin", cos_sin_PD, None, head_dim)
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
-    weights = _that_fit(ahead) if B <= _AHEAD_ROWS else []
-    asked = [(weight, weight.numel() * weight.itemsize) for weight in weights] + [(qkv_BN, 0)] * (3 - len(weights))
     hopper_decode_kernel[(shares.num_workers,)](
         _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
         q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
         shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD, shares.stats_IG2, out_BHD,
-        *(weight for weight, _ in asked), eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-        AHEAD0=asked[0][1], AHEAD1=asked[1][1], AHEAD2=asked[2][1],
+        eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=_STAGES,
         NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip
@@ -107,19 +96,6 @@ def fused_decode_attention(
         H=num_q_heads, G=group, D=head_dim, BLOCK_I=16, WORKER_WORDS=WORKER_WORDS, PDL=True,
         num_warps=2, launch_pdl=True,
     )  # fmt: skip
-
-
-def _that_fit(weights: tuple[Tensor, ...]) -> list[Tensor]:
-    """The first of some weights, three at most, until they are too much for the L2 cache."""
-    fitting: list[Tensor] = []
-    room = _AHEAD_BYTES
-    for weight in weights[:3]:
-        num_bytes = weight.numel() * weight.itemsize
-        room -= num_bytes
-        if room < 0 or num_bytes < 128 or num_bytes % 16:  # what a request for memory can be
-            break
-        fitting.append(weight)
-    return fitting
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
