@@ -23,7 +23,7 @@ build_meta.build_wheel(out)
 def tracked() -> list[str]:
     """The files that belong to the packages."""
     listed = subprocess.run(
-        ["git", "ls-files", "--", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "--", *FOLDERS, "scripts/*.py"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     return [name for name in listed if name.endswith((".py", ".json", ".html", ".css", ".js"))]
 
@@ -79,6 +79,37 @@ def test_the_wheel_imports_alone(built: Path) -> None:
         check=True,
     )
     assert done.stdout.startswith(str(built / "unpacked"))
+
+
+def test_the_console_command_of_the_wheel(built: Path, tmp_path: Path) -> None:
+    """As an installer's wrapper calls it, for each program, with nothing of this folder at hand."""
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(tmp_path)
+        (entry,) = [name for name in file.namelist() if name.endswith("entry_points.txt")]
+        assert file.read(entry).decode().split() == [
+            "[console_scripts]", "tercet", "=", "tercet.scripts.command_line:main",
+        ]  # fmt: skip
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = "from tercet.scripts.command_line import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={"PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    for name in ("serve", "chat", "bench", "top"):
+        done = run(name, "--help")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"usage: tercet {name} ")
+    for wrong in ((), ("sing",)):
+        done = run(*wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "serve|chat|bench|top" in done.stderr
 
 
 def test_installed_in_place() -> None:

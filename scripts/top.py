@@ -1,0 +1,116 @@
+"""Watch a running engine in the terminal: `python scripts/top.py http://127.0.0.1:8000` (or ipc://…, tcp://…).
+
+Fed by the HTTP door's /metrics, or by the engine itself through its socket, which knows less. Ctrl-C leaves; `--once`
+prints one reading, which needs two samples for its rates.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from tercet.ipc.client import Client, ClientError
+
+Sample = dict[str, float]
+_LINE = re.compile(r"tercet:(\w+)\{([^}]*)\} (\S+)")
+_BAR_WIDTH = 30
+
+
+def read_http(url: str, api_key: str | None) -> Sample:
+    """The numbers at /metrics; of histograms their sums and counts."""
+    request = urllib.request.Request(url.rstrip("/") + "/metrics")
+    if api_key:
+        request.add_header("Authorization", f"Bearer {api_key}")
+    with urllib.request.urlopen(request, timeout=10) as answer:  # a URL that the user has given
+        text = answer.read().decode()
+    return {match[1]: float(match[3]) for match in _LINE.finditer(text) if "le=" not in match[2]}
+
+
+def read_socket(address: str) -> Sample:
+    """The engine's gauges, under the names that /metrics gives them."""
+
+    async def ask() -> Sample:
+        async with Client(address, connect_timeout=5) as client:
+            info = await client.info()
+        return {
+            "num_requests_running": info.num_running,
+            "num_requests_waiting": info.num_waiting,
+            "kv_cache_usage_perc": 1 - info.num_free_pages / max(1, info.num_pages - 1),
+            "num_preemptions_total": info.num_preemptions,
+            "prefix_cache_queries_total": info.num_prefix_queries,
+            "prefix_cache_hits_total": info.num_prefix_hits,
+            "steps_total": info.num_steps,
+        }
+
+    return asyncio.run(ask())
+
+
+def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
+    """What a person wants to see, a line each; what is not known is left out."""
+    if "num_requests_running" not in now:
+        yield "the engine does not answer"
+        return
+    yield f"requests      {now['num_requests_running']:.0f} running, {now['num_requests_waiting']:.0f} waiting"
+    used = now["kv_cache_usage_perc"]
+    yield f"KV cache      {'█' * round(used * _BAR_WIDTH):·<{_BAR_WIDTH}} {used:.1%}"
+    rates = [("generated", "generation_tokens_total", "tok/s"), ("prompts", "prompt_tokens_total", "tok/s")]
+    for label, name, unit in [*rates, ("steps", "steps_total", "/s")]:
+        if name in now:
+            yield f"{label:<13} {(now[name] - before[name]) / seconds:.0f} {unit}"
+    if asked := now["prefix_cache_queries_total"]:
+        yield f"prefix hits   {now['prefix_cache_hits_total'] / asked:.0%} of {asked:.0f} prompt tokens"
+    if interrupted := now["num_preemptions_total"]:
+        yield f"preemptions   {interrupted:.0f}"
+    times = [("first token", "time_to_first_token_seconds"), ("next token", "inter_token_latency_seconds")]
+    for label, name in [*times, ("in the queue", "request_queue_time_seconds")]:
+        if count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", 0):
+            yield f"{label:<13} {1e3 * (now[f'{name}_sum'] - before[f'{name}_sum']) / count:.1f} ms on average"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine", help="http://HOST:PORT, ipc://PATH or tcp://HOST:PORT")
+    parser.add_argument("--api-key", help="for the HTTP door; default: TERCET_API_KEY of the environment")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between readings")
+    parser.add_argument("--once", action="store_true", help="print one reading and end")
+    arguments = parser.parse_args()
+    key = arguments.api_key or os.environ.get("TERCET_API_KEY")
+    read: Callable[[], Sample]
+    if arguments.engine.startswith(("http://", "https://")):
+        read = lambda: read_http(arguments.engine, key)  # noqa: E731
+    elif arguments.engine.startswith(("ipc://", "tcp://")):
+        read = lambda: read_socket(arguments.engine)  # noqa: E731
+    else:
+        parser.error(f"engine is {arguments.engine!r}; want http://HOST:PORT, ipc://PATH or tcp://HOST:PORT")
+    if not arguments.interval > 0:
+        parser.error(f"--interval is {arguments.interval}; want more than 0")
+    with suppress(KeyboardInterrupt):
+        return watch(arguments.engine, read, arguments.interval, arguments.once)
+    return 0
+
+
+def watch(engine: str, read: Callable[[], Sample], interval: float, once: bool) -> int:
+    """Until interrupted, or the engine is gone."""
+    try:
+        before, at = read(), time.monotonic()
+        while True:
+            time.sleep(interval)
+            now, then = read(), time.monotonic()
+            lines = [engine, *picture(now, before, then - at)]
+            before, at = now, then
+            print(("" if once else "\x1b[H\x1b[2J") + "\n".join(lines), flush=True)
+            if once:
+                return 0
+    except (OSError, urllib.error.URLError, ClientError, ValueError) as error:
+        print(f"tercet: {engine}: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""scripts/top.py against a live engine, through both of its doors."""
+
+import re
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+from checkpoints import checkpoint
+from daemon import SCRIPTS, Daemon, free_port
+
+
+def top(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "top.py"), *arguments, "--once", "--interval", "0.3"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_both_doors() -> None:
+    flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--api-key", "open-sesame"]
+    with Daemon(str(checkpoint("llama")), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon:
+        headers = {"authorization": "Bearer open-sesame"}
+        body = {"prompt": "the cat " * 40, "max_tokens": 5}
+        for _ in range(2):
+            assert httpx.post(f"{daemon.http}/v1/completions", json=body, headers=headers).is_success
+        for door in (daemon.http, daemon.address):
+            done = top(door, "--api-key", "open-sesame")
+            assert (done.returncode, done.stderr) == (0, "")
+            lines = done.stdout.splitlines()
+            assert lines[:2] == [door, "requests      0 running, 0 waiting"]
+            assert re.match(r"KV cache      █*·+ \d\.\d%", lines[2])
+            assert re.search(r"^steps +\d+ /s$", done.stdout, re.MULTILINE)
+            assert re.search(r"^prefix hits +\d\d% of \d+ prompt tokens$", done.stdout, re.MULTILINE)
+            assert ("generated" in done.stdout) == door.startswith("http")
+        done = top(daemon.http, "--api-key", "wrong-wrong")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "401" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["127.0.0.1:8000"], 2, "want http://HOST:PORT, ipc://PATH or tcp://HOST:PORT"),
+        (["http://127.0.0.1:1"], 1, "refused"),
+    ],
+)
+def test_wrong_addresses(arguments: list[str], code: int, words: str) -> None:
+    done = top(*arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
