@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from tercet.engine.chunk_plan import ChunkPlan
 from tercet.engine.logprobs import select_rows
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.planner_settings import PlannerSettings
@@ -222,32 +223,25 @@ class Planner:
             self._leave(victim, comes_back=True)
 
     def _plan_chunks(self, budget: int, pages: Triples, now: float) -> tuple[list[Enter], list[tuple[int, int, int]]]:
-        """Parts of prompts for what the decodes leave of the budget: first those begun, then new ones."""
+        """Parts of prompts for what the decodes leave of the budget.
+
+        The oldest prompt that is begun has half, so that it gets on. Then come those begun that fit, the shortest
+        first, then new ones; what is left goes to the long ones. So a short prompt waits for no long one but the first.
+        """
         enters: list[Enter] = []
-        chunks: list[tuple[int, int, int]] = []
-        candidates = list(self._residents.prefilling)
-        while budget > 0:
-            if candidates:
-                request = candidates.pop(0)
-                others_wait = bool(candidates) or self._can_admit()
-            elif self._can_admit():
-                request = self._waiting.pop(now)
-                enters.append(self._residents.admit(request, now, pages))
-                others_wait = self._can_admit()
-            else:
-                break
-            slot = request.slot
-            start, end = int(self._slots.planned[slot]), len(request.token_ids)
-            length = min(end - start, budget)
-            if others_wait and length < end - start:
-                length = max(budget // 2, 1)  # a prompt that does not fit leaves room for shorter ones
-            chunks.append((slot, start, length))
-            budget -= length
-            self._slots.planned[slot] = start + length
-            if start + length == end:
-                self._residents.prefilling.remove(request)
-                self._slots.decoding[slot] = True
-        return enters, chunks
+        plan = ChunkPlan(self._residents, budget)
+        oldest, others = self._residents.prefilling[:1], sorted(self._residents.prefilling[1:], key=plan.num_to_come)
+        for request in oldest:
+            plan.take(request, others_wait=bool(others) or self._can_admit())
+        while others and plan.budget >= plan.num_to_come(others[0]):
+            plan.take(others.pop(0))
+        while plan.budget > 0 and self._can_admit():
+            request = self._waiting.pop(now)
+            enters.append(self._residents.admit(request, now, pages))
+            plan.take(request, others_wait=self._can_admit())
+        for request in others:
+            plan.take(request)
+        return enters, plan.chunks
 
     def _can_admit(self) -> bool:
         return bool(self._waiting) and self._residents.can_admit(self._waiting.first)
