@@ -7,14 +7,10 @@ are computed where it is attended to, and written on the way.
 Shape suffixes: D head size; a row's heads are q heads, then k heads, then v heads.
 """
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-
-from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 _GROUP = gl.constexpr(16)  # rows of a matrix product: q heads of one kv head, at most
 _ROW_WORDS = gl.constexpr(4)  # as in decode_shares.py
@@ -282,42 +278,3 @@ def hopper_decode_kernel(
     if (num_pairs > 0) | (worker < B):
         _wait_for_previous(PDL)
         _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, dtype)
-
-
-@triton.jit
-def merge_parts_kernel(
-    workers_ptr, part_ptr, stats_ptr, out_ptr,
-    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr, WORKER_WORDS: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid (workers, G): one program merges, in order, the parts of one head of the pair that its worker leads."""
-    let_next_start(PDL)
-    worker = tl.program_id(0)
-    record_ptr = workers_ptr + worker * WORKER_WORDS
-    num_parts = tl.load(record_ptr + 8)
-    # Most have nothing to do and make room; but not all: the next kernel would find this one at its end too soon.
-    if (num_parts > 0) | (worker == 0):
-        row = tl.load(record_ptr + 5).to(tl.int64)
-        head = tl.load(record_ptr + 6) * G + tl.program_id(1)
-        first = tl.load(record_ptr + 7)
-        wait_for_previous(PDL)
-        columns = tl.arange(0, D)
-        largest = float("-inf")
-        weight = 0.0
-        acc = tl.zeros((D,), tl.float32)
-        for begin in range(0, num_parts, BLOCK_I):
-            parts = begin + tl.arange(0, BLOCK_I)
-            # Behind the leader's own part each worker has one, the first of its two.
-            places = tl.where(parts == 0, first, (worker + parts) * 2) * G + tl.program_id(1)
-            inside = parts < num_parts
-            own = tl.load(stats_ptr + places * 2, mask=inside, other=float("-inf"))
-            weights = tl.load(stats_ptr + places * 2 + 1, mask=inside, other=0.0)
-            sums = tl.load(part_ptr + places[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
-            new = tl.maximum(largest, tl.max(own, 0))
-            factors = tl.exp2(own - new)
-            shrink = tl.exp2(largest - new)
-            weight = weight * shrink + tl.sum(weights * factors, 0)
-            acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
-            largest = new
-        y = acc / tl.where(weight > 0, weight, 1.0)
-        tl.store(out_ptr + (row * H + head) * D + columns, y.to(out_ptr.dtype.element_ty), mask=columns < D * num_parts)

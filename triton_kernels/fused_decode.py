@@ -13,7 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import check_contiguous, check_same, check_shape
-from tercet.triton_kernels.decode_hopper import hopper_decode_kernel, merge_parts_kernel
+from tercet.triton_kernels.decode_hopper import hopper_decode_kernel
 from tercet.triton_kernels.decode_shares import (
     WORKER_WORDS,
     DecodeShares,
@@ -21,6 +21,7 @@ from tercet.triton_kernels.decode_shares import (
     plan_decode_shares,
 )
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.merge_parts import merge_parts_kernel
 
 _TILE = 32
 _STAGES = 3

@@ -59,8 +59,7 @@ def _load(
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     STAGES: gl.constexpr = k_full.shape[0]
     HALF: gl.constexpr = q_desc.block_shape[0]
-    count = 0
-    turn = 0
+    count = turn = 0
     for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
         record_ptr = tiles_ptr + pair // H * _RECORD
         head = pair % H
@@ -158,16 +157,10 @@ def _attend(
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    one_more: gl.constexpr = 1
-    masked: gl.constexpr = True
-    unmasked: gl.constexpr = False
     q = q_ring.index(WHICH)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
     columns = gl.arange(0, D, gl.SliceLayout(0, SUMS))
-    count = 0
-    turn = 0
-    move = 0
-    num_cleaned = 0
+    count = turn = move = num_cleaned = 0
     for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
         record_ptr = tiles_ptr + pair // H * _RECORD
         first = gl.load(record_ptr)
@@ -187,7 +180,7 @@ def _attend(
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_free.index(stage))
         largest = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        weights, largest, _ = _weigh(s, largest, unit, query, 0, masked)
+        weights, largest, _ = _weigh(s, largest, unit, query, 0, True)
         weight = gl.sum(weights, 1)
         p = gl.convert_layout(weights.to(v_ring.dtype), WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
@@ -196,14 +189,14 @@ def _attend(
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                tile * TILE, count, move, WHICH, unmasked,
+                tile * TILE, count, move, WHICH, False,
             )  # fmt: skip
             move += 1
         for tile in range(whole, last):
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                tile * TILE, count, move, WHICH, masked,
+                tile * TILE, count, move, WHICH, True,
             )  # fmt: skip
             move += 1
         mbarrier.arrive(q_free)
@@ -215,7 +208,7 @@ def _attend(
         acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(v_free.index(stage))
-        count += one_more
+        count += 1
 
         inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, SUMS))
         tokens = (first + WHICH * ROWS + rows).to(gl.int64)
