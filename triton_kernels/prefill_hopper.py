@@ -59,10 +59,12 @@ def _load(
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     STAGES: gl.constexpr = k_full.shape[0]
     HALF: gl.constexpr = q_desc.block_shape[0]
-    count = turn = 0
+    count = 0
+    turn = 0
     for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
         record_ptr = tiles_ptr + pair // H * _RECORD
         head = pair % H
+        kv_head = head // (H // KV_HEADS)
         first = gl.load(record_ptr)
         pages_ptr = page_table_ptr + gl.load(record_ptr + 3).to(gl.int64) * M
         seen = gl.load(record_ptr + 4)
@@ -72,13 +74,37 @@ def _load(
             tma.async_copy_global_to_shared(q_desc, [first + half * HALF, head * D], q_full, q_ring.index(half))
         for start in range(0, seen, TILE):
             _load_tile(
-                k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, head // (H // KV_HEADS),
-                KV_HEADS, D, PAGE, STAGES,
-            )  # fmt: skip
+                k_desc,
+                k_parts,
+                k_full,
+                k_free,
+                count,
+                pages_ptr,
+                start,
+                M,
+                num_pages,
+                kv_head,
+                KV_HEADS,
+                D,
+                PAGE,
+                STAGES,
+            )
             _load_tile(
-                v_desc, v_parts, v_full, v_free, count, pages_ptr, start, M, num_pages, head // (H // KV_HEADS),
-                KV_HEADS, D, PAGE, STAGES,
-            )  # fmt: skip
+                v_desc,
+                v_parts,
+                v_full,
+                v_free,
+                count,
+                pages_ptr,
+                start,
+                M,
+                num_pages,
+                kv_head,
+                KV_HEADS,
+                D,
+                PAGE,
+                STAGES,
+            )
             count += 1
         turn += 1
 
@@ -160,7 +186,10 @@ def _attend(
     q = q_ring.index(WHICH)
     rows = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
     columns = gl.arange(0, D, gl.SliceLayout(0, SUMS))
-    count = turn = move = num_cleaned = 0
+    count = 0
+    turn = 0
+    move = 0
+    num_cleaned = 0
     for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
         record_ptr = tiles_ptr + pair // H * _RECORD
         first = gl.load(record_ptr)
