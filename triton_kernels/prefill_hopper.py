@@ -74,37 +74,13 @@ def _load(
             tma.async_copy_global_to_shared(q_desc, [first + half * HALF, head * D], q_full, q_ring.index(half))
         for start in range(0, seen, TILE):
             _load_tile(
-                k_desc,
-                k_parts,
-                k_full,
-                k_free,
-                count,
-                pages_ptr,
-                start,
-                M,
-                num_pages,
-                kv_head,
-                KV_HEADS,
-                D,
-                PAGE,
+                k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
                 STAGES,
-            )
+            )  # fmt: skip
             _load_tile(
-                v_desc,
-                v_parts,
-                v_full,
-                v_free,
-                count,
-                pages_ptr,
-                start,
-                M,
-                num_pages,
-                kv_head,
-                KV_HEADS,
-                D,
-                PAGE,
+                v_desc, v_parts, v_full, v_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
                 STAGES,
-            )
+            )  # fmt: skip
             count += 1
         turn += 1
 
