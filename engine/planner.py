@@ -16,6 +16,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from tercet.engine.chunk_plan import ChunkPlan
+from tercet.engine.constraints import Constraints
+from tercet.engine.grammars import Grammars, no_grammars
 from tercet.engine.logprobs import select_rows
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.planner_settings import PlannerSettings
@@ -50,7 +52,10 @@ class _InFlight:
 class Planner:
     """All requests of an engine. Fed with messages, asked for plans."""
 
-    def __init__(self, settings: PlannerSettings, hash_key: bytes) -> None:
+    def __init__(
+        self, settings: PlannerSettings, hash_key: bytes, grammars: Callable[[], Grammars] = no_grammars
+    ) -> None:
+        self._grammars = grammars
         self._settings = settings
         self._hasher = PrefixHasher(hash_key, settings.page_size) if settings.enable_prefix_caching else None
         self._waiting = WaitingLine(settings)
@@ -64,6 +69,7 @@ class Planner:
         """As it is when workers have just started: they hold nothing and compute nothing."""
         self._residents = Residents(self._settings, self._counters)
         self._slots = self._residents.slots
+        self._constraints = Constraints(self._slots, self._grammars, self._settings.vocab_size)
         self._in_flight: deque[_InFlight] = deque()
         self._next_step = 0
 
@@ -165,6 +171,8 @@ class Planner:
         if chunks:
             count = 1
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
+        sampling = [slot for slot, _, _ in chunks if self._slots.decoding[slot]]
+        masks = self._constraints.masks(np.concatenate([decodes, np.array(sampling, np.int32)]))
         chunk_rows = np.array(chunks, np.int32).reshape(-1, 3)
         step = Step(
             self._next_step,
@@ -175,6 +183,7 @@ class Planner:
             chunk_rows.tobytes(),
             decodes.tobytes(),
             self.epoch,
+            masks,
         )
         self._residents.left.clear()
         self._in_flight.append(_InFlight(step.step_id, count, np.concatenate([decodes, chunk_rows[:, 0]])))
@@ -191,7 +200,7 @@ class Planner:
         if not len(slots):
             return slots, 1
         count = 1
-        if not self._waiting and not self._residents.prefilling:
+        if not (self._waiting or self._residents.prefilling or self._slots.constrained[slots].any()):
             count = min(self._settings.max_lease, self._slots.longest_lease(slots))
         wanted = self._slots.planned_after(slots, count)
         lacking = np.flatnonzero(wanted > self._slots.capacity[slots])
@@ -238,6 +247,7 @@ class Planner:
         while plan.budget > 0 and self._can_admit():
             request = self._waiting.pop(now)
             enters.append(self._residents.admit(request, now, pages))
+            self._constraints.begin(request)
             plan.take(request, others_wait=self._can_admit())
         for request in others:
             plan.take(request)
@@ -256,6 +266,7 @@ class Planner:
         rows = (token_ids >= 0) & self._slots.alive[plan.slots]
         slots, token_ids = plan.slots[rows], token_ids[rows]
         lengths = self._slots.append(slots, token_ids)
+        self._constraints.accept(slots, token_ids)
         ended, started = self._find_ends(slots, lengths, token_ids, now)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
@@ -305,6 +316,7 @@ class Planner:
         return tuple(ended), tuple(started)
 
     def _leave(self, request: Request, *, comes_back: bool) -> None:
+        self._constraints.end(request)
         self._residents.leave(request, self._next_step - 1, comes_back=comes_back)
         if not self._in_flight:
             self._give_back(self._next_step - 1)

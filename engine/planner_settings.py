@@ -16,6 +16,8 @@ class PlannerSettings:
     max_lease: int
     enable_prefix_caching: bool
     deterministic: bool = False
+    vocab_size: int = 0
+    """Bits in a mask of tokens."""
     max_queued_requests: int = 2**20
     max_queued_tokens: int = 2**40
 

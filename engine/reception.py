@@ -23,6 +23,7 @@ from tercet.engine.request_check import (
     resolve,
     unpack_ids,
 )
+from tercet.engine.structured_check import check_compiles
 from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.ipc.messages import (
     Chat,
@@ -116,10 +117,14 @@ class Reception:
 
     def is_quick(self, request: Request | Question) -> bool:
         """Whether `encode` may be called in the event loop."""
+        if isinstance(request, Generate | GenerateIds | Chat) and request.params.structured is not None:
+            return False
         return _num_characters(request) <= _QUICK_CHARACTERS
 
     def encode(self, request: Request) -> Sequence[int]:
-        """The prompt's token ids. Thread-safe. Raises `Refusal`."""
+        """The prompt's token ids; the answer's grammar is compiled for a try. Thread-safe. Raises `Refusal`."""
+        if request.params.structured is not None:
+            check_compiles(request.params.structured)
         try:
             match request:
                 case Generate(prompt=prompt):

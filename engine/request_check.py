@@ -15,6 +15,7 @@ import numpy as np
 from tercet.engine.logits_check import adjustments_of, check_adjustments
 from tercet.engine.logprobs import MAX_LOGPROBS
 from tercet.engine.refusal import Refusal, check_range, invalid, short
+from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import Limits, Request, Sampling, SamplingParams
 
@@ -71,6 +72,7 @@ def check_params(params: SamplingParams, rules: Rules) -> None:
     for field, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if wanted is not None:
             check_range(field, wanted, 0, MAX_LOGPROBS)
+    check_structured(params, takes_text=rules.takes_text, has_eos=bool(rules.eos_ids))
     _check_stops(params, rules)
 
 
@@ -153,6 +155,7 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         adjustments=adjustments_of(params, defaults.repetition_penalty),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        grammar=None if params.structured is None else write_grammar(params.structured),
     )
 
 

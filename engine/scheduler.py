@@ -7,11 +7,14 @@ import os
 import queue
 import time
 from collections import deque
+from functools import partial
+from pathlib import Path
 
 import msgspec
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
+from tercet.engine.grammars import Grammars
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.trace import Span, open_lane, record_collections
@@ -52,15 +55,25 @@ def main(link: SupervisorLink) -> None:
         max_lease=config.max_lease,
         enable_prefix_caching=config.enable_prefix_caching,
         deterministic=config.deterministic,
+        vocab_size=limits.vocab_size,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
     )
-    planner = Planner(settings, os.urandom(32))
+    planner = Planner(settings, os.urandom(32), partial(_load_grammars, Path(link.spec.model_path)))
     planner.epoch = link.spec.incarnation
     loop = StepLoop(planner, link) if config.trace_dir is None else TracedStepLoop(planner, link)
     link.tell(Serving())
     while True:
         loop.turn(inbox)
+
+
+def _load_grammars(model_path: Path) -> Grammars:
+    """Only where they are wanted: it takes as long as reading a large tokenizer does."""
+    from tercet.engine.text_codec import load_codec
+
+    codec = load_codec(model_path)
+    assert codec.tokenizer is not None, "the tokenizer process lets no grammar through without one"
+    return Grammars(codec.tokenizer.to_str(), codec.eos_ids)
 
 
 class StepLoop:

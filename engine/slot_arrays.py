@@ -28,6 +28,8 @@ class SlotArrays:
         """Tokens of the request that are out already."""
         self.number = np.zeros(num_slots, np.int64)
         self.alive = np.zeros(num_slots, bool)
+        self.constrained = np.zeros(num_slots, bool)
+        """What may come next depends on the last token: its next step is planned once that is known."""
         self.decoding = np.zeros(num_slots, bool)
         self._max_length = np.zeros(num_slots, np.int32)
         self._num_prompt = np.zeros(num_slots, np.int32)
@@ -43,6 +45,7 @@ class SlotArrays:
         self._max_length[slot], self._num_prompt[slot] = request.max_length, request.num_prompt
         self._stop_ids[slot] = -1
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
+        self.constrained[slot] = request.sampling.grammar is not None
         self.number[slot], self.alive[slot] = request.number, True
 
     def leave(self, slot: int) -> None:
@@ -50,7 +53,8 @@ class SlotArrays:
 
     def that_decode(self) -> Slots:
         """Slots with a token to sample that no plan has asked for."""
-        return np.flatnonzero(self.decoding & (self.planned < self._max_length - 1)).astype(np.int32)
+        ready = ~self.constrained | (self.planned == self.known - 1)
+        return np.flatnonzero(self.decoding & ready & (self.planned < self._max_length - 1)).astype(np.int32)
 
     def longest_lease(self, slots: Slots) -> int:
         """Steps after which none of these has anything left to sample."""

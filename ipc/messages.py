@@ -54,6 +54,20 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Such as enable_thinking: what the template itself understands. Only some names are let through."""
 
 
+class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What form an answer must have: one of these."""
+
+    json_schema: dict[str, Any] | str | None = None
+    """A JSON schema, as an object or as its text."""
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A context-free grammar in Lark's notation, whose first rule is `start`."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to continue one prompt. `None` means: the checkpoint's generation_config, else the neutral value."""
 
@@ -81,6 +95,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured: Structured | None = None
+    """Only tokens are sampled that keep the answer in this form."""
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
 
@@ -325,6 +341,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """The log-probability of each sampled token is wanted, and those of so many of the likeliest."""
     prompt_logprobs: int | None = None
     """The same of each token of the prompt but the first."""
+    grammar: str | None = None
+    """What the answer has to match, as the scheduler's library reads it."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -444,6 +462,13 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     sampling: Sampling
 
 
+class Mask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Which tokens a slot may sample next: int32 words, a bit for each token id."""
+
+    slot: int
+    words: bytes
+
+
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What every rank does next: a lease of `count` steps over the same rows (count > 1 only without chunks).
 
@@ -465,6 +490,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """int32 slots."""
     epoch: int = 0
     """Grows when workers or the scheduler are replaced: plans and answers of an earlier epoch are dropped."""
+    masks: tuple[Mask, ...] = ()
+    """For every row that samples in a slot whose request has a grammar; such plans are leases of one step."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What some requests want beyond plain sampling: penalties and biases of their logits.
+"""What some requests want beyond plain sampling: penalties, biases and masks of their logits, log-probabilities.
 
 Knows on the host which slots want something, so that a step of others runs as if there were none of this; on the
 device, `AdjustmentTable` has the numbers.
@@ -17,7 +17,7 @@ from torch import Tensor
 from tercet.ipc.messages import Adjustments, Enter, Step
 from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
-from tercet.triton_kernels.logits import add_bias, count_tokens, penalize
+from tercet.triton_kernels.logits import add_bias, apply_bitmask, count_tokens, penalize
 from tercet.triton_kernels.slot_table import SlotTable
 
 _RECORD = struct.Struct("<i3f2i")
@@ -28,7 +28,9 @@ _NEUTRAL = Adjustments()
 class Extras:
     """Of all slots of one rank."""
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, device: torch.device, vocab_size: int = 0) -> None:
+        self._mask_SW = torch.full((num_slots, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+        self._masked_S = np.zeros(num_slots, np.bool_)
         self._table = make_adjustment_table(num_slots, device)
         self._adjusted_S = np.zeros(num_slots, np.bool_)
         self._logged_S = np.zeros(num_slots, np.bool_)
@@ -59,9 +61,19 @@ class Extras:
         """Take records as `pack` made them into the table."""
         write_adjustments(words_W, base, num_records, self._table)
 
+    def mask(self, step: Step) -> None:
+        """Take the masks that a plan brings, and let go of those of slots that others have entered."""
+        for enter in step.enter:
+            if self._masked_S[enter.slot] and enter.sampling.grammar is None:
+                self._mask_SW[enter.slot] = -1
+            self._masked_S[enter.slot] = enter.sampling.grammar is not None
+        for mask in step.masks:
+            words_W = torch.frombuffer(bytearray(mask.words), dtype=torch.int32)
+            self._mask_SW[mask.slot].copy_(words_W, non_blocking=True)
+
     def wanted(self, *slots: NDArray[np.int32]) -> bool:
         """Whether any of these slots wants its logits adjusted."""
-        return any(bool(self._adjusted_S[some].any()) for some in slots)
+        return any(bool((self._adjusted_S | self._masked_S)[some].any()) for some in slots)
 
     def logged(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Of each slot, whether the log-probabilities of its tokens are wanted."""
@@ -86,6 +98,7 @@ class Extras:
         counts_RV = count_tokens(slots_R, table, logits_RV.shape[1])
         penalties = self._table.repetition_S, self._table.presence_S, self._table.frequency_S
         penalize(adjusted_RV, counts_RV, slots_R, *penalties)
+        apply_bitmask(adjusted_RV, slots_R, self._mask_SW)
         return adjusted_RV
 
     def _changed(self, enter: Enter) -> Adjustments | None:

@@ -63,7 +63,7 @@ class Runner:
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
         self._dummy = settings.max_num_seqs
         self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens, decoder.group.size)
-        self._extras = Extras(settings.max_num_seqs + 1, device)
+        self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size)
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + _CHANGE_WORDS, device, settings.run_ahead + 2)
@@ -87,6 +87,7 @@ class Runner:
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
+        self._extras.mask(step)
         adjustments = list(self._extras.pack(step, self._row_words, _CHANGE_WORDS))
         if self._on_gpu:
             num_tokens = int(self._chunks[2].sum())

@@ -20,7 +20,7 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.engine.text_codec import GenerationDefaults
-from tercet.ipc.messages import Generate, Limits, Sampling, SamplingParams
+from tercet.ipc.messages import Generate, Limits, Sampling, SamplingParams, Structured
 
 RULES = Rules(
     limits=Limits(100, 64, 1000, "float32", "cpu"),
@@ -108,6 +108,7 @@ def test_accepted_parameters(params: SamplingParams) -> None:
 def test_every_parameter_is_either_honoured_or_refused() -> None:
     """A field that neither changes what the scheduler gets, nor the text, nor is refused, would be ignored."""
     other: dict[str, Any] = {
+        "structured": Structured(regex="a+"),
         "max_tokens": 3, "min_tokens": 2, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.5, "seed": 9,
         "stop_token_ids": (9,), "ignore_eos": True, "repetition_penalty": 1.1, "presence_penalty": 0.5,
         "frequency_penalty": 0.5, "logit_bias": {1: 2.0}, "logprobs": 0, "prompt_logprobs": 0,

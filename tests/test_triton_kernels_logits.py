@@ -88,7 +88,10 @@ def test_bitmask(dtype: torch.dtype, vocab: int) -> None:
     mask[1] = -1
     mask[2] = 0
     mask[2, 0] = -(2**31)
-    apply_bitmask(logits, mask)
+    slots = torch.tensor([2, 0, 1], dtype=INTS)
+    by_slot = torch.empty_like(mask)
+    by_slot[slots.long()] = mask
+    apply_bitmask(logits, slots, by_slot)
     assert torch.equal(logits[1], before[1])
     for row in range(3):
         for token in range(vocab):
@@ -120,13 +123,13 @@ def test_log_probabilities(dtype: torch.dtype, vocab: int, top: int) -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted at least 5"):
-        apply_bitmask(torch.zeros(2, VOCAB), torch.zeros(2, 4, dtype=INTS))
+        apply_bitmask(torch.zeros(2, VOCAB), torch.zeros(2, dtype=INTS), torch.zeros(2, 4, dtype=INTS))
     with pytest.raises(ValueError, match="num_top is 51; want 0 to 50"):
         log_probabilities(torch.zeros(1, 50), torch.zeros(1, dtype=INTS), 51)
     with pytest.raises(ValueError, match=r"bias: got shape \[2, 3\]"):
         add_bias(torch.zeros(1, 50), torch.zeros(1, dtype=INTS), torch.zeros(2, 4, dtype=INTS), torch.zeros(2, 3))
     with pytest.raises(ValueError, match="rows without gaps"):
-        apply_bitmask(torch.zeros(2, 100)[:, ::2], torch.zeros(2, 2, dtype=INTS))
+        apply_bitmask(torch.zeros(2, 100)[:, ::2], torch.zeros(2, dtype=INTS), torch.zeros(2, 2, dtype=INTS))
 
 
 def test_interpreted() -> None:

@@ -147,8 +147,8 @@ def test_logits() -> None:
     add_bias(cut, slots.to(DEVICE), bias_ids.to(DEVICE), bias.to(DEVICE))
     add_bias_reference(wanted, slots, bias_ids, bias)
     check()
-    apply_bitmask(cut, mask.to(DEVICE))
-    apply_bitmask_reference(wanted, mask)
+    apply_bitmask(cut, torch.arange(len(cut), dtype=torch.int32, device=DEVICE), mask.to(DEVICE))
+    apply_bitmask_reference(wanted, torch.arange(len(wanted), dtype=torch.int32), mask)
     check()
     assert bool(ours[:, vocab:].isnan().all()), "written between the rows"
 

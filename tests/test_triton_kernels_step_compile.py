@@ -88,7 +88,7 @@ def test_compile_logits(capability: int) -> None:
         counts = logits_module.count_tokens(slots, table, V)
         logits_module.penalize(logits, counts, slots, numbers, numbers, numbers)
         logits_module.add_bias(logits, slots, meta(S, 50), meta(S, 50, dtype=torch.float32))
-        logits_module.apply_bitmask(logits, meta(R, V // 32))
+        logits_module.apply_bitmask(logits, slots, meta(R, V // 32))
         log_probabilities_module.log_probabilities(logits, slots, 5)
     assert len(kernels) == 5
     for kernel in kernels:

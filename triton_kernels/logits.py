@@ -83,18 +83,20 @@ def _add_bias_kernel(
         tl.store(x_ptr, x.to(logits_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
 def _apply_bitmask_kernel(
-    logits_ptr, mask_ptr, STRIDE: tl.constexpr, V: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr
+    logits_ptr, slots_ptr, mask_ptr, S, STRIDE: tl.constexpr, V: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Grid (R, tiles of the vocabulary): one program forbids what is not allowed among BLOCK tokens of one row."""
     row = tl.program_id(0)
-    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = token < V
-    word = tl.load(mask_ptr + row * W + token // 32, mask=inside, other=-1)
-    forbidden = ((word >> (token % 32)) & 1) == 0
-    minus_infinity = tl.full([BLOCK], float("-inf"), logits_ptr.dtype.element_ty)
-    tl.store(logits_ptr + row.to(tl.int64) * STRIDE + token, minus_infinity, mask=inside & forbidden)
+    slot = tl.load(slots_ptr + row)
+    if (slot >= 0) & (slot < S):
+        token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        inside = token < V
+        word = tl.load(mask_ptr + slot.to(tl.int64) * W + token // 32, mask=inside, other=-1)
+        forbidden = ((word >> (token % 32)) & 1) == 0
+        minus_infinity = tl.full([BLOCK], float("-inf"), logits_ptr.dtype.element_ty)
+        tl.store(logits_ptr + row.to(tl.int64) * STRIDE + token, minus_infinity, mask=inside & forbidden)
 
 
 def count_tokens(slots_R: Tensor, table: SlotTable, vocab_size: int) -> Tensor:
@@ -156,19 +158,23 @@ def add_bias(logits_RV: Tensor, slots_R: Tensor, bias_ids_SK: Tensor, bias_SK: T
         )  # fmt: skip
 
 
-def apply_bitmask(logits_RV: Tensor, mask_RW: Tensor) -> None:
-    """Set to -inf, in place, each token whose bit (id % 32 of word id // 32) is not set. int32 [R, >= V / 32]."""
-    R, V = _check_logits(logits_RV, None)
-    check_dtype("mask", mask_RW, torch.int32)
-    check_contiguous("mask", mask_RW)
-    check_shape("mask", mask_RW, R, None)
-    if mask_RW.shape[1] * 32 < V:
-        raise ValueError(f"mask: got {mask_RW.shape[1]} words a row, wanted at least {-(-V // 32)}")
+def apply_bitmask(logits_RV: Tensor, slots_R: Tensor, mask_SW: Tensor) -> None:
+    """Set to -inf, in place, each token whose bit (id % 32 of word id // 32) is not set in its slot's words.
+
+    `mask_SW`: int32 [S, >= V / 32]. Rows of slots outside the table are left alone. Graph-safe.
+    """
+    R, V = _check_logits(logits_RV, slots_R)
+    check_dtype("mask", mask_SW, torch.int32)
+    check_contiguous("mask", mask_SW)
+    check_shape("mask", mask_SW, None, None)
+    S, W = mask_SW.shape
+    if W * 32 < V:
+        raise ValueError(f"mask: got {W} words a row, wanted at least {-(-V // 32)}")
     if not use_kernels(logits_RV):
-        apply_bitmask_reference(logits_RV, mask_RW)
+        apply_bitmask_reference(logits_RV, slots_R, mask_SW)
     elif R:
         _apply_bitmask_kernel[(R, triton.cdiv(V, _BLOCK))](
-            logits_RV, mask_RW, STRIDE=logits_RV.stride(0), V=V, W=mask_RW.shape[1], BLOCK=_BLOCK
+            logits_RV, slots_R, mask_SW, S, STRIDE=logits_RV.stride(0), V=V, W=W, BLOCK=_BLOCK
         )
 
 
@@ -209,11 +215,12 @@ def add_bias_reference(logits_RV: Tensor, slots_R: Tensor, bias_ids_SK: Tensor, 
             logits_RV[row, ids_K[used_K]] = biased.to(logits_RV.dtype)
 
 
-def apply_bitmask_reference(logits_RV: Tensor, mask_RW: Tensor) -> None:
+def apply_bitmask_reference(logits_RV: Tensor, slots_R: Tensor, mask_SW: Tensor) -> None:
     """The same in PyTorch."""
     ids_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
-    allowed_RV = (mask_RW[:, ids_V // 32] >> (ids_V % 32).int()) & 1
-    logits_RV.masked_fill_(allowed_RV == 0, float("-inf"))
+    rows_N = ((slots_R >= 0) & (slots_R < mask_SW.shape[0])).nonzero().squeeze(1)
+    allowed_NV = (mask_SW[slots_R[rows_N].long()][:, ids_V // 32] >> (ids_V % 32).int()) & 1
+    logits_RV[rows_N] = logits_RV[rows_N].masked_fill(allowed_NV == 0, float("-inf"))
 
 
 def _check_logits(logits_RV: Tensor, slots_R: Tensor | None) -> tuple[int, int]:

@@ -1,0 +1,85 @@
+"""What `structured` may ask for, and the grammar it becomes: text for the library that the scheduler masks tokens with.
+
+Compiling takes milliseconds, bounded by the library's own limits and by sizes here: not for an event loop.
+"""
+
+import importlib
+import importlib.util
+import json
+import re
+from typing import Any
+
+import msgspec
+
+from tercet.engine.refusal import Refusal, invalid
+from tercet.ipc.messages import SamplingParams, Structured
+
+MAX_GRAMMAR_BYTES = 65_536
+MAX_CHOICES = 1024
+_MAX_DEPTH = 32
+_JSON: dict[str, Any] = {"whitespace_flexible": False}
+"""Without free white space: a model that is fond of it would fill max_tokens with it."""
+
+
+def check_structured(params: SamplingParams, *, takes_text: bool, has_eos: bool) -> None:
+    """Refuse what does not go together, and sizes beyond reason. Raises `Refusal`."""
+    asked = params.structured
+    if asked is None:
+        return
+    if importlib.util.find_spec("llguidance") is None:
+        raise Refusal("not_supported", "structured needs the package llguidance; want tercet[structured] installed")
+    given = [name for name in asked.__struct_fields__ if getattr(asked, name) not in (None, False)]
+    if len(given) != 1:
+        raise invalid("structured", " and ".join(given) or "empty", f"one of {', '.join(asked.__struct_fields__)}")
+    if not takes_text:
+        raise invalid("structured", given[0], "none: this checkpoint has no tokenizer")
+    if not has_eos or params.ignore_eos:
+        raise invalid("structured", given[0], "a checkpoint with an end-of-sequence token, and ignore_eos false")
+    if params.min_tokens:
+        raise invalid("min_tokens", params.min_tokens, "0 beside structured: the grammar says when the text may end")
+    if asked.choice is not None and not 1 <= len(asked.choice) <= MAX_CHOICES:
+        raise invalid("structured choice", f"of {len(asked.choice)} texts", f"1 to {MAX_CHOICES}")
+    size = len(msgspec.json.encode(asked))
+    if size > MAX_GRAMMAR_BYTES:
+        raise invalid("structured", f"of {size} bytes", f"at most {MAX_GRAMMAR_BYTES}")
+    if isinstance(asked.json_schema, dict) and _depth(asked.json_schema) > _MAX_DEPTH:
+        raise invalid("structured json_schema", "nested deeper", f"at most {_MAX_DEPTH} levels")
+
+
+def check_compiles(asked: Structured) -> None:
+    """Raises `Refusal`. Takes milliseconds."""
+    try:
+        problem: str = _matcher().validate_grammar(write_grammar(asked))
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise Refusal("invalid_request", f"structured does not compile: {problem[:500]}")
+
+
+def write_grammar(asked: Structured) -> str:
+    """For the scheduler's library; quick."""
+    matcher = _matcher()
+    grammar: str
+    if asked.json_object:
+        grammar = matcher.grammar_from_json_schema('{"type":"object"}', defaults=_JSON)
+    elif asked.json_schema is not None:
+        schema = asked.json_schema if isinstance(asked.json_schema, str) else json.dumps(asked.json_schema)
+        grammar = matcher.grammar_from_json_schema(schema, defaults=_JSON)
+    elif asked.regex is not None:
+        grammar = matcher.grammar_from_regex(asked.regex)
+    elif asked.choice is not None:
+        grammar = matcher.grammar_from_regex("|".join(re.escape(text) for text in asked.choice))
+    else:
+        grammar = matcher.grammar_from_lark(asked.grammar)
+    return grammar
+
+
+def _matcher() -> Any:
+    return importlib.import_module("llguidance").LLMatcher
+
+
+def _depth(value: object, level: int = 0) -> int:
+    if level > _MAX_DEPTH:
+        return level
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max((_depth(part, level + 1) for part in parts), default=level)
