@@ -1,9 +1,10 @@
 """What OpenAI's clients read: bodies of whole answers, and chunks of streamed ones. Shapes only."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from tercet.engine.openai_logprobs import ChatLogprobs, CompletionLogprobs
 from tercet.ipc.client import Generation
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -55,7 +56,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
 
     index: int
     message: AssistantMessage
-    logprobs: Any
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
@@ -85,7 +86,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
 
     index: int
     delta: ChatDelta
-    logprobs: Any
+    logprobs: ChatLogprobs | None
     finish_reason: FinishReason | None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
@@ -106,7 +107,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
 
     index: int
     text: str
-    logprobs: Any
+    logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

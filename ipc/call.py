@@ -162,13 +162,19 @@ class Call:
             await self._wait(timeout, deadline)
             self._wake.clear()
             fresh, self._fresh = self._fresh, []
-            for item, logprobs in fresh:
-                last = isinstance(item, Finished)
-                yield Piece(item.text, unpack_ids(item.token_ids), self._generation if last else None, logprobs)
-                if last:
+            if fresh:
+                yield (piece := self._piece(fresh))
+                if piece.generation is not None:
                     return
             if self._error is not None:
                 raise self._error
+
+    def _piece(self, fresh: list[tuple[Delta | Finished, list[tuple[TokenLogprob, ...]] | None]]) -> Piece:
+        """All that has come since the last look: who reads slowly gets more at once."""
+        text = "".join([item.text for item, _ in fresh])
+        token_ids = unpack_ids(b"".join([item.token_ids for item, _ in fresh]))
+        logs = None if self._logprobs is None else [row for _, rows in fresh for row in rows or ()]
+        return Piece(text, token_ids, self._generation if isinstance(fresh[-1][0], Finished) else None, logs)
 
     async def _wait(self, timeout: float | None, deadline: float | None) -> None:
         if deadline is None:

@@ -63,14 +63,14 @@ async def engine_says(daemon: Daemon, prompt: object, num_tokens: int) -> str:
         return (await client.generate(prompt, params)).text  # type: ignore[arg-type]
 
 
-async def num_steps_when_idle(daemon: Daemon) -> int:
-    """How much the engine has computed, once nothing runs any more."""
+async def num_steps_when_idle(daemon: Daemon, more_than: int = -1) -> int:
+    """How much the engine has computed, once that is more and nothing runs any more."""
     deadline = time.monotonic() + 20
     async with Client(daemon.address) as client:
         while True:
             await asyncio.sleep(0.4)  # the gauges are refreshed some times a second
             info = await client.info()
-            if not info.num_running + info.num_waiting:
+            if not info.num_running + info.num_waiting and info.num_steps > more_than:
                 return info.num_steps
             assert time.monotonic() < deadline, "the request goes on although its client has left"
 
@@ -151,6 +151,31 @@ def test_several_answers_to_one_prompt(client: OpenAI) -> None:
         client.completions.create(model="tiny", prompt="the", n=0)
 
 
+async def test_what_shapes_sampling_gets_through(daemon: Daemon, client: OpenAI) -> None:
+    shapes = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    params = SamplingParams(
+        temperature=0,
+        max_tokens=24,
+        ignore_eos=True,
+        repetition_penalty=1.3,
+        logit_bias={50: 3.0, 60: -100.0},
+        **shapes,
+    )
+    async with Client(daemon.address) as own:
+        wanted = (await own.generate("the cat", params)).text
+    assert wanted != await engine_says(daemon, "the cat", 24)
+    have = client.completions.create(
+        model="tiny",
+        prompt="the cat",
+        temperature=0,
+        max_tokens=24,
+        logit_bias={"50": 3, "60": -100},
+        extra_body={"ignore_eos": True, "repetition_penalty": 1.3},
+        **shapes,
+    )
+    assert have.choices[0].text == wanted
+
+
 async def test_many_at_once(aclient: AsyncOpenAI) -> None:
     async def ask(number: int) -> tuple[int, str]:
         text = ""
@@ -170,11 +195,12 @@ async def test_leaving_cancels(daemon: Daemon, aclient: AsyncOpenAI) -> None:
     before = await num_steps_when_idle(daemon)
     async with await aclient.completions.create(stream=True, **endless) as stream:
         await anext(stream)
-    after_stream = await num_steps_when_idle(daemon)
-    assert before < after_stream < before + 400
+    after_stream = await num_steps_when_idle(daemon, before)
+    assert after_stream < before + 400
     with pytest.raises(openai.APITimeoutError):
         await aclient.completions.create(timeout=0.05, **endless)
-    assert await num_steps_when_idle(daemon) < after_stream + 400
+    await engine_says(daemon, "x", 2)  # it may have been too early to begin
+    assert await num_steps_when_idle(daemon, after_stream) < after_stream + 400
 
 
 @pytest.mark.parametrize(
