@@ -102,7 +102,8 @@ class Child:
         silence = now - self.last_heard
         if self.loaded is None or self.loaded.limits is None or self.loaded.limits.device != "cpu":
             return silence > timeout
-        if (used := _cpu_seconds(self.process.pid)) > self._cpu_seconds:
+        used, is_runnable = _activity(self.process.pid)
+        if used > self._cpu_seconds or is_runnable:
             self._cpu_seconds, self._last_busy = used, now
         idle = now - max(self._last_busy, self.last_heard)
         return idle > timeout or silence > _BUSY_GRACE * timeout
@@ -160,11 +161,11 @@ class LineReader:
             pass
 
 
-def _cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used; 0 once it is gone."""
+def _activity(pid: int) -> tuple[float, bool]:
+    """Processor time that a process has used, and whether it waits for nothing but a processor."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return 0.0
-    return float(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    except OSError:  # it is gone
+        return 0.0, False
+    return float(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), fields[0] == b"R"

@@ -179,6 +179,7 @@ async def episode(process: EngineProcess, num_ranks: int, num_faults: int, recor
     draw = random.Random(seed)
     async with Client(process.address) as client:
         wanted = [(case, await client.generate(case.prompt, case.params)) for case in cases(seed)]
+    num_files = psutil.Process(process.process.pid).num_fds()
     traffic = Traffic(process.address, wanted, record, seed)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(traffic.run)
@@ -193,6 +194,7 @@ async def episode(process: EngineProcess, num_ranks: int, num_faults: int, recor
     counts = [len(children(process.process.pid, name)) for name in ("tokenizer", "scheduler", "worker")]
     assert counts == [1, 1, num_ranks], counts
     assert len(psutil.Process(process.process.pid).children(recursive=True)) == 2 + num_ranks
+    assert psutil.Process(process.process.pid).num_fds() == num_files, "the supervisor has files of the dead open"
 
 
 def run_episode(num_ranks: int, num_faults: int, record: Record, seed: int) -> None:
