@@ -51,6 +51,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Plans in flight: how far the scheduler runs ahead of the workers."""
     max_lease: int = 4
     """Most decode steps granted by one plan while nothing waits."""
+    max_lease_ms: float = 2.0
+    """Of slow steps, no more than take about this long, but one: a new prompt waits for all that is granted."""
     deterministic: bool = False
     """Batch invariance, to the bit."""
     enforce_eager: bool = False
@@ -98,6 +100,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_choice("page-size", self.page_size, PAGE_SIZES)
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)
+        _check_range("max_lease_ms", self.max_lease_ms, 0.0, 1e6)
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 2**24)
         if self.kv_cache_memory is not None:

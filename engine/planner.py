@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tercet.engine.chunk_plan import ChunkPlan
 from tercet.engine.constraints import Constraints
 from tercet.engine.grammars import Grammars, no_grammars
+from tercet.engine.lease import Lease
 from tercet.engine.logprobs import select_rows
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.planner_settings import PlannerSettings
@@ -47,6 +48,7 @@ class _InFlight:
     count: int
     slots: NDArray[np.int32]
     """Slot of each row."""
+    is_decode: bool
 
 
 class Planner:
@@ -71,6 +73,7 @@ class Planner:
         self._slots = self._residents.slots
         self._constraints = Constraints(self._slots, self._grammars, self._settings.vocab_size)
         self._in_flight: deque[_InFlight] = deque()
+        self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._next_step = 0
 
     # ---------------------------------------------------------------------------------------- requests
@@ -186,7 +189,8 @@ class Planner:
             masks,
         )
         self._residents.left.clear()
-        self._in_flight.append(_InFlight(step.step_id, count, np.concatenate([decodes, chunk_rows[:, 0]])))
+        slots = np.concatenate([decodes, chunk_rows[:, 0]])
+        self._in_flight.append(_InFlight(step.step_id, count, slots, is_decode=not chunks))
         self._next_step += 1
         self._counters.steps += count
         for slot, start, length in chunks:  # pages filled by this plan serve later ones, which workers run after it
@@ -201,7 +205,7 @@ class Planner:
             return slots, 1
         count = 1
         if not (self._waiting or self._residents.prefilling or self._slots.constrained[slots].any()):
-            count = min(self._settings.max_lease, self._slots.longest_lease(slots))
+            count = min(self._lease.steps, self._slots.longest_lease(slots))
         wanted = self._slots.planned_after(slots, count)
         lacking = np.flatnonzero(wanted > self._slots.capacity[slots])
         if not len(lacking):
@@ -281,6 +285,7 @@ class Planner:
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
             self._give_back(plan.step_id)
+        self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
         return message
 
     def _of_prompts(self, sampled: Sampled, plan: _InFlight) -> tuple[PromptLogs, ...]:

@@ -15,6 +15,7 @@ class PlannerSettings:
     run_ahead: int
     max_lease: int
     enable_prefix_caching: bool
+    max_lease_ms: float = 2.0
     deterministic: bool = False
     vocab_size: int = 0
     """Bits in a mask of tokens."""

@@ -53,6 +53,7 @@ def main(link: SupervisorLink) -> None:
         page_size=config.page_size,
         run_ahead=config.run_ahead,
         max_lease=config.max_lease,
+        max_lease_ms=config.max_lease_ms,
         enable_prefix_caching=config.enable_prefix_caching,
         deterministic=config.deterministic,
         vocab_size=limits.vocab_size,

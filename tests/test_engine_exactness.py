@@ -115,7 +115,7 @@ def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
         end = min(length, answer.index(answer[stop_at]) + 1) if stops else length
         wanted.append(answer[:end])
     assert sum(len(ids) < length for ids, length in zip(wanted, lengths, strict=True)) >= 3
-    with tiny_engine("llama", run_ahead=run_ahead, max_lease=max_lease, max_num_seqs=5) as llm:
+    with tiny_engine("llama", run_ahead=run_ahead, max_lease=max_lease, max_lease_ms=1e6, max_num_seqs=5) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert ids_of(outputs) == wanted
         for output, answer, length in zip(outputs, wanted, lengths, strict=True):
@@ -139,7 +139,13 @@ def test_ranks(family: str, ranks: int) -> None:
 
 def test_everything_at_once() -> None:
     prompts, answers = greedy_cases("qwen3")
-    options = {"tensor_parallel_size": 2, "run_ahead": 3, "max_lease": 8, "max_num_batched_tokens": 19}
+    options = {
+        "tensor_parallel_size": 2,
+        "run_ahead": 3,
+        "max_lease": 8,
+        "max_lease_ms": 1e6,
+        "max_num_batched_tokens": 19,
+    }
     memory = bytes_of_pages("qwen3", 24) // 2  # each rank has one of the two heads
     with tiny_engine("qwen3", max_num_seqs=9, kv_cache_memory=memory, **options) as llm:
         outputs = [output for _ in range(2) for output in llm.generate(prompts, GREEDY, use_tqdm=False)]

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 DEVICE = "cuda"
 PAGE_SIZE = 64
 NUM_TOKENS = 48
-SETTINGS = [{"run_ahead": ahead, "max_lease": lease} for ahead in (1, 2, 3) for lease in (1, 8)]
+SETTINGS = [{"run_ahead": ahead, "max_lease": lease, "max_lease_ms": 1e6} for ahead in (1, 2, 3) for lease in (1, 8)]
 
 
 @pytest.fixture(scope="module")

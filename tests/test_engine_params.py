@@ -104,7 +104,7 @@ def test_drawn(engine: LLM) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8},
+        {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6},
         {"kv_cache_memory": bytes_of_pages(FAMILY, 12), "max_num_seqs": 32, "max_num_batched_tokens": 64},
         {"tensor_parallel_size": 2},
     ],

@@ -1,0 +1,35 @@
+"""How many decode steps one plan may grant. Pure: no clock but the argument `now`.
+
+Granted steps cannot be taken back, so a new prompt waits for all that is in flight. Leases are there to hide the way of
+a message, which is a matter of time: where a step takes longer than that, a plan for one step hides it as well.
+"""
+
+import math
+from collections import deque
+
+_NUM_INTERVALS = 8
+
+
+class Lease:
+    """Watches how long decode steps take, and grants `seconds` of them."""
+
+    def __init__(self, most_steps: int, seconds: float) -> None:
+        self._most_steps = most_steps
+        self._seconds = seconds
+        self._intervals: deque[float] = deque(maxlen=_NUM_INTERVALS)
+        self._last: float | None = None
+        """When the step before was complete, if the next one followed it at once."""
+
+    def completed(self, now: float, *, is_decode: bool, more_in_flight: bool) -> None:
+        """A step is complete. Several may be at the same `now`: only their mean is taken for anything."""
+        if is_decode and self._last is not None:
+            self._intervals.append(now - self._last)
+        self._last = now if more_in_flight else None
+
+    @property
+    def steps(self) -> int:
+        """What the next plan may grant; as long as nothing is known, the most."""
+        mean = sum(self._intervals) / len(self._intervals) if self._intervals else 0.0
+        if mean * self._most_steps <= self._seconds:
+            return self._most_steps
+        return max(1, math.ceil(self._seconds / mean))
