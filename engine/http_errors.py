@@ -84,6 +84,9 @@ def from_engine(error: ClientError, prompt_field: str) -> ApiError:
             return ApiError(504, message, code=error.code)
     if error.code in ("prompt_too_long", "too_long_for_cache"):
         return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
+    if message.startswith("structured "):
+        field_name = "response_format" if prompt_field == "messages" else "structured_outputs"
+        return ApiError(400, message, param=field_name, code=error.code)
     field = _FIELD_AT_START.match(message)
     param = field[1] if field else None
     return ApiError(400, message, param=prompt_field if param == "prompt" else param, code=error.code)

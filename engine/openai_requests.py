@@ -11,7 +11,7 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.openai_messages import Int, Message, Tool, chat_options, to_engine
-from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams, Structured
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,6 +19,54 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
+
+
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The schema is always held to, so `strict` changes nothing."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any]
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What form a chat's answer must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    def to_engine(self) -> Structured | None:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ApiError(
+                400,
+                f"response_format has type {self.type} and {'no' if self.json_schema is None else 'a'} json_schema; "
+                "want type json_schema with one, or another type without",
+                param="response_format",
+            )
+        if self.json_schema is not None:
+            return Structured(json_schema=self.json_schema.schema)
+        return Structured(json_object=True) if self.type == "json_object" else None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same for both endpoints, and more forms: one of these."""
+
+    json: dict[str, Any] | str | None = None
+    """A JSON schema."""
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def to_engine(self) -> Structured:
+        return Structured(
+            json_schema=self.json,
+            json_object=bool(self.json_object),
+            regex=self.regex,
+            choice=None if self.choice is None else tuple(self.choice),
+            grammar=self.grammar,
+        )
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,6 +95,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     min_tokens: Int | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     priority: Int | None = None
     return_token_ids: bool | None = None
@@ -70,6 +119,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 given[field] = tuple(value) if isinstance(value, list) else value
         if self.logit_bias is not None:
             given["logit_bias"] = _ids_to_bias(self.logit_bias)
+        if self.structured_outputs is not None:
+            given["structured"] = self.structured_outputs.to_engine()
         return SamplingParams(**given)
 
 
@@ -83,6 +134,7 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, bool | Int | str] | None = None
     """Of those names only that the engine lets through to the template."""
+    response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
     store: Literal[False] | None = None
@@ -111,7 +163,12 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
                 f"max_completion_tokens is {limit} and max_tokens {self.max_tokens}; want one of them",
                 param="max_completion_tokens",
             )
+        if self.response_format is not None and self.structured_outputs is not None:
+            raise ApiError(
+                400, "response_format and structured_outputs came; want one of them", param="response_format"
+            )
         return self._params(
+            structured=None if self.response_format is None else self.response_format.to_engine(),
             max_tokens=self.max_tokens if limit is None else limit,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
         )
