@@ -135,7 +135,7 @@ class FrontDesk:
         live.logprobs, live.prompt_logprobs = params.logprobs, params.prompt_logprobs or 0
         live.keeps_stop = params.include_stop_str_in_output
         live.detokenizer = Detokenizer(
-            self._pieces,
+            self._pieces if params.detokenize else None,
             stop_strings(params),
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,

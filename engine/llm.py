@@ -16,6 +16,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.ipc.client import Client, Generation
 from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, TokenLogprob, Usage
+from tercet.ipc.several import generate_several, usage_of_several
 
 Prompt = str | Sequence[int]
 
@@ -149,10 +150,13 @@ class LLM:
             async def one(index: int) -> None:
                 nonlocal num_prompt, num_generated
                 async with places:
-                    generation = await self._client.generate(prompts[index], params[index])
-                outputs[index] = _output(prompts[index], generation)
-                num_prompt += generation.usage.num_prompt_tokens
-                num_generated += generation.usage.num_generated_tokens
+                    if params[index].n == 1:
+                        generations = [await self._client.generate(prompts[index], params[index])]
+                    else:
+                        generations = await generate_several(self._client, prompts[index], params[index])
+                outputs[index] = output = _output(prompts[index], generations)
+                num_prompt += output.usage.num_prompt_tokens
+                num_generated += output.usage.num_generated_tokens
                 seconds = max(bar.format_dict["elapsed"], 1e-9)
                 bar.set_postfix_str(
                     f"prefill {num_prompt / seconds:.0f} tok/s, decode {num_generated / seconds:.0f} tok/s",
@@ -175,25 +179,28 @@ def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     return prompts  # type: ignore[return-value]
 
 
-def _output(prompt: Any, generation: Generation) -> RequestOutput:
+def _output(prompt: Any, generations: list[Generation]) -> RequestOutput:
     is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+    of_prompt = generations[0].prompt_logprobs
+    return RequestOutput(
+        prompt if isinstance(prompt, str) else None,
+        list(prompt) if is_ids else None,
+        [_completion(index, generation) for index, generation in enumerate(generations)],
+        usage_of_several(generations),
+        None if of_prompt is None else [None, *(_by_id(row) for row in of_prompt)],
+    )
+
+
+def _completion(index: int, generation: Generation) -> CompletionOutput:
     logprobs = generation.logprobs
-    completion = CompletionOutput(
-        0,
+    return CompletionOutput(
+        index,
         generation.text,
         generation.token_ids,
         generation.reason,
         generation.stop,
         None if logprobs is None else [_by_id(row) for row in logprobs],
         None if logprobs is None else sum(row[0].logprob for row in logprobs),
-    )
-    of_prompt = generation.prompt_logprobs
-    return RequestOutput(
-        prompt if isinstance(prompt, str) else None,
-        list(prompt) if is_ids else None,
-        [completion],
-        generation.usage,
-        None if of_prompt is None else [None, *(_by_id(row) for row in of_prompt)],
     )
 
 

@@ -180,6 +180,8 @@ def _check_stops(params: SamplingParams, rules: Rules) -> None:
     for text in strings:
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
             raise invalid("stop", f"a string of {len(text)} characters", f"1 to {MAX_STOP_LENGTH}")
+    if strings and not params.detokenize:
+        raise invalid("stop", "a string", "stop_token_ids beside detokenize false: stop strings are looked for in text")
     if strings and not rules.takes_text:
         raise invalid("stop", "a string", "stop_token_ids: this checkpoint has no tokenizer")
     for token_id in params.stop_token_ids:
@@ -198,7 +200,6 @@ def _refuse_unsupported(params: SamplingParams) -> None:
     neutral: dict[str, tuple[object, ...]] = {
         "n": (1,),
         "spaces_between_special_tokens": (True,),
-        "detokenize": (True,),
     }
     for field, allowed in neutral.items():
         value = getattr(params, field)

@@ -75,7 +75,6 @@ NAN, INF = math.nan, math.inf
         ("logprobs", -1, ["logprobs", "-1", "0 to 20"]),
         ("prompt_logprobs", 21, ["prompt_logprobs", "21", "0 to 20"]),
         ("spaces_between_special_tokens", False, ["spaces_between_special_tokens", "False"]),
-        ("detokenize", False, ["detokenize", "False"]),
     ],
 )
 def test_refused_parameters_name_field_value_and_what_is_wanted(field: str, value: Any, words: list[str]) -> None:
@@ -113,7 +112,7 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
         "stop_token_ids": (9,), "ignore_eos": True, "repetition_penalty": 1.1, "presence_penalty": 0.5,
         "frequency_penalty": 0.5, "logit_bias": {1: 2.0}, "logprobs": 0, "prompt_logprobs": 0,
     }  # fmt: skip
-    for_the_text = {"stop", "include_stop_str_in_output", "skip_special_tokens"}
+    for_the_text = {"detokenize", "stop", "include_stop_str_in_output", "skip_special_tokens"}
     plain = resolve(SamplingParams(), 4, 1, RULES)
     for field in msgspec.structs.fields(SamplingParams):
         if field.name in for_the_text:
@@ -121,7 +120,7 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
         if field.name in other:
             assert resolve(SamplingParams(**{field.name: other[field.name]}), 4, 1, RULES) != plain, field.name
         else:
-            value = {"detokenize": False, "spaces_between_special_tokens": False}
+            value = {"spaces_between_special_tokens": False}
             with pytest.raises(Refusal, match=field.name):
                 check_params(SamplingParams(**{field.name: value.get(field.name, 5)}), RULES)
 

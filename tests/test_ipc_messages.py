@@ -96,7 +96,7 @@ def test_fields_with_defaults_may_be_left_out() -> None:
         ["GenerateIds", "x", [1, 2, 3]],
         ["Chat", "x", [["user", "hi"]]],
         ["Chat", "x", [{"role": "user", "content": "hi", "nickname": "bob"}]],
-        ["Chat", "x", [{"role": "user"}]],
+        ["Chat", "x", [{"content": "hi"}]],
         ["Submit", 1, b"", [], ""],
         ["Nonsense", "x"],
         ["generate", "x", "p"],
