@@ -100,7 +100,7 @@ class Child:
         if not self.serving:
             return False
         silence = now - self.last_heard
-        if self.loaded is None or self.loaded.limits is None or self.loaded.limits.device != "cpu":
+        if self.loaded is None or self.loaded.limits is None or self.loaded.limits.device == "cuda":
             return silence > timeout
         used, is_runnable = _activity(self.process.pid)
         if used > self._cpu_seconds or is_runnable:
