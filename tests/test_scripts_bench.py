@@ -46,14 +46,14 @@ def test_standard_workloads_exist() -> None:
 
 
 def test_an_offline_run(tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
+    report, trace = tmp_path / "report.json", tmp_path / "trace.json"
     # Prompts of the workloads name tokens that only a real vocabulary has.
     folder = tmp_path / "model"
     folder.mkdir()
     config = json.loads((checkpoint("smollm2") / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 10_001}))
     flags = ["--device", "cpu", "--load-format", "dummy", "--kv-cache-memory", "16MiB", "--max-num-seqs", "8"]
-    done = bench("offline", "--model", str(folder), *flags, "cpu1", "--json", str(report))
+    done = bench("offline", "--model", str(folder), *flags, "cpu1", "--json", str(report), "--trace", str(trace))
     assert done.returncode == 0, done.stderr
     written = json.loads(report.read_text())
     assert "cpu1" in written["command"]
@@ -63,6 +63,14 @@ def test_an_offline_run(tmp_path: Path) -> None:
     assert (row["engine"], row["workload"], row["measure"]) == ("tercet", "cpu1", "output tok/s")
     assert row["figure"] == pytest.approx(128 / min(row["seconds"][1:]))
     assert f"{row['figure']:.3f} output tok/s" in done.stdout
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    runs = {span["name"]: span["dur"] / 1e6 for span in spans if span["name"].startswith("cpu1")}
+    assert runs == {
+        f"cpu1 #{repeat}": pytest.approx(seconds, rel=0.01) for repeat, seconds in enumerate(row["seconds"])
+    }
+    assert sum(span["name"] == "decode" for span in spans) == 127 * len(runs)
+    for run in runs:
+        assert f"{run}          worker-0 device busy" in done.stdout
 
 
 def test_planner() -> None:
