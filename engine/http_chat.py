@@ -14,6 +14,7 @@ from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_events import Chunks, events
 from tercet.engine.openai_logprobs import chat_logprobs
+from tercet.engine.openai_messages import NamedTool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.openai_responses import (
     AssistantMessage,
@@ -27,6 +28,7 @@ from tercet.engine.openai_responses import (
     finish_reason,
 )
 from tercet.engine.sse import EventStream, unless_gone
+from tercet.engine.tool_choice import forced_call
 from tercet.ipc.client import Generation, Piece
 from tercet.ipc.messages import SamplingParams
 
@@ -70,6 +72,13 @@ def _params(body: ChatCompletionRequest, door: Door) -> SamplingParams:
             "engine started with --tool-call-parser",
             param="tools",
         )
+    choice = body.tool_choice
+    if choice == "required" or isinstance(choice, NamedTool):
+        if params.structured is not None:
+            raise ApiError(400, "tool_choice forces a call, and response_format came", param="tool_choice")
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        form = forced_call(body.tools or (), name, door.info.tool_format)
+        params = msgspec.structs.replace(params, structured=form)
     if door.info.tool_format in _SPECIAL_TOOL_FORMATS and body.skip_special_tokens is None:
         return msgspec.structs.replace(params, skip_special_tokens=False)
     return params

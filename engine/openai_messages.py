@@ -69,6 +69,19 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     function: Function
 
 
+class NamedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which one."""
+
+    name: str
+
+
+class NamedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
     """A conversation as the engine takes it."""
     return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]

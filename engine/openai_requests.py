@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tercet.engine.http_errors import ApiError
-from tercet.engine.openai_messages import Int, Message, Tool, chat_options, to_engine
+from tercet.engine.openai_messages import Int, Message, NamedTool, Tool, chat_options, to_engine
 from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams, Structured
 
 
@@ -130,7 +130,7 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     messages: Annotated[list[Message], msgspec.Meta(min_length=1)]
     max_completion_tokens: Int | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, bool | Int | str] | None = None
     """Of those names only that the engine lets through to the template."""

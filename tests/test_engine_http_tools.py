@@ -145,7 +145,8 @@ async def test_the_template_gets_what_is_let_through(engine: TokenizerProcess, c
         ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, "tools[0].function.strict"),
         ({"tools": [{"type": "retrieval"}]}, "tools[0].type"),
         ({"tools": [TOOL] * 129}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         (

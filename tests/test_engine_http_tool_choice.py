@@ -1,0 +1,64 @@
+"""Calls that must come. The weights are random: the mask alone makes them calls."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import jsonschema
+import openai
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel, ConfigDict
+
+from checkpoints import checkpoint
+from daemon import Daemon, free_port
+
+TURNS: Any = [{"role": "user", "content": "the cat"}]
+SHOWS = {"hermes": "<tool_call>", "llama3": "Environment: ipython", "mistral": "[TOOL_CALLS]"}
+
+
+class Inner(BaseModel):
+    """Its schema is referred to, not written in place."""
+
+    model_config = ConfigDict(extra="forbid")
+    kind: Literal["leaf", "tree"]
+
+
+class Outer(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    inner: Inner
+    on: bool
+
+
+def tools() -> list[Any]:
+    number = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    schemas = {"grow": Outer.model_json_schema(), "count": number}
+    return [{"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in schemas]
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3"])
+def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama3"), folder)
+    shown = f"{{% if false %}}{SHOWS[tool_format]}{{% endif %}}{{{{ messages[0].content }}}}"
+    (folder / "chat_template.jinja").write_text(shown)
+    flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny", "--no-log-requests"]
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools()}
+    with (
+        Daemon(str(folder), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon,
+        OpenAI(base_url=f"{daemon.http}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        ask: Any = {"model": "tiny", "messages": TURNS, "tools": tools()}
+        named = {"type": "function", "function": {"name": "grow"}}
+        for seed, choice in enumerate(["required", "required", named]):
+            answer = client.chat.completions.create(tool_choice=choice, seed=seed, **ask).choices[0]
+            assert answer.message.tool_calls is not None, answer.message.content
+            (call,) = answer.message.tool_calls
+            assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+            assert call.type == "function"
+            jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])
+            if choice == named:
+                assert call.function.name == "grow"
+        with pytest.raises(openai.BadRequestError, match="none of the tools"):
+            client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "x"}}, **ask)
