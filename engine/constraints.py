@@ -45,11 +45,18 @@ class Constraints:
         for row in np.flatnonzero(self._slots.constrained[slots]).tolist():
             self._grammars.accept(int(self._slots.number[slots[row]]), int(token_ids[row]))
 
-    def masks(self, slots: NDArray[np.int32]) -> tuple[Mask, ...]:
-        """For those among these slots, which all sample, that have a grammar."""
+    @property
+    def any_waits(self) -> bool:
+        """Whether a long lease would keep some slot from its next step, which waits for its last token."""
+        return self._grammars is not None and bool((self._slots.constrained & self._slots.decoding).any())
+
+    def masks(self, decodes: NDArray[np.int32], chunks: list[tuple[int, int, int]]) -> tuple[Mask, ...]:
+        """For every slot with a grammar that samples in a plan of these rows."""
         if self._grammars is None:
             return ()
+        slots = [*decodes.tolist(), *(slot for slot, _, _ in chunks if self._slots.decoding[slot])]
         return tuple(
             Mask(slot, self._grammars.mask(int(self._slots.number[slot]), self._vocab_size))
-            for slot in slots[self._slots.constrained[slots]].tolist()
+            for slot in slots
+            if self._slots.constrained[slot]
         )

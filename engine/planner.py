@@ -174,8 +174,7 @@ class Planner:
         if chunks:
             count = 1
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
-        sampling = [slot for slot, _, _ in chunks if self._slots.decoding[slot]]
-        masks = self._constraints.masks(np.concatenate([decodes, np.array(sampling, np.int32)]))
+        masks = self._constraints.masks(decodes, chunks)
         chunk_rows = np.array(chunks, np.int32).reshape(-1, 3)
         step = Step(
             self._next_step,
@@ -204,7 +203,7 @@ class Planner:
         if not len(slots):
             return slots, 1
         count = 1
-        if not (self._waiting or self._residents.prefilling or self._slots.constrained[slots].any()):
+        if not (self._waiting or self._residents.prefilling or self._constraints.any_waits):
             count = min(self._lease.steps, self._slots.longest_lease(slots))
         wanted = self._slots.planned_after(slots, count)
         lacking = np.flatnonzero(wanted > self._slots.capacity[slots])

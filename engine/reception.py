@@ -10,7 +10,8 @@ import msgspec
 
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
-from tercet.engine.front_desk import Client, FrontDesk, Live
+from tercet.engine.front_desk import FrontDesk
+from tercet.engine.live import Client, Live
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,

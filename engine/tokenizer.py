@@ -24,7 +24,8 @@ import zmq
 from tercet.engine.child import SupervisorLink, run
 from tercet.engine.doors import Doors
 from tercet.engine.errors import AddressTaken, StartupFailed, UnsupportedModel
-from tercet.engine.front_desk import Client, FrontDesk, Item, Live
+from tercet.engine.front_desk import FrontDesk, Item
+from tercet.engine.live import Client, Live
 from tercet.engine.reception import Reception
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults

@@ -6,7 +6,8 @@ from array import array
 import msgspec
 import pytest
 
-from tercet.engine.front_desk import Client, FrontDesk, Item, Live
+from tercet.engine.front_desk import FrontDesk, Item
+from tercet.engine.live import Client, Live
 from tercet.engine.pieces import Pieces
 from tercet.ipc.messages import (
     Delta,
