@@ -16,7 +16,13 @@ from checkpoints import checkpoint
 from daemon import Daemon, free_port
 from schema_strategy import allowed, spoiled
 
-POSTS = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+POSTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
+    "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 3},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [5]},
+}
+"""Each with a body that is surely right."""
 FUZZ = settings(
     max_examples=60,
     deadline=None,
@@ -91,7 +97,10 @@ def test_bodies_as_the_document_allows_them_and_others(path: str, document: dict
         check(document, "post", path, answer)
 
     fuzz()
-    assert {200, 400} <= statuses
+    assert 400 in statuses
+    answer = http.post(path, json=POSTS[path])
+    assert answer.status_code == 200, answer.text
+    check(document, "post", path, answer)
 
 
 @settings(FUZZ, max_examples=40)
