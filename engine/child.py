@@ -23,7 +23,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.ipc.addresses import Addresses
-from tercet.ipc.messages import Beat, Begin, FromChild, LastWords, Limits, ToChild
+from tercet.ipc.process_messages import Beat, Begin, FromChild, LastWords, Limits, ToChild
 from tercet.ipc.sockets import clear_stale_file
 
 _PR_SET_PDEATHSIG = 1

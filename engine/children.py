@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from tercet.engine.child import ChildSpec
-from tercet.ipc.messages import FromChild, Loaded, ToChild
+from tercet.ipc.process_messages import FromChild, Loaded, ToChild
 
 _STDERR_LINES_KEPT = 20
 _BUSY_GRACE = 30.0

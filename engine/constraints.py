@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tercet.engine.grammars import Grammars
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.messages import Mask
+from tercet.ipc.step_messages import Mask
 
 
 class Constraints:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from tercet.engine.child import SupervisorLink
 from tercet.engine.errors import AddressTaken
-from tercet.ipc.messages import Phase
+from tercet.ipc.process_messages import Phase
 
 Door = TypeVar("Door")
 

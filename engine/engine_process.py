@@ -15,7 +15,7 @@ import msgspec
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import StartupFailed
-from tercet.ipc.messages import FromSupervisor, LastWords, Limits, Progress, Ready
+from tercet.ipc.process_messages import FromSupervisor, LastWords, Limits, Progress, Ready
 
 _END_SECONDS = 10.0
 

@@ -14,24 +14,8 @@ from tercet.engine.live import Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
 from tercet.engine.request_check import stop_strings
-from tercet.ipc.messages import (
-    Delta,
-    Ended,
-    Failed,
-    Finished,
-    FinishReason,
-    Load,
-    Logprobs,
-    Logs,
-    PromptLogprobs,
-    PromptLogs,
-    SamplingParams,
-    Submit,
-    Tokens,
-    ToTokenizer,
-    Unservable,
-    Usage,
-)
+from tercet.ipc.messages import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, SamplingParams, Usage
+from tercet.ipc.step_messages import Ended, Load, Logs, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
 
 Item = Delta | Finished | Failed | Logprobs | PromptLogprobs
 _NOBODY: dict[int, Ended] = {}

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from tercet.engine.child import SupervisorLink, run
 from tercet.engine.doors import Doors
 from tercet.engine.errors import StartupFailed
-from tercet.ipc.messages import Loaded
+from tercet.ipc.process_messages import Loaded
 
 _NEEDED = ("uvicorn", "httptools", "starlette")
 

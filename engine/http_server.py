@@ -22,7 +22,7 @@ from tercet.engine.http_app import make_app
 from tercet.engine.http_door import Door
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.client import Client
-from tercet.ipc.messages import Abandon, Drain, Impaired, Serving, ToChild
+from tercet.ipc.process_messages import Abandon, Drain, Impaired, Serving, ToChild
 
 _MOST_HEADER_BYTES = 32 * 2**10
 _HEADER_SECONDS = 30.0

@@ -5,7 +5,8 @@ from array import array
 import msgspec
 
 from tercet.engine.detokenizer import Detokenizer
-from tercet.ipc.messages import Started, Submit, TokenLogprob
+from tercet.ipc.messages import TokenLogprob
+from tercet.ipc.step_messages import Started, Submit
 
 Client = bytes
 _NOT_STARTED = Started(0, 0, 0.0, 0.0)

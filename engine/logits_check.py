@@ -3,7 +3,8 @@
 from array import array
 
 from tercet.engine.refusal import check_range, invalid
-from tercet.ipc.messages import Adjustments, SamplingParams
+from tercet.ipc.messages import SamplingParams
+from tercet.ipc.step_messages import Adjustments
 
 MAX_BIASES = 1024
 _LARGEST_BIAS = 100.0

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import Logs, PromptLogs, TokenLogprob
+from tercet.ipc.messages import TokenLogprob
+from tercet.ipc.step_messages import Logs, PromptLogs
 
 MAX_LOGPROBS = 20
 

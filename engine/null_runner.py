@@ -7,7 +7,8 @@ are made up from the position, printable in most vocabularies, and never an end 
 import numpy as np
 from numpy.typing import NDArray
 
-from tercet.ipc.messages import Limits, Step
+from tercet.ipc.process_messages import Limits
+from tercet.ipc.step_messages import Step
 
 _FIRST_ID = 1000
 _NUM_IDS = 500

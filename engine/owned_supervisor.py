@@ -13,7 +13,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.engine.supervisor import Supervisor
-from tercet.ipc.messages import FromSupervisor, LastWords
+from tercet.ipc.process_messages import FromSupervisor, LastWords
 
 
 def main() -> None:

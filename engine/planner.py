@@ -25,7 +25,8 @@ from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, end_reason, extend_hashes, make_request
 from tercet.engine.residents import Counters, Residents, Triples
 from tercet.engine.waiting_line import WaitingLine, never_fits
-from tercet.ipc.messages import (
+from tercet.ipc.process_messages import WorkersRestarted
+from tercet.ipc.step_messages import (
     Abort,
     Ended,
     Enter,
@@ -38,7 +39,6 @@ from tercet.ipc.messages import (
     Submit,
     Tokens,
     Unservable,
-    WorkersRestarted,
 )
 
 

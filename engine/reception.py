@@ -38,11 +38,11 @@ from tercet.ipc.messages import (
     ReasoningFormat,
     Rejected,
     Request,
-    Submit,
     Tokenize,
     Tokenized,
     ToolFormat,
 )
+from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine.pages import PrefixHasher
-from tercet.ipc.messages import FinishReason, Sampling, Submit, Usage
+from tercet.ipc.messages import FinishReason, Usage
+from tercet.ipc.step_messages import Sampling, Submit
 
 
 @dataclass(eq=False)

@@ -17,7 +17,9 @@ from tercet.engine.logprobs import MAX_LOGPROBS
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.engine.text_codec import GenerationDefaults
-from tercet.ipc.messages import Limits, Request, Sampling, SamplingParams
+from tercet.ipc.messages import Request, SamplingParams
+from tercet.ipc.process_messages import Limits
+from tercet.ipc.step_messages import Sampling
 
 MAX_STOP_IDS = 8
 MAX_STOP_STRINGS = 16

@@ -11,7 +11,7 @@ from tercet.engine.pages import PagePool
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.messages import Enter
+from tercet.ipc.step_messages import Enter
 
 Triples = list[tuple[int, int, int]]
 """Of a plan: slot, index in its page table, page."""

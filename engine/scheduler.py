@@ -18,22 +18,9 @@ from tercet.engine.grammars import Grammars
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.trace import Span, open_lane, record_collections
-from tercet.ipc.messages import (
-    Abort,
-    Forget,
-    Load,
-    Loaded,
-    Sampled,
-    Serving,
-    Step,
-    Submit,
-    ToChild,
-    Tokens,
-    ToScheduler,
-    Unservable,
-    WorkersRestarted,
-)
+from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersRestarted
 from tercet.ipc.sockets import Inbox, Outbox
+from tercet.ipc.step_messages import Abort, Forget, Load, Sampled, Step, Submit, Tokens, ToScheduler, Unservable
 
 _LOAD_SECONDS = 0.25
 _RETRY_SECONDS = 0.01

@@ -22,7 +22,7 @@ from tercet.engine.errors import StartupFailed, TercetError
 from tercet.engine.model_files import locate
 from tercet.engine.restarts import Restarts
 from tercet.ipc.addresses import Addresses, make_addresses
-from tercet.ipc.messages import (
+from tercet.ipc.process_messages import (
     Abandon,
     Beat,
     Begin,

@@ -33,31 +33,22 @@ from tercet.engine.text_codec import TextCodec, load_codec
 from tercet.engine.trace import Span, open_lane, record_collections
 from tercet.ipc.front_door import Delivery, FrontDoor
 from tercet.ipc.messages import (
-    Abandon,
-    Abort,
     Batch,
     Cancel,
     Detokenize,
-    Drain,
     EngineInfo,
     Failed,
     Finished,
-    Forget,
     Hello,
-    Limits,
-    Load,
-    Loaded,
     Question,
     Rejected,
     Request,
-    SchedulerRestarted,
-    Serving,
-    ToChild,
     ToClient,
     Tokenize,
-    ToTokenizer,
 )
+from tercet.ipc.process_messages import Abandon, Drain, Limits, Loaded, SchedulerRestarted, Serving, ToChild
 from tercet.ipc.sockets import AddressInUse, AsyncInbox, Outbox
+from tercet.ipc.step_messages import Abort, Forget, Load, ToTokenizer
 
 _TICK_S = 0.25
 _RETRY_S = 0.01

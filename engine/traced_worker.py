@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from tercet.engine.child import ChildSpec
 from tercet.engine.trace import Lane, Span, open_lane, record_collections
-from tercet.ipc.messages import Limits, Logs, PromptLogs, Step
+from tercet.ipc.process_messages import Limits
+from tercet.ipc.step_messages import Logs, PromptLogs, Step
 
 
 class Landing(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
-from tercet.ipc.messages import Submit, Unservable
+from tercet.ipc.step_messages import Submit, Unservable
 
 _LONGEST_HINT_S = 60.0
 _SMOOTHING = 0.1

@@ -18,8 +18,9 @@ from tercet.engine.child import SupervisorLink
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
 from tercet.engine.traced_worker import TracedRunner
-from tercet.ipc.messages import Limits, Loaded, Logs, Phase, PromptLogs, Sampled, Serving, Step, ToWorker
+from tercet.ipc.process_messages import Limits, Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox, Outbox
+from tercet.ipc.step_messages import Logs, PromptLogs, Sampled, Step, ToWorker
 
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""

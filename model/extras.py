@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tercet.ipc.messages import Adjustments, Enter, Step
+from tercet.ipc.step_messages import Adjustments, Enter, Step
 from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
 from tercet.triton_kernels.logits import add_bias, apply_bitmask, count_tokens, penalize

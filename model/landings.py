@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tercet.ipc.messages import Logs, PromptLogs
+from tercet.ipc.step_messages import Logs, PromptLogs
 from tercet.model.stopwatch import NoStopwatch, Stopwatch
 from tercet.model.token_logs import StepLogs
 from tercet.triton_kernels.sample import TokenRing

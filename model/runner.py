@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tercet.ipc.messages import Limits, Step
+from tercet.ipc.process_messages import Limits
+from tercet.ipc.step_messages import Step
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.graphs import StepGraphs

@@ -8,7 +8,7 @@ Shape suffixes: T tokens of the step, D hidden size, R rows, N rows that sample,
 import torch
 from torch import Tensor
 
-from tercet.ipc.messages import Sampling
+from tercet.ipc.step_messages import Sampling
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.step_shape import StepShape

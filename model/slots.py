@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tercet.ipc.messages import Enter, Step
+from tercet.ipc.step_messages import Enter, Step
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, RECORD_WORDS, SlotTable
 
 _RECORD = struct.Struct("<9i3fq2i8i")

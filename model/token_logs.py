@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from tercet.ipc.messages import Logs, PromptLogs
+from tercet.ipc.step_messages import Logs, PromptLogs
 from tercet.model.decoder import Decoder
 from tercet.triton_kernels.log_probabilities import log_probabilities
 

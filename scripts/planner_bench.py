@@ -6,7 +6,7 @@ import numpy as np
 
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.ipc.messages import Sampled, Sampling, Step, Submit
+from tercet.ipc.step_messages import Sampled, Sampling, Step, Submit
 
 _PROMPT = 100
 

@@ -16,7 +16,7 @@ from start_up_display import StartUpDisplay
 from tercet.engine.errors import TercetError
 from tercet.engine.http_address import http_url
 from tercet.engine.supervisor import Supervisor
-from tercet.ipc.messages import FromSupervisor, Ready
+from tercet.ipc.process_messages import FromSupervisor, Ready
 
 
 def main() -> int:

@@ -5,7 +5,7 @@ import time
 
 from tqdm import tqdm
 
-from tercet.ipc.messages import FromSupervisor, Progress
+from tercet.ipc.process_messages import FromSupervisor, Progress
 
 
 class StartUpDisplay:

@@ -11,7 +11,7 @@ import msgspec
 from daemon import free_port
 from tercet.engine.child import ChildSpec
 from tercet.engine.config import EngineConfig
-from tercet.ipc.messages import Begin, FromChild, Limits, Loaded, Serving
+from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving
 from tokenizer_process import TokenizerProcess
 
 

@@ -4,7 +4,7 @@ import random
 from array import array
 from dataclasses import dataclass, field
 
-from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.runner import Runner
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=16, min_tokens=0, stop_ids=b"")

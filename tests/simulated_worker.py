@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from tercet.ipc.messages import Sampled, Sampling, Step
+from tercet.ipc.step_messages import Sampled, Sampling, Step
 
 VOCABULARY = 50
 

@@ -13,7 +13,7 @@ import pytest
 
 from raw_client import RawClient
 from tercet.ipc import messages
-from tercet.ipc.messages import Abort, Ended
+from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
 WIRE = (Path(__file__).parent.parent / "docs" / "wire.md").read_text()

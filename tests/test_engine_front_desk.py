@@ -9,19 +9,8 @@ import pytest
 from tercet.engine.front_desk import FrontDesk, Item
 from tercet.engine.live import Client, Live
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import (
-    Delta,
-    Ended,
-    Failed,
-    Finished,
-    Load,
-    Sampling,
-    SamplingParams,
-    Started,
-    Submit,
-    Tokens,
-    Unservable,
-)
+from tercet.ipc.messages import Delta, Failed, Finished, SamplingParams
+from tercet.ipc.step_messages import Ended, Load, Sampling, Started, Submit, Tokens, Unservable
 from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 A, B = b"client a", b"client b"

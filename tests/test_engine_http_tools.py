@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from http_process import http_process
-from tercet.ipc.messages import Ended
+from tercet.ipc.step_messages import Ended
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process
 
 HERMES = """{% if tools %}<tools>{% for t in tools %}{{ t | tojson }}{% endfor %}</tools>{% endif -%}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.ipc.messages import Abort, Ended, Sampling, Submit, Unservable
+from tercet.ipc.step_messages import Abort, Ended, Sampling, Submit, Unservable
 
 
 def settings(**changes: object) -> PlannerSettings:

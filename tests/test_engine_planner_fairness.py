@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tercet.engine.planner import Planner
-from tercet.ipc.messages import Sampled, Step
+from tercet.ipc.step_messages import Sampled, Step
 from test_engine_planner import settings, submit
 
 BUDGET = 256

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
-from tercet.ipc.messages import Forget, Limits, Submit, Unservable, WorkersRestarted
+from tercet.ipc.process_messages import Limits, WorkersRestarted
+from tercet.ipc.step_messages import Forget, Submit, Unservable
 from test_engine_planner import Run, settings, submit
 
 

@@ -14,11 +14,9 @@ import pytest
 import zmq
 
 from tercet.ipc.messages import (
-    Abort,
     Cancel,
     Chat,
     ChatMessage,
-    Ended,
     Failed,
     Finished,
     Generate,
@@ -27,6 +25,7 @@ from tercet.ipc.messages import (
     Rejected,
     SamplingParams,
 )
+from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import (
     USAGE,
     TokenizerProcess,

@@ -20,7 +20,9 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.engine.text_codec import GenerationDefaults
-from tercet.ipc.messages import Generate, Limits, Sampling, SamplingParams, Structured
+from tercet.ipc.messages import Generate, SamplingParams, Structured
+from tercet.ipc.process_messages import Limits
+from tercet.ipc.step_messages import Sampling
 
 RULES = Rules(
     limits=Limits(100, 64, 1000, "float32", "cpu"),

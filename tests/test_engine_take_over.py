@@ -12,7 +12,8 @@ from engine_children import children
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.ipc.client import Client, Overloaded
-from tercet.ipc.messages import Progress, SamplingParams
+from tercet.ipc.messages import SamplingParams
+from tercet.ipc.process_messages import Progress
 
 LONG = SamplingParams(max_tokens=8000, ignore_eos=True)
 

@@ -13,23 +13,20 @@ import pytest
 import zmq
 
 from tercet.ipc.messages import (
-    Abort,
     Batch,
     Cancel,
     Chat,
     ChatMessage,
-    Ended,
     EngineInfo,
     Failed,
     Finished,
     Generate,
     GenerateIds,
     Hello,
-    Load,
     SamplingParams,
     ToClient,
-    Unservable,
 )
+from tercet.ipc.step_messages import Abort, Ended, Load, Unservable
 from tokenizer_process import (
     EOS,
     USAGE,

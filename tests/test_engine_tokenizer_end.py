@@ -15,19 +15,9 @@ import zmq
 from tercet.engine.child import ChildSpec, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import make_addresses
-from tercet.ipc.messages import (
-    Abandon,
-    Beat,
-    Cancel,
-    Chat,
-    ChatMessage,
-    Drain,
-    Ended,
-    Failed,
-    Generate,
-    GenerateIds,
-    LastWords,
-)
+from tercet.ipc.messages import Cancel, Chat, ChatMessage, Failed, Generate, GenerateIds
+from tercet.ipc.process_messages import Abandon, Beat, Drain, LastWords
+from tercet.ipc.step_messages import Ended
 from tokenizer_process import (
     USAGE,
     TokenizerProcess,

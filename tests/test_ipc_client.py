@@ -24,7 +24,9 @@ from tercet.ipc.client import (
     RequestRefused,
     RequestTimedOut,
 )
-from tercet.ipc.messages import Abandon, Abort, ChatMessage, Drain, Ended, SamplingParams, Submit, Unservable
+from tercet.ipc.messages import ChatMessage, SamplingParams
+from tercet.ipc.process_messages import Abandon, Drain
+from tercet.ipc.step_messages import Abort, Ended, Submit, Unservable
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process, tokens
 
 

@@ -8,12 +8,18 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tercet.ipc import messages
-from tercet.ipc.messages import Batch, Cancel, Chat, ChatMessage, Generate, Hello, SamplingParams, Submit
+from tercet.ipc import messages, process_messages, step_messages
+from tercet.ipc.messages import Batch, Cancel, Chat, ChatMessage, Generate, Hello, SamplingParams
+from tercet.ipc.step_messages import Submit
 
 UNIONS = {
-    name: getattr(messages, name)
-    for name in ("FromClient", "ToClient", "ToTokenizer", "ToScheduler", "ToChild", "FromChild", "FromSupervisor")
+    name: getattr(module, name)
+    for module, names in (
+        (messages, ("FromClient", "ToClient")),
+        (step_messages, ("ToTokenizer", "ToScheduler")),
+        (process_messages, ("ToChild", "FromChild", "FromSupervisor")),
+    )
+    for name in names
 }
 
 
@@ -128,7 +134,7 @@ def test_random_bytes_are_refused_as_such() -> None:
 
 
 def test_messages_are_frozen_and_closed() -> None:
-    for value in vars(messages).values():
+    for value in (value for module in (messages, step_messages, process_messages) for value in vars(module).values()):
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct:
             assert value.__struct_config__.frozen, value
             assert value.__struct_config__.forbid_unknown_fields, value
@@ -136,7 +142,7 @@ def test_messages_are_frozen_and_closed() -> None:
 
 def test_one_token_costs_four_bytes() -> None:
     """Number arrays travel packed: 1,000 tokens are 4,000 bytes and a little."""
-    sampling = messages.Sampling(0.0, 0, 1.0, 0.0, 1, 1, 0, b"")
+    sampling = step_messages.Sampling(0.0, 0, 1.0, 0.0, 1, 1, 0, b"")
     wire = msgspec.msgpack.encode(Submit(1, bytes(4000), sampling, ""))
     assert len(wire) < 4100
     assert len(msgspec.msgpack.encode(Batch(()))) < 10

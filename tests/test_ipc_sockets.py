@@ -16,8 +16,8 @@ import zmq
 
 from tercet.ipc.addresses import Addresses, check_listen_address, make_addresses
 from tercet.ipc.front_door import Delivery, FrontDoor
-from tercet.ipc.messages import Abort, Load, Sampled, Submit, Tokens, ToTokenizer
 from tercet.ipc.sockets import AddressInUse, AsyncInbox, Inbox, Outbox, Readiness
+from tercet.ipc.step_messages import Abort, Load, Sampled, Submit, Tokens, ToTokenizer
 
 LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8)
 

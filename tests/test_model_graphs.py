@@ -15,7 +15,7 @@ import triton
 
 from plan_driver import GREEDY, Job, pack, run_jobs
 from slot_tables import random_table
-from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint

@@ -10,7 +10,7 @@ import torch
 from checkpoints import checkpoint, random_prompts, reference_greedy
 from paged_sequences import CPU, make_decoder
 from plan_driver import GREEDY, Job, pack, run_jobs
-from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model import runner as runner_module
 from tercet.model.kv_cache import count_pages, make_kv_cache
 from tercet.model.parallel import Group

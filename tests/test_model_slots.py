@@ -9,7 +9,7 @@ import torch
 from interpreted import rerun_interpreted
 from plan_driver import GREEDY, pack
 from slot_tables import random_table
-from tercet.ipc.messages import Enter, Sampling, Step
+from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.slots import PlanBuffer, make_slot_table, pack_changes
 from tercet.triton_kernels.slot_table import SlotTable, write_pages, write_records
 

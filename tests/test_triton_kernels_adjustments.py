@@ -9,7 +9,7 @@ import torch
 
 from interpreted import rerun_interpreted
 from plan_driver import GREEDY, pack
-from tercet.ipc.messages import Adjustments, Enter, Step
+from tercet.ipc.step_messages import Adjustments, Enter, Step
 from tercet.model.extras import Extras
 from tercet.triton_kernels import adjustments as adjustments_module
 from tercet.triton_kernels.adjustments import RECORD_WORDS, AdjustmentTable, make_adjustment_table, write_adjustments

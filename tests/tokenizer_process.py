@@ -17,21 +17,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tercet.engine.child import ChildSpec, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import Addresses, make_addresses
-from tercet.ipc.messages import (
-    Abort,
-    Begin,
-    Ended,
-    FromChild,
-    Limits,
-    Loaded,
-    Serving,
-    Submit,
-    ToChild,
-    Tokens,
-    ToTokenizer,
-    Usage,
-)
+from tercet.ipc.messages import Usage
+from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving, ToChild
 from tercet.ipc.sockets import Inbox, Outbox
+from tercet.ipc.step_messages import Abort, Ended, Submit, Tokens, ToTokenizer
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 USAGE = Usage(3, 5, 1, 0, 0.1, 0.2, 0.3)

@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from tercet.ipc.messages import Batch, Delta, Ended, Failed, Finished, FromClient, Generate, ToClient
+from tercet.ipc.messages import Batch, Delta, Failed, Finished, FromClient, Generate, ToClient
+from tercet.ipc.step_messages import Ended
 from tokenizer_process import USAGE, TokenizerProcess
 
 

@@ -1,0 +1,110 @@
+"""Messages on the pipes between processes and the one that started them, and the union each end decodes."""
+
+import msgspec
+
+# ----------------------------------------------------------------------- supervisor <-> children (pipes)
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the workers found out about model and memory; the tokenizer and the scheduler begin with it."""
+
+    num_pages: int
+    """Pages in each rank's cache, page 0 (padding) included."""
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    device: str
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """All workers are loaded: serve."""
+
+    limits: Limits
+
+
+class Drain(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Take no new requests; exit once the running ones have ended."""
+
+
+class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The engine cannot go on: fail every live request with this message and exit."""
+
+    message: str
+    code: str = "engine_died"
+
+
+class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the scheduler: all workers are new and empty. What ran is to run again, under plans of this epoch."""
+
+    epoch: int
+    limits: Limits
+    blame: str | None
+    """How the old ones died, if what they computed may be to blame; None: somebody killed them."""
+
+
+class SchedulerRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer: the scheduler is new and knows no request."""
+
+
+class Impaired(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the HTTP door: these kinds of process are being replaced; with none, the engine is whole."""
+
+    roles: tuple[str, ...]
+
+
+class Phase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Start-up progress of one child: `done` of `total` units of `what`."""
+
+    what: str
+    done: int
+    total: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A worker could run a step; the tokenizer and the scheduler wait for `Begin`."""
+
+    limits: Limits | None = None
+
+
+class Serving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """This child got `Begin` and does its work."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The child's own loop is alive. A worker beats from its step loop, so that a hang is seen."""
+
+    count: int
+
+
+class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Why this child is about to exit."""
+
+    message: str
+
+
+ToChild = Begin | Drain | Abandon | WorkersRestarted | SchedulerRestarted | Impaired
+FromChild = Phase | Loaded | Serving | Beat | LastWords
+
+
+# --------------------------------------------------------------------- supervisor -> its owner (a pipe)
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A child's `Phase`, and whose it is."""
+
+    process: str
+    what: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A request would be served now."""
+
+    listen: tuple[str, ...]
+    model: str
+    seconds: float
+    limits: Limits
+
+
+FromSupervisor = Progress | Ready | LastWords

@@ -1,0 +1,212 @@
+"""Messages between the tokenizer, the scheduler and the workers, and the union each of them decodes.
+
+As in `messages.py`: MessagePack arrays whose first element names the kind. The engine's own, versioned with it: nobody
+outside speaks them.
+"""
+
+import msgspec
+
+from tercet.ipc.messages import FinishReason, Usage
+
+# -------------------------------------------------------------------------------- tokenizer <-> scheduler
+
+
+class Adjustments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How the logits of a request are changed before sampling."""
+
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias_ids: bytes = b""
+    """int32, each at most once."""
+    biases: bytes = b""
+    """fp32, one for each of `bias_ids`."""
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """SamplingParams with every default resolved: what the scheduler and the workers need, and no text."""
+
+    temperature: float
+    top_k: int
+    """0: all tokens."""
+    top_p: float
+    min_p: float
+    seed: int
+    """0 <= seed < 2**63."""
+    max_tokens: int
+    """At least 1; prompt and answer together fit the context."""
+    min_tokens: int
+    stop_ids: bytes
+    """int32: any of these ends the request, once min_tokens are there."""
+    adjustments: Adjustments | None = None
+    logprobs: int | None = None
+    """The log-probability of each sampled token is wanted, and those of so many of the likeliest."""
+    prompt_logprobs: int | None = None
+    """The same of each token of the prompt but the first."""
+    grammar: str | None = None
+    """What the answer has to match, as the scheduler's library reads it."""
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """A validated request. `number` is the tokenizer's own name for it, unique for the engine's life."""
+
+    number: int
+    prompt_ids: bytes
+    sampling: Sampling
+    cache_salt: str
+    generated_ids: bytes = b""
+    """int32: what it had generated when the process that ran it died. The answer goes on after these."""
+    again: bool = False
+    """It was accepted before, so no bound on new requests holds it up."""
+    priority: int = 0
+    queue_timeout: float | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """These requests (int64) are no longer wanted. No answer comes for them, not even to a request unknown by now."""
+
+    numbers: bytes
+
+
+class Forget(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Requests numbered below `before` are nobody's: their tokenizer died, or submits them again under new numbers.
+
+    Late messages of a dead process may still name them; they are dropped.
+    """
+
+    before: int
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A request's end, as the scheduler sees it. `stop_id` is the token that ended it (it is also in token_ids)."""
+
+    number: int
+    reason: FinishReason
+    stop_id: int | None
+    usage: Usage
+
+
+class Started(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How a request came to its first token: what the tokenizer needs where it ends a request itself."""
+
+    number: int
+    num_cached_tokens: int
+    queued_s: float
+    prefill_s: float
+
+
+class Logs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Log-probabilities of some rows: int32 words of each, bits of floats among them (see `engine/logprobs.py`)."""
+
+    rows: bytes
+    """int32: of which rows, or which places among numbers."""
+    num_top: int
+    words: bytes
+
+
+class PromptLogs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The same of consecutive tokens of a prompt."""
+
+    row: int
+    """From workers, the row of the step; from the scheduler, the request's number."""
+    position: int
+    num_top: int
+    words: bytes
+
+
+class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What one step sampled: one token (int32) for each request number (int64), who ended and who began with it."""
+
+    numbers: bytes
+    token_ids: bytes
+    ended: tuple[Ended, ...]
+    started: tuple[Started, ...] = ()
+    logs: Logs | None = None
+    """Rows are places among `numbers`."""
+    prompt_logs: tuple[PromptLogs, ...] = ()
+
+
+class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """A submitted request that the scheduler will never run, with the reason."""
+
+    number: int
+    code: str
+    message: str
+    retry_after: float | None = None
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The scheduler's gauges, sent at most a few times a second and when it becomes idle."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    """Prompt tokens looked up in the prefix cache, since start."""
+    num_prefix_hits: int
+
+
+ToTokenizer = Tokens | Unservable | Load
+
+
+# ---------------------------------------------------------------------------------- scheduler <-> workers
+
+
+class Enter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A request takes a slot. After a preemption `token_ids` also holds what was generated before it."""
+
+    slot: int
+    token_ids: bytes
+    num_prompt: int
+    sampling: Sampling
+
+
+class Mask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Which tokens a slot may sample next: int32 words, a bit for each token id."""
+
+    slot: int
+    words: bytes
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What every rank does next: a lease of `count` steps over the same rows (count > 1 only without chunks).
+
+    Applied in the order of the fields: slots are left, then entered, pages appended, then rows computed. Rows, in
+    the order of their results: `decodes`, then `chunks`. A row samples a token when it is a decode, or a chunk that
+    reaches the end of what `Enter` brought.
+    """
+
+    step_id: int
+    count: int
+    leave: bytes
+    """int32 slots whose requests are gone."""
+    enter: tuple[Enter, ...]
+    pages: bytes
+    """int32 triples: slot, index in its page table, page. Page 0 is never given out: padding writes there."""
+    chunks: bytes
+    """int32 triples: slot, first position, length."""
+    decodes: bytes
+    """int32 slots."""
+    epoch: int = 0
+    """Grows when workers or the scheduler are replaced: plans and answers of an earlier epoch are dropped."""
+    masks: tuple[Mask, ...] = ()
+    """For every row that samples in a slot whose request has a grammar; such plans are leases of one step."""
+
+
+class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Step `index` (0..count-1) of a lease is complete; int32 token per row, -1 where a row sampled none."""
+
+    step_id: int
+    index: int
+    token_ids: bytes
+    epoch: int = 0
+    """Of the plan."""
+    logs: Logs | None = None
+    prompt_logs: tuple[PromptLogs, ...] = ()
+
+
+ToWorker = Step
+ToScheduler = Submit | Abort | Forget | Sampled
