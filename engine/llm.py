@@ -4,7 +4,7 @@ A synchronous face on the async client: one event loop in a thread of its own ca
 """
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
 import anyio
@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
 from tercet.ipc.client import Client, Generation
 from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, TokenLogprob, Usage
 from tercet.ipc.several import generate_several, usage_of_several
@@ -99,6 +100,11 @@ class LLM:
         conversations = [[msgspec.convert(turn, ChatMessage) for turn in conversation] for conversation in many]
         return self._run(conversations, params, use_tqdm)
 
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
+        """For one prompt or many, texts or token ids, in order: the likeliest answers as wholes, best first."""
+        self._check_open()
+        return self._portal.call(self._search_all, _as_prompts(prompts), params)
+
     @property
     def address(self) -> str:
         """Where this engine listens: a `Client` may ask it too, while this LLM is open."""
@@ -129,9 +135,12 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, prompts: Sequence[Any], params: Any, use_tqdm: bool) -> list[RequestOutput]:
+    def _check_open(self) -> None:
         if not self._open:
             raise RuntimeError("this LLM is closed")
+
+    def _run(self, prompts: Sequence[Any], params: Any, use_tqdm: bool) -> list[RequestOutput]:
+        self._check_open()
         each = [params or SamplingParams()] * len(prompts) if not isinstance(params, (list, tuple)) else list(params)
         if len(each) != len(prompts):
             raise ValueError(
@@ -164,13 +173,29 @@ class LLM:
                 )
                 bar.update()
 
-            try:
-                async with anyio.create_task_group() as tasks:
-                    for index in range(len(prompts)):
-                        tasks.start_soon(one, index)
-            except BaseExceptionGroup as group:
-                raise group.exceptions[0] from None  # the first cancelled the others
+            await _for_each(one, len(prompts))
         return [output for output in outputs if output is not None]
+
+    async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
+        found: list[list[Beam]] = [[]] * len(prompts)
+        places = anyio.Semaphore(max(1, _MOST_LIVE // max(1, params.beam_width)))
+
+        async def one(index: int) -> None:
+            async with places:
+                found[index] = await beam_search(self._client, prompts[index], params)
+
+        await _for_each(one, len(prompts))
+        return found
+
+
+async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int) -> None:
+    """All at once; the first error is raised and cancels the others."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            for index in range(count):
+                tasks.start_soon(work, index)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

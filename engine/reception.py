@@ -62,6 +62,11 @@ class Reception:
         self._decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
         self.draining = False
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """With which the model ends a text."""
+        return self._rules.eos_ids
+
     def formats(self, config: EngineConfig) -> tuple[ToolFormat, ReasoningFormat]:
         """How the model writes tool calls and its reasoning: as the settings say, else as its template shows."""
         template = self._codec.template

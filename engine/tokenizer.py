@@ -194,6 +194,7 @@ class Tokenizer:
             load.num_prefix_hits,
             self._tool_format,
             self._reasoning_format,
+            self._reception.eos_ids,
         )
 
     # ------------------------------------------------------------------------------- from the scheduler

@@ -244,6 +244,8 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     tool_format: ToolFormat = "none"
     """How the model writes tool calls, as its chat template shows."""
     reasoning_format: ReasoningFormat = "none"
+    eos_ids: tuple[int, ...] = ()
+    """Tokens with which the model ends a text."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

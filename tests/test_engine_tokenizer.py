@@ -74,10 +74,10 @@ def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> P
 
 def test_who_is_there(shared: TokenizerProcess, peer: Peer) -> None:
     peer.ask(Hello())
-    assert peer.receive() == EngineInfo("tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0)
+    assert peer.receive() == EngineInfo("tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, eos_ids=(EOS,))
     shared.send(Load(3, 4, 5, 6, 7, 8, 9, 10))
     info = None
-    while info != EngineInfo("tiny", "0.1.0", 512, 257, 3, 4, 5, 6, 7, 8, 9, 10):
+    while info != EngineInfo("tiny", "0.1.0", 512, 257, 3, 4, 5, 6, 7, 8, 9, 10, eos_ids=(EOS,)):
         peer.ask(Hello())
         info = peer.receive()
 
