@@ -211,7 +211,7 @@ class FrontDesk:
                 touched.pop(end.number, None)
 
     def _accept_logs(self, logs: Logs, numbers: "memoryview[int]", token_ids: "memoryview[int]") -> None:
-        for place, words in zip(unpack_rows(logs).tolist(), unpack_words(logs), strict=True):
+        for place, words in zip(unpack_rows(logs), unpack_words(logs), strict=True):
             live = self._by_number.get(numbers[place])
             if live is not None and live.logprobs is not None:
                 live.fresh_logs.append(tuple(read_row(words, token_ids[place], live.logprobs, self._pieces)))

@@ -19,11 +19,11 @@ from tercet.engine.chunk_plan import ChunkPlan
 from tercet.engine.constraints import Constraints
 from tercet.engine.grammars import Grammars, no_grammars
 from tercet.engine.lease import Lease
-from tercet.engine.logprobs import select_rows
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, end_reason, extend_hashes, make_request
 from tercet.engine.residents import Counters, Residents, Triples
+from tercet.engine.step_logs import select_rows
 from tercet.engine.waiting_line import WaitingLine, never_fits
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import (

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
-import numpy as np
-
 from tercet.engine.logits_check import adjustments_of, check_adjustments
 from tercet.engine.logprobs import MAX_LOGPROBS
 from tercet.engine.refusal import Refusal, check_range, invalid, short
@@ -93,8 +91,7 @@ def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules, field: str = "prom
         raise invalid(field, "no tokens", "at least 1 token")
     if len(prompt_ids) >= rules.limits.max_model_len:
         raise _too_long(str(len(prompt_ids)), rules)
-    ids = np.asarray(prompt_ids)  # an array's own memory, if it is one: prompts are long
-    low, high = int(ids.min()), int(ids.max())
+    low, high = min(prompt_ids), max(prompt_ids)
     if low < 0 or high >= rules.limits.vocab_size:
         raise invalid(field, f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
 
