@@ -98,8 +98,6 @@ def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                 warps = splits * (2 if block_n == 64 and splits == 2 else 1)
                 step = splits * block_k
                 if step >= K:
-                    if block_m <= 16:
-                        yield MatmulConfig("split", block_m, block_n, block_k, warps, 1, splits)
                     continue
                 for stages in (3, 5):
                     shared = stages * step * (block_n + block_m) * 2
@@ -108,6 +106,20 @@ def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                             yield MatmulConfig(
                                 "split", block_m, block_n, block_k, warps, stages, splits, prefetch=prefetch
                             )
+            if rows <= 16:
+                yield from _whole(rows, block_n, K)
+
+
+def _whole(rows: int, block_n: int, K: int) -> Iterator[MatmulConfig]:
+    """All weights of a program loaded at once, before anything is waited for."""
+    power = 1 << (K - 1).bit_length()
+    if power * (block_n + rows) * 2 > _SHARED_BYTES:
+        return
+    for splits in (4, 8, 16):
+        for warps in {splits, splits // 2}:
+            if 64 <= power // splits <= 512 and warps >= 4:
+                for prefetch in (0, 128):
+                    yield MatmulConfig("split", rows, block_n, power // splits, warps, 1, splits, prefetch=prefetch)
 
 
 def _skinny(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
@@ -121,7 +133,7 @@ def _skinny(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                     if shared > _SHARED_BYTES or (block_n < 32 and stages == 3):
                         continue
                     for warps in {max(block_n // 16, 1), 4 if block_n * block_m >= 512 else 1, 2 if rows > 16 else 1}:
-                        for prefetch in (0, 128) if rows <= 16 else (0,):
+                        for prefetch in (0, 128):
                             yield MatmulConfig("skinny", block_m, block_n, block_k, warps, stages, prefetch=prefetch)
 
 

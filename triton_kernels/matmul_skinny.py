@@ -9,8 +9,8 @@ Shape suffixes: M rows, K reduced size, N output size; S parts of K.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import STORE, finish_tile
-from tercet.triton_kernels.overlap import hand_over, prefetch_rows
+from tercet.triton_kernels.matmul_epilogue import STORE, finish_with, load_bias, load_residual
+from tercet.triton_kernels.overlap import hand_over, let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -36,7 +36,9 @@ def skinny_kernel(
         prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
+    bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     hand_over(EPILOGUE == STORE, PDL)
+    residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(0, K, BLOCK_K):
         if K % BLOCK_K:
@@ -46,7 +48,7 @@ def skinny_kernel(
             w = tl.load(w_ptrs + k)
             x = tl.load(x_ptrs + k)
         acc_NM = tl.dot(w, x, acc_NM, input_precision=PRECISION)
-    finish_tile(tl.trans(acc_NM), rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+    finish_with(tl.trans(acc_NM), bias, residual, rows, start_n, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -74,10 +76,21 @@ def split_kernel(
         prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     w_ptrs = w_start + w_rows[None, :, None] * K + columns_SK[:, None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, None, :] * K + columns_SK[:, :, None]
+    # Weights that are loaded whole are in shared memory before anything else: too late to let the next kernel start.
+    early: tl.constexpr = PREFETCH > 0 and EPILOGUE != STORE
+    if early:
+        let_next_start(PDL)
     if step >= K:
         # The whole tile at once, on its way before the wait.
         w = tl.load(w_ptrs, mask=(columns_SK < K)[:, None, :], other=0.0)
-    hand_over(EPILOGUE == STORE, PDL)
+        if NORM:
+            norm_SK = tl.load(norm_ptr + columns_SK, mask=columns_SK < K, other=0.0)
+    bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
+    if early:
+        wait_for_previous(PDL)
+    else:
+        hand_over(EPILOGUE == STORE, PDL)
+    residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_SNM = tl.zeros((SPLITS, BLOCK_N, BLOCK_M), tl.float32)
     squares_SM = tl.zeros((SPLITS, BLOCK_M), tl.float32)
     for k in range(0, K, step):
@@ -88,10 +101,11 @@ def split_kernel(
         if NORM:
             wide = x.to(tl.float32)
             squares_SM += tl.sum(wide * wide, 1)
-            norm_SK = tl.load(norm_ptr + k + columns_SK, mask=inside_SK, other=0.0).to(tl.float32)
-            x = (wide * norm_SK[:, :, None]).to(x.dtype)
+            if step < K:
+                norm_SK = tl.load(norm_ptr + k + columns_SK, mask=inside_SK, other=0.0)
+            x = (wide * norm_SK.to(tl.float32)[:, :, None]).to(x.dtype)
         acc_SNM = tl.dot(w, x, acc_SNM, input_precision=PRECISION)
     acc_NM = tl.sum(acc_SNM, 0)
     if NORM:
         acc_NM *= tl.rsqrt(tl.sum(squares_SM, 0) / K + eps)[None, :]
-    finish_tile(tl.trans(acc_NM), rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+    finish_with(tl.trans(acc_NM), bias, residual, rows, start_n, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE)

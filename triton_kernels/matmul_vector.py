@@ -8,7 +8,7 @@ Shape suffixes: K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import STORE, finish_tile
+from tercet.triton_kernels.matmul_epilogue import STORE, finish_with, load_bias, load_residual
 from tercet.triton_kernels.overlap import hand_over
 
 
@@ -26,19 +26,24 @@ def vector_kernel(
     columns = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + rows[:, None] * K + columns[None, :]
     w = tl.load(w_ptrs, mask=(columns < K)[None, :], other=0.0) if BLOCK_K > K else tl.load(w_ptrs)
+    norm = tl.load(norm_ptr + columns, mask=columns < K, other=0.0) if NORM else 0.0
+    bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     hand_over(EPILOGUE == STORE, PDL)
+    one = tl.arange(0, 1)
+    residual = load_residual(out_ptr, one, start_n, 1, N, 1, BLOCK_N, EPILOGUE)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
         x = tl.load(x_ptr + k + columns, mask=columns < K - k, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x *= tl.load(norm_ptr + k + columns, mask=columns < K - k, other=0.0).to(tl.float32)
+            x *= norm.to(tl.float32)
         acc += w.to(tl.float32) * x[None, :]
         if k + BLOCK_K < K:
+            if NORM:
+                norm = tl.load(norm_ptr + k + BLOCK_K + columns, mask=columns < K - k - BLOCK_K, other=0.0)
             w = tl.load(w_ptrs + k + BLOCK_K, mask=(columns < K - k - BLOCK_K)[None, :], other=0.0)
     y = tl.sum(acc, 1)
     if NORM:
         y *= tl.rsqrt(tl.sum(squares) / K + eps)
-    one = tl.arange(0, 1)
-    finish_tile(y[None, :], one, start_n, bias_ptr, out_ptr, 1, N, 1, BLOCK_N, EPILOGUE, HAS_BIAS)
+    finish_with(y[None, :], bias, residual, one, start_n, out_ptr, 1, N, 1, BLOCK_N, EPILOGUE)
