@@ -1,128 +1,142 @@
 """A long run that must leave nothing behind: `python scripts/soak.py --model MODEL --requests 20000 …`.
 
-Requests of random lengths, some with stop strings, some cancelled at any moment, on as few pages as they need. Each
-must end exactly once; afterwards every page is free, and no process of the engine has grown in memory or open files.
-Prints a report; the exit code is 1 when something is wrong.
+Requests of random lengths, some with stop strings, some cancelled at any moment, on as few pages as they need, for so
+many requests or `--minutes`; with `--http`, as many over HTTP at the same time, and `--slow` clients that look only now
+and then at what came. Each must end exactly once; afterwards every page is free, and no process of the engine has grown
+in memory, threads or open files. Prints a report; the exit code is 1 when something is wrong.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from engine_flags import add_engine_flags, engine_config
+from soak_footprint import Sampler, growth
+from soak_http import HttpLoad
 from soak_load import Load, Mix
 from tercet.engine.engine_process import EngineProcess
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_SAMPLES = 20
-_ROOM = 1.05, 24 * 2**20
-"""What a flat memory may scatter by: a share, and bytes."""
 _REST_S = 10.0
+_SLOW_PAUSE_S = 2.0
+_NEWS_S = 60.0
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """One process at one time."""
+@dataclass
+class Loads:
+    """What is asked of the engine, through which doors."""
 
-    resident: int
-    num_files: int
+    socket: list[Load]
+    http: HttpLoad | None
 
+    @property
+    def all(self) -> list[Load | HttpLoad]:
+        return [*self.socket, *([self.http] if self.http is not None else [])]
 
-def footprints(supervisor: int) -> dict[str, Footprint]:
-    """Of every process of an engine, by its module; the worker's rank is not told apart."""
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    prints = {}
-    for pid in (str(supervisor), *children):
-        module = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2].decode().rpartition(".")[2]
-        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
-        prints[f"{module} {pid}"] = Footprint(resident, len(os.listdir(f"/proc/{pid}/fd")))
-    return prints
+    @property
+    def ended(self) -> int:
+        return sum(load.ended for load in self.all)
 
-
-def growth(samples: list[dict[str, Footprint]]) -> list[str]:
-    """What grew: the last quarter of the samples against the second, the first being warm-up."""
-    quarter = len(samples) // 4
-    before, after = samples[quarter : 2 * quarter], samples[-quarter:]
-    grown = []
-    if {*samples[0]} != {*samples[-1]}:
-        grown.append(f"the processes were {sorted(samples[0])} and are {sorted(samples[-1])}")
-        return grown
-    for name in samples[0]:
-        first, last = (max(sample[name].resident for sample in part) for part in (before, after))
-        if last > first * _ROOM[0] + _ROOM[1]:
-            grown.append(f"{name}: memory grew from {first >> 20} to {last >> 20} MiB")
-        first, last = (max(sample[name].num_files for sample in part) for part in (before, after))
-        if last > first:
-            grown.append(f"{name}: open files grew from {first} to {last}")
-    return grown
+    def reasons(self) -> dict[str, dict[str, int]]:
+        names = ("socket", "slow", "http") if len(self.socket) == 2 else ("socket", "http")
+        return {name: load.reasons for name, load in zip(names, self.all, strict=False)}
 
 
-async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Load, list[dict[str, Footprint]], str]:
-    """Load and samples, and what is wrong with the gauges at the end, if anything."""
+def more(arguments: argparse.Namespace, loads: Loads) -> Callable[[], bool]:
+    """Whether one more request is to be sent."""
+    if arguments.minutes is not None:
+        end = time.monotonic() + 60 * arguments.minutes
+        return lambda: time.monotonic() < end
+    return lambda: sum(load.sent for load in loads.all) < arguments.requests
+
+
+async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Loads, Sampler, str]:
+    """Loads and samples, and what is wrong with the gauges at the end, if anything."""
     mix = Mix(
         vocab_size=engine.limits.vocab_size,
         longest_prompt=arguments.longest_prompt,
         longest_output=arguments.longest_output,
     )
-    load = Load(engine.address, mix, arguments.load_seed)
-    load.open()
+    pauses = [0.0, *([_SLOW_PAUSE_S] if arguments.slow else [])]
+    sockets = [Load(engine.address, mix, arguments.load_seed + i, pause) for i, pause in enumerate(pauses)]
+    http = HttpLoad(arguments.http, arguments.longest_output, arguments.load_seed) if arguments.http else None
+    loads, sampler = Loads(sockets, http), Sampler(engine.process.pid, arguments.sample_every)
+    go_on = more(arguments, loads)
+    for load in sockets:
+        load.open()
+    beside = [asyncio.ensure_future(work) for work in (sampler.run(), tell(loads))]
     try:
-        samples = []
-        for part in range(_SAMPLES):
-            share = arguments.requests * (part + 1) // _SAMPLES - arguments.requests * part // _SAMPLES
-            await load.run(share, arguments.concurrency)
-            samples.append(footprints(engine.process.pid))
-            print(f"{load.ended} ended, {load.reasons}", file=sys.stderr, flush=True)
-        deadline = time.monotonic() + _REST_S
-        while True:
-            info = await load.ask_info()
-            if not (info.num_running or info.num_waiting) and info.num_free_pages == info.num_pages - 1:
-                return load, samples, ""
-            if time.monotonic() > deadline:
-                return load, samples, f"not at rest after the last request: {info}"
-            await asyncio.sleep(0.1)
+        async with asyncio.TaskGroup() as work:
+            for load, concurrency in zip(sockets, (arguments.concurrency, arguments.slow), strict=False):
+                work.create_task(load.run(go_on, concurrency))
+            if http is not None:
+                work.create_task(http.run(go_on, arguments.concurrency))
+        return loads, sampler, await unrest(sockets[0])
     finally:
-        load.close()
+        for task in beside:
+            task.cancel()
+        for load in sockets:
+            load.close()
+
+
+async def tell(loads: Loads) -> None:
+    """Now and then, how far it is."""
+    while True:
+        await asyncio.sleep(_NEWS_S)
+        print(f"{loads.ended} ended, {loads.reasons()}", file=sys.stderr, flush=True)
+
+
+async def unrest(load: Load) -> str:
+    """What is not free a while after the last request has ended."""
+    deadline = time.monotonic() + _REST_S
+    while True:
+        info = await load.ask_info()
+        if not (info.num_running or info.num_waiting) and info.num_free_pages == info.num_pages - 1:
+            return ""
+        if time.monotonic() > deadline:
+            return f"not at rest after the last request: {info}"
+        await asyncio.sleep(0.1)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder, .gguf file, hub id, or `demo`")
     parser.add_argument("--requests", type=int, default=20_000)
-    parser.add_argument("--concurrency", type=int, default=64, help="requests in the engine at a time")
+    parser.add_argument("--minutes", type=float, help="so long, instead of so many requests")
+    parser.add_argument("--concurrency", type=int, default=64, help="requests in the engine at a time, at each door")
+    parser.add_argument("--http", metavar="HOST:PORT", help="a door for HTTP, and as many requests there")
+    parser.add_argument("--slow", type=int, default=0, help="requests of a client that looks every two seconds")
+    parser.add_argument("--sample-every", type=float, default=10.0, metavar="SECONDS")
     parser.add_argument("--longest-prompt", type=int, default=100, metavar="TOKENS")
     parser.add_argument("--longest-output", type=int, default=40, metavar="TOKENS")
     parser.add_argument("--load-seed", type=int, default=0, help="the same requests again")
     add_engine_flags(parser)
     arguments = parser.parse_args()
-    if arguments.requests < _SAMPLES:
-        parser.error(f"--requests {arguments.requests}; want at least {_SAMPLES}")
     try:
-        config = engine_config(arguments.model, arguments)
+        config = engine_config(arguments.model, arguments, http=arguments.http)
     except ValueError as error:
         parser.error(str(error))
     started = time.monotonic()
     with EngineProcess(config) as engine:
-        load, samples, unrest = asyncio.run(soak(engine, arguments))
-    faults = [*load.violations, *growth(samples), *([unrest] if unrest else [])]
+        loads, sampler, left = asyncio.run(soak(engine, arguments))
+    spare = 2 * arguments.concurrency if arguments.http else 0
+    faults = [*(fault for load in loads.all for fault in load.violations), *growth(sampler.samples, spare)]
+    faults += [left] if left else []
     report = {
-        "requests": load.ended,
+        "requests": loads.ended,
         "seconds": round(time.monotonic() - started, 1),
-        "reasons": load.reasons,
-        "tokens": load.num_tokens,
-        "cached_tokens": load.num_cached,
-        "preemptions": load.num_preemptions,
-        "resident_mib": {name: [sample[name].resident >> 20 for sample in samples] for name in samples[0]},
-        "open_files": {name: [sample[name].num_files for sample in samples] for name in samples[0]},
+        "reasons": loads.reasons(),
+        "tokens": sum(load.num_tokens for load in loads.socket),
+        "cached_tokens": sum(load.num_cached for load in loads.socket),
+        "preemptions": sum(load.num_preemptions for load in loads.socket),
+        **sampler.report(),
         "faults": faults[:50],
         "num_faults": len(faults),
     }
-    print(json.dumps(report, indent=1))
+    print(json.dumps(report))
     return 1 if faults else 0
 
 

@@ -6,6 +6,7 @@ Speaks the wire protocol itself: a client that tidies up would hide an answer th
 import asyncio
 import random
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -59,9 +60,11 @@ class Asked:
 
 
 class Load:
-    """Keeps `concurrency` requests in an engine until `total` have ended."""
+    """Keeps some requests in an engine until told otherwise."""
 
-    def __init__(self, address: str, mix: Mix, seed: int) -> None:
+    def __init__(self, address: str, mix: Mix, seed: int, pause: float = 0.0) -> None:
+        """`pause`: seconds between two looks at what came."""
+        self._pause = pause
         self._mix = mix
         self._random = random.Random(seed)
         self._prefixes = [self._ids(mix.longest_prompt * 3 // 4) for _ in range(8)]
@@ -79,14 +82,14 @@ class Load:
         self.info: EngineInfo | None = None
         """What the engine last said of itself."""
 
-    async def run(self, total: int, concurrency: int) -> None:
-        """Until `total` more requests have ended, or the engine has said nothing for a minute."""
-        goal = self.ended + total
-        to_send = total
-        while self.ended < goal:
-            while len(self._live) < concurrency and to_send:
+    async def run(self, more: Callable[[], bool], concurrency: int) -> None:
+        """Send while `more()`; until all have ended, or the engine has said nothing for a minute."""
+        while True:
+            while len(self._live) < concurrency and more():
                 self._ask()
-                to_send -= 1
+            if not self._live:
+                return
+            await asyncio.sleep(self._pause)
             await self._hear()
 
     async def ask_info(self) -> EngineInfo:
