@@ -60,6 +60,8 @@ class FrontDesk:
         live.num_prompt = len(submit.prompt_ids) // 4
         live.logprobs, live.prompt_logprobs = params.logprobs, params.prompt_logprobs or 0
         live.keeps_stop = params.include_stop_str_in_output
+        if params.seed is None and submit.sampling.temperature:
+            live.untold_seed = submit.sampling.seed
         live.detokenizer = Detokenizer(
             self._pieces if params.detokenize else None,
             stop_strings(params),
@@ -157,7 +159,9 @@ class FrontDesk:
                 case _:
                     assert_never(message)
         for live in touched.values():
-            delta = Delta(live.request_id, "".join(live.fresh_text), array("i", live.fresh_ids).tobytes())
+            token_ids = array("i", live.fresh_ids).tobytes()
+            delta = Delta(live.request_id, "".join(live.fresh_text), token_ids, live.untold_seed)
+            live.untold_seed = None
             live.fresh_text.clear()
             live.fresh_ids.clear()
             self._tell(items, live, delta)

@@ -33,6 +33,7 @@ class Live:
         "request_id",
         "started",
         "submit",
+        "untold_seed",
     )
 
     def __init__(self, client: Client, request_id: str, number: int) -> None:
@@ -48,6 +49,8 @@ class Live:
         self.submit: Submit | None = None
         """With `generated` all that a new scheduler needs to go on."""
         self.generated = array("i")
+        self.untold_seed: int | None = None
+        """Drawn for a request that brought none; its client needs it to go on elsewhere."""
         self.keeps_stop = False
         self.logprobs: int | None = None
         self.prompt_logprobs = 0

@@ -117,6 +117,9 @@ class Call:
 
     def add(self, delta: Delta) -> None:
         self.num_losses = 0
+        if delta.seed is not None:  # what is still to come, after a loss, is drawn with the same
+            params = msgspec.structs.replace(self.request.params, seed=delta.seed)
+            self.request = msgspec.structs.replace(self.request, params=params)
         self._texts.append(delta.text)
         self._token_ids += delta.token_ids
         if self._streamed:

@@ -189,6 +189,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     request_id: str
     text: str
     token_ids: bytes
+    seed: int | None = None
+    """In the first of a request that samples and brought none: the one it was given."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
+import msgspec
 import psutil
 import pytest
 
@@ -66,6 +67,23 @@ async def test_streams_go_on(llm: LLM, undisturbed: list[list[int]], name: str, 
     assert (late[0].usage.num_prompt_tokens, late[0].usage.num_generated_tokens) == (len(PROMPTS[0]), 300)
     assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     await anyio.to_thread.run_sync(wait_until_empty, llm.address)
+
+
+async def test_a_request_without_a_seed_goes_on_with_the_one_it_was_given(llm: LLM) -> None:
+    drawn, seed, got = SamplingParams(max_tokens=300, ignore_eos=True), None, list[int]()
+    (process,) = children(llm._engine.process.pid, "tokenizer")
+    with anyio.fail_after(60):
+        async with Client(llm.address) as client:
+            async for piece in client.stream(PROMPTS[0], drawn):
+                got += piece.token_ids
+                if seed is None:
+                    (call,) = client._calls.values()
+                    seed = call.request.params.seed
+                    process.kill()
+            assert seed is not None
+            again = await client.generate(PROMPTS[0], msgspec.structs.replace(drawn, seed=seed))
+            other = await client.generate(PROMPTS[0], drawn)
+    assert got == again.token_ids != other.token_ids
 
 
 @pytest.fixture
