@@ -132,7 +132,7 @@ def main() -> int:
     record, number = Record(), 0
     while record.faults.total() < arguments.faults and not record.wrong:
         seed = arguments.seed + number
-        num_ranks = 2 if number % 3 == 2 else 1
+        num_ranks = 2 if number % 5 == 4 else 1
         number += 1
         print(f"episode {number}: seed {seed}, {num_ranks} ranks", flush=True)
         run_episode(num_ranks, 20, record, seed)
