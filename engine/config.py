@@ -32,6 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     tensor_parallel_size: int = 1
     load_format: LoadFormat = "auto"
     """dummy: random weights of the checkpoint's shape; null: no model at all, to measure the engine around it."""
+    null_step_ms: float = 0.0
+    """A null model's step takes so long, as if a device computed it."""
     seed: int = 0
     """Seeds the dummy weights and the seeds of requests that bring none."""
 
@@ -101,6 +103,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)
         _check_range("max_lease_ms", self.max_lease_ms, 0.0, 1e6)
+        _check_range("null_step_ms", self.null_step_ms, 0.0, 1e6)
+        if self.null_step_ms and self.load_format != "null":
+            raise ValueError(f"--null-step-ms got {self.null_step_ms!r}; want it with --load-format null only")
         if self.max_model_len is not None:
             _check_range("max_model_len", self.max_model_len, 2, 2**24)
         if self.kv_cache_memory is not None:

@@ -1,8 +1,12 @@
 """A runner that computes nothing (`--load-format null`): it turns the engine into a measurement of itself.
 
+Its steps take no time, or as long as `--null-step-ms` says, one after the other as on a device.
+
 It keeps just enough of each slot to answer as a model would: which rows sample, and when a request is done. Its ids
 are made up from the position, printable in most vocabularies, and never an end of sequence.
 """
+
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +19,15 @@ _NUM_IDS = 500
 
 
 class NullLanding:
-    """A step's tokens, there at once."""
+    """A step's tokens, there at a certain time."""
 
-    def __init__(self, token_ids: NDArray[np.int32]) -> None:
+    def __init__(self, token_ids: NDArray[np.int32], ready_at: float) -> None:
         self._token_ids = token_ids
+        self._ready_at = ready_at
 
     def wait(self) -> NDArray[np.int32]:
+        if (remaining := self._ready_at - time.monotonic()) > 0:
+            time.sleep(remaining)
         return self._token_ids
 
     def logs(self) -> tuple[None, tuple[()]]:
@@ -30,12 +37,14 @@ class NullLanding:
 class NullRunner:
     """Speaks a runner's interface and has no model."""
 
-    def __init__(self, max_num_seqs: int, max_model_len: int | None, num_pages: int) -> None:
+    def __init__(self, max_num_seqs: int, max_model_len: int | None, num_pages: int, step_seconds: float) -> None:
         self.limits = Limits(num_pages, max_model_len or 8192, 2**17, "none", "none")
         self._length = np.zeros(max_num_seqs + 1, np.int32)
         self._max_length = np.zeros(max_num_seqs + 1, np.int32)
         self._slots = np.zeros(0, np.int32)
         self._samples = np.zeros(0, bool)
+        self._step_seconds = step_seconds
+        self._ready_at = 0.0
 
     def begin(self, step: Step) -> None:
         for enter in step.enter:
@@ -50,4 +59,5 @@ class NullRunner:
         length = self._length[self._slots]
         alive = self._samples & (length < self._max_length[self._slots])
         self._length[self._slots] += alive
-        return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32))
+        self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
+        return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32), self._ready_at)

@@ -149,7 +149,7 @@ def _make_runner(link: SupervisorLink) -> StepRunner:
     config = link.spec.config
     if config.load_format == "null":
         num_pages = (config.kv_cache_memory or 2**30) // (config.page_size * _NULL_BYTES_PER_TOKEN)
-        return NullRunner(config.max_num_seqs, config.max_model_len, num_pages)
+        return NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
     try:
         return _load_model(link)
     except ValueError as error:  # what the model and the settings ask for does not go together

@@ -1,7 +1,8 @@
-"""Measure engines: `python scripts/bench.py offline|serve|host|planner|trace …`. The only source of performance claims.
+"""Measure engines, by `bench.py offline|serve|doors|host|planner|trace …`. Performance claims come from here only.
 
 offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
 serve:   requests at a rate, from a running engine or any OpenAI endpoint: waiting times, throughput, goodput.
+doors:   the same requests by the engine's socket and by HTTP: what the HTTP door adds.
 host:    the engine around a worker that computes nothing: what processes and messages alone can carry.
 planner: the scheduler's pure core alone.
 trace:   nothing new: one Chrome trace out of what the processes of an engine left in its --trace-dir.
@@ -18,6 +19,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench_doors import add_door_flags, run_doors
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
 from bench_serve import add_serve_flags, run_serve
@@ -123,6 +125,7 @@ def main() -> int:
     trace.add_argument("folder", type=Path, help="what --trace-dir named")
     trace.add_argument("trace", type=Path, help="the file to write; it opens in ui.perfetto.dev")
     add_serve_flags(commands.add_parser("serve", help="requests at a rate, from a socket or an OpenAI endpoint"))
+    add_door_flags(commands.add_parser("doors", help="what the HTTP door adds"))
     add_host_flags(commands.add_parser("host", help="the engine around a worker that computes nothing"))
     commands.add_parser("planner", help="microseconds of the scheduler's core per step")
     for command in commands.choices.values():
@@ -135,6 +138,8 @@ def main() -> int:
                 rows = run_offline(arguments)
             except ValueError as error:
                 parser.error(str(error))
+        case "doors":
+            rows = run_doors(arguments)
         case "host":
             rows = run_host(arguments)
         case "serve":

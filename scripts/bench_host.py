@@ -85,12 +85,12 @@ async def _measure(engine: EngineProcess, requests: int, tokens: int, streamed: 
 
     async with Client(engine.address) as client:
         await client.generate(_PROMPT, msgspec.structs.replace(params, max_tokens=16))
-        before, started = _cpu_seconds(engine), time.perf_counter()
+        before, started = cpu_seconds(engine), time.perf_counter()
         async with anyio.create_task_group() as tasks:
             for _ in range(requests):
                 tasks.start_soon(consume, client)
         seconds = time.perf_counter() - started
-        after = _cpu_seconds(engine)
+        after = cpu_seconds(engine)
     return {
         "steps_per_s": tokens / seconds,
         "tokens_per_s": requests * tokens / seconds,
@@ -110,7 +110,7 @@ async def _first_token_latency(engine: EngineProcess, rounds: int = 200) -> dict
     return {"p50": cuts[49], "p99": cuts[98]}
 
 
-def _cpu_seconds(engine: EngineProcess) -> dict[str, float]:
+def cpu_seconds(engine: EngineProcess) -> dict[str, float]:
     """CPU seconds so far of each process of the engine, and of this one, which is the client."""
     supervisor = engine.process.pid
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()

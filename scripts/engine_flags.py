@@ -46,6 +46,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "dummy: random weights; null: no model, to measure the engine itself",
         choices=get_args(LoadFormat),
     )
+    flag("null-step-ms", "a null model's step takes so long", type=float)
     flag("seed", "seeds dummy weights and requests that bring no seed", type=int)
     flag("max-model-len", "most tokens of prompt plus answer; default: what the checkpoint allows", type=int)
     flag("max-num-seqs", "most requests in one step", type=int)

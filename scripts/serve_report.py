@@ -55,6 +55,7 @@ def summarize(
     return {
         **report,
         "seconds": seconds,
+        "arrivals": sum(len(one.arrivals) for one in done),
         "requests_per_s": len(done) / seconds,
         "output_tokens_per_s": sum(one.num_tokens for one in done) / seconds,
         "prompt_tokens_per_s": sum(one.num_prompt for one in done) / seconds,

@@ -17,6 +17,7 @@ from tercet.engine.config import EngineConfig
         ({"max_model_len": 1}, ["--max-model-len", "1"]),
         ({"gpu_memory_utilization": float("nan")}, ["--gpu-memory-utilization", "nan"]),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, ["--max-num-batched-tokens", "32", "64"]),
+        ({"null_step_ms": 5.0}, ["--null-step-ms", "5.0", "--load-format null"]),
         ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
     ],
 )

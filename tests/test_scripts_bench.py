@@ -1,5 +1,6 @@
 """scripts/bench.py: its workloads are what their names say, and a run writes figures that can be trusted."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import checkpoint
-from daemon import SCRIPTS
+from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from daemon import SCRIPTS, free_port
 
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
 
@@ -93,3 +94,23 @@ def test_wrong_arguments(arguments: list[str], words: str) -> None:
     assert done.returncode == 2
     assert words in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
+    words = copy.deepcopy(tokenizer(VOCAB_SIZE))
+    words.add_tokens([f" word{number}" for number in range(10_000)])
+    words.save_pretrained(tmp_path / "model")
+    config = json.loads((checkpoint("llama") / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "vocab_size": len(words)}))
+    report = tmp_path / "report.json"
+    load = ["--streams", "4", "--requests", "8", "--tokens", "10", "--step-ms", "20", "--rounds", "1"]
+    where = ["--model", str(tmp_path / "model"), "--http", f"127.0.0.1:{free_port()}"]
+    done = bench("doors", *where, *load, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    socket, http = json.loads(report.read_text())["rows"]
+    for row in (socket, http):
+        assert (row["requests"], row["failed"]) == (8, 0)
+        assert row["tpot_ms"]["p50"] > 15  # the pace
+        assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(80)
+    assert http["cpu_us_per_event"]["http"] > socket["cpu_us_per_event"]["http"]
+    assert "tokens/s: HTTP" in done.stdout
