@@ -1,4 +1,4 @@
-"""Rows of the kernel bench for what moves bytes and computes little: embedding, norms, rotary, gate."""
+"""Rows of the kernel bench for what moves bytes and computes little: embedding, norms, rotary, gate, pages."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from kernel_rows import Row
 from kernel_timing import Stopwatch
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.silu_and_mul import silu_and_mul, silu_and_mul_interleaved
@@ -16,6 +17,7 @@ _EPS = 1e-6
 
 
 def rows(stopwatch: Stopwatch) -> Iterator[Row]:
+    yield from _page_rows()
     for T, D, width in ((1, 1024, 3072), (256, 1024, 3072), (8192, 1024, 3072), (8192, 4096, 12288)):
         xs, residual = stopwatch.rotation(T, D), torch.zeros(T, D, device="cuda", dtype=torch.bfloat16)
         weight, copies, size = stopwatch.cut(5, D), len(xs), 2.0 * T * D
@@ -65,3 +67,18 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
             rotary(q, k, positions, cos_sin)
 
         yield Row("rotary", f"T={T} H=16+8 D=128", turn, 1, 2.0 * 2 * T * 24 * 128)
+
+
+def _page_rows() -> Iterator[Row]:
+    """Pages of an 8B model."""
+    cache = torch.zeros(36, 2, 140, 8, 64, 128, device="cuda", dtype=torch.bfloat16)
+    for P in (1, 7, 63):
+        # One source, as for answers to one prompt; it and its copies together are larger than the L2 cache.
+        pairs = [torch.tensor([[i, 10 + 64 * i + p] for p in range(P)], device="cuda") for i in range(2)]
+        pairs = [one.to(torch.int32) for one in pairs]
+
+        def copy(i: int, cache: torch.Tensor = cache, pairs: list[torch.Tensor] = pairs) -> None:
+            copy_pages(cache, pairs[i])
+
+        num_bytes = 2.0 * (P + 1) * cache[:, :, 0].numel()
+        yield Row("copy_pages", f"P={P} 36 layers", copy, len(pairs), num_bytes)
