@@ -10,12 +10,12 @@ from tercet.engine.residents import Residents
 class ChunkPlan:
     """The chunks of one plan in the making."""
 
-    def __init__(self, residents: Residents, budget: int) -> None:
+    def __init__(self, residents: Residents, budget: int, chunks: list[tuple[int, int, int]]) -> None:
         self._residents = residents
         self._slots = residents.slots
         self.budget = budget
         """Tokens that the plan can still take."""
-        self.chunks: list[tuple[int, int, int]] = []
+        self._chunks = chunks
         """Slot, first position, length."""
 
     def num_to_come(self, request: Request) -> int:
@@ -30,7 +30,7 @@ class ChunkPlan:
             length = max(self.budget // 2, 1)
         if not length:
             return
-        self.chunks.append((slot, int(self._slots.planned[slot]), length))
+        self._chunks.append((slot, int(self._slots.planned[slot]), length))
         self.budget -= length
         self._slots.planned[slot] += length
         if length == to_come:

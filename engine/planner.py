@@ -12,29 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from msgspec import structs
 from numpy.typing import NDArray
 
 from tercet.engine.chunk_plan import ChunkPlan
 from tercet.engine.constraints import Constraints
+from tercet.engine.ends import find_turns, logs_of_prompts
 from tercet.engine.grammars import Grammars, no_grammars
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
+from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.engine.request import Request, end_reason, extend_hashes, make_request
-from tercet.engine.residents import Counters, Residents, Triples
+from tercet.engine.request import Request, make_requests
+from tercet.engine.residents import Counters, Residents
 from tercet.engine.step_logs import select_rows
 from tercet.engine.waiting_line import WaitingLine, never_fits
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import (
     Abort,
-    Ended,
-    Enter,
     Forget,
     Load,
-    PromptLogs,
     Sampled,
-    Started,
     Step,
     Submit,
     Tokens,
@@ -84,10 +81,11 @@ class Planner:
             return None
         if not message.again and (full := self._waiting.is_full(message, self._residents.num_free_slots)) is not None:
             return full
-        request = make_request(message, self._hasher, now, deterministic=self._settings.deterministic)
-        if (unservable := never_fits(request, self._settings)) is not None:
+        requests = make_requests(message, self._hasher, now, deterministic=self._settings.deterministic)
+        if (unservable := never_fits(requests[0], self._settings)) is not None:
             return unservable
-        self._waiting.add(request)
+        for request in requests:
+            self._waiting.add(request)
         return None
 
     def abort(self, message: Abort) -> None:
@@ -164,40 +162,37 @@ class Planner:
         if len(self._in_flight) >= self._settings.run_ahead:
             return None
         budget = self._settings.max_num_batched_tokens
-        pages: Triples = []
-        decodes, count = self._plan_decodes(pages)
+        draft = PlanDraft()
+        decodes, count = self._plan_decodes(draft)
         if not len(decodes) and not self._in_flight:  # what preemption freed, if anything, is there at once
-            decodes, count = self._plan_decodes(pages)
-        enters, chunks = self._plan_chunks(budget - len(decodes), pages, now)
-        if not len(decodes) and not chunks:
+            decodes, count = self._plan_decodes(draft)
+        self._plan_chunks(budget - len(decodes), draft, now)
+        if not len(decodes) and not draft.chunks:
             return None
-        if chunks:
+        if draft.chunks:
             count = 1
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
-        masks = self._constraints.masks(decodes, chunks)
-        chunk_rows = np.array(chunks, np.int32).reshape(-1, 3)
-        step = Step(
-            self._next_step,
-            count,
-            np.array(self._residents.left, np.int32).tobytes(),
-            tuple(enters),
-            np.array(pages, np.int32).tobytes(),
-            chunk_rows.tobytes(),
-            decodes.tobytes(),
-            self.epoch,
-            masks,
-        )
+        masks = self._constraints.masks(decodes, draft.chunks)
+        step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks)
         self._residents.left.clear()
-        slots = np.concatenate([decodes, chunk_rows[:, 0]])
-        self._in_flight.append(_InFlight(step.step_id, count, slots, is_decode=not chunks))
+        slots = np.concatenate([decodes, draft.chunk_slots])
+        self._in_flight.append(_InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
         self._next_step += 1
         self._counters.steps += count
-        for slot, start, length in chunks:  # pages filled by this plan serve later ones, which workers run after it
-            if (request := self._residents.at(slot)) is not None:
-                self._residents.remember(request, start + length)
+        self._share(draft.chunks)
         return step
 
-    def _plan_decodes(self, pages: Triples) -> tuple[NDArray[np.int32], int]:
+    def _share(self, chunks: list[tuple[int, int, int]]) -> None:
+        """What a plan computes of prompts serves later ones, which workers run after it."""
+        for slot, start, length in chunks:
+            request = self._residents.at(slot)
+            assert request is not None
+            self._residents.remember(request, start + length)
+            if request.family is not None and self._slots.decoding[slot]:
+                request.family.has_prompt(request)
+                self._waiting.call_back(request.family)
+
+    def _plan_decodes(self, draft: PlanDraft) -> tuple[NDArray[np.int32], int]:
         """Slots that decode, with room for every step of the lease."""
         slots = self._slots.that_decode()
         if not len(slots):
@@ -213,12 +208,12 @@ class Planner:
         for row in lacking.tolist():
             request = self._residents.at(slots[row])
             assert request is not None
-            if lack := self._residents.grow(request, int(wanted[row]), pages):
+            if lack := self._residents.grow(request, int(wanted[row]), draft):
                 shortage += lack
                 without.append(request.slot)
         if without:
             self._make_room(shortage)
-            pages[:] = [triple for triple in pages if self._slots.alive[triple[0]]]
+            draft.drop_pages(lambda slot: not self._slots.alive[slot])
             slots = slots[self._slots.alive[slots] & ~np.isin(slots, without)]
         return slots, count
 
@@ -234,14 +229,13 @@ class Planner:
             victim.num_preemptions += 1
             self._leave(victim, comes_back=True)
 
-    def _plan_chunks(self, budget: int, pages: Triples, now: float) -> tuple[list[Enter], list[tuple[int, int, int]]]:
+    def _plan_chunks(self, budget: int, draft: PlanDraft, now: float) -> None:
         """Parts of prompts for what the decodes leave of the budget.
 
         The oldest prompt that is begun has half, so that it gets on. Then come those begun that fit, the shortest
         first, then new ones; what is left goes to the long ones. So a short prompt waits for no long one but the first.
         """
-        enters: list[Enter] = []
-        plan = ChunkPlan(self._residents, budget)
+        plan = ChunkPlan(self._residents, budget, draft.chunks)
         oldest, others = self._residents.prefilling[:1], sorted(self._residents.prefilling[1:], key=plan.num_to_come)
         for request in oldest:
             plan.take(request, others_wait=bool(others) or self._can_admit())
@@ -249,15 +243,15 @@ class Planner:
             plan.take(others.pop(0))
         while plan.budget > 0 and self._can_admit():
             request = self._waiting.pop(now)
-            enters.append(self._residents.admit(request, now, pages))
+            self._residents.admit(request, now, draft)
             self._constraints.begin(request)
             plan.take(request, others_wait=self._can_admit())
         for request in others:
             plan.take(request)
-        return enters, plan.chunks
 
     def _can_admit(self) -> bool:
-        return bool(self._waiting) and self._residents.can_admit(self._waiting.first)
+        first = self._waiting.first
+        return first is not None and self._residents.can_admit(first)
 
     # ----------------------------------------------------------------------------------------- results
 
@@ -270,13 +264,17 @@ class Planner:
         slots, token_ids = plan.slots[rows], token_ids[rows]
         lengths = self._slots.append(slots, token_ids)
         self._constraints.accept(slots, token_ids)
-        ended, started = self._find_ends(slots, lengths, token_ids, now)
+        ended, started, leaving = find_turns(
+            self._residents, self._hasher, self._settings.page_size, slots, lengths, token_ids, now
+        )
+        for request in leaving:
+            self._leave(request, comes_back=False)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
         if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of
             suspect.is_suspect, self._residents.suspect = False, None
         message = None
-        prompt_logs = self._of_prompts(sampled, plan)
+        prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)
         if new.any() or ended or prompt_logs:
             logs = None if sampled.logs is None else select_rows(sampled.logs, np.flatnonzero(rows)[new])
             numbers = self._slots.number[slots[new]].tobytes()
@@ -287,41 +285,10 @@ class Planner:
         self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
         return message
 
-    def _of_prompts(self, sampled: Sampled, plan: _InFlight) -> tuple[PromptLogs, ...]:
-        """What the step says of prompts, under the numbers of requests that are still wanted."""
-        return tuple(
-            structs.replace(one, row=int(self._slots.number[plan.slots[one.row]]))
-            for one in sampled.prompt_logs
-            if self._slots.alive[plan.slots[one.row]]
-        )
-
-    def _find_ends(
-        self, slots: NDArray[np.int32], lengths: NDArray[np.int32], token_ids: NDArray[np.int32], now: float
-    ) -> tuple[tuple[Ended, ...], tuple[Started, ...]]:
-        """Who ends and who begins with these tokens; full pages are remembered on the way."""
-        first = self._slots.that_begin(slots, lengths)
-        full = lengths % self._settings.page_size == 1  # the page before this token is full, and computed
-        ends = self._slots.that_may_end(slots, lengths, token_ids)
-        ended, started = [], []
-        for row in np.flatnonzero(ends | full | first).tolist():
-            request = self._residents.at(slots[row])
-            assert request is not None
-            length = int(lengths[row])
-            if request.first_token is None:
-                request.first_token = now
-                usage = request.usage(length, now)
-                started.append(Started(request.number, usage.num_cached_tokens, usage.queued_s, usage.prefill_s))
-            if full[row]:
-                extend_hashes(request, self._hasher, self._slots.tokens[request.slot, :length])
-                self._residents.remember(request, length)
-            if ends[row] and (reason := end_reason(int(token_ids[row]), request, length)):
-                ended.append(Ended(request.number, *reason, request.usage(length, now)))
-                self._leave(request, comes_back=False)
-        return tuple(ended), tuple(started)
-
     def _leave(self, request: Request, *, comes_back: bool) -> None:
         self._constraints.end(request)
         self._residents.leave(request, self._next_step - 1, comes_back=comes_back)
+        self._waiting.call_back(request.family)
         if not self._in_flight:
             self._give_back(self._next_step - 1)
 

@@ -7,11 +7,46 @@ import math
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from tercet.engine.pages import PrefixHasher
 from tercet.ipc.messages import FinishReason, Usage
 from tercet.ipc.step_messages import Sampling, Submit
+
+
+@dataclass(eq=False)
+class Family:
+    """What answers to one prompt know of each other: who computes it, and whose pages hold it."""
+
+    computing: "Request | None" = None
+    """It runs, and its prompt is not in any plan yet, or in part."""
+    sources: list["Request"] = field(default_factory=list)
+    """They run, and plans made so far compute their prompts."""
+    has_begun: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is better to wait than to compute the prompt once more."""
+        return self.computing is not None and not self.sources
+
+    def enter(self, request: "Request") -> None:
+        """It has got a slot."""
+        self.has_begun = True
+        if not self.sources:
+            self.computing = request
+
+    def has_prompt(self, request: "Request") -> None:
+        """Plans made so far compute all that it brought."""
+        self.sources.append(request)
+        self.computing = None
+
+    def leave(self, request: "Request") -> None:
+        """It is about to lose its slot."""
+        if request in self.sources:
+            self.sources.remove(request)
+        if request is self.computing:
+            self.computing = None
 
 
 @dataclass(eq=False)
@@ -43,6 +78,19 @@ class Request:
     """Generated tokens that are out already: when they are generated once more, nobody is told."""
     is_suspect: bool = False
     """It ran when the workers died, and has not yet been seen to survive a step."""
+    family: Family | None = None
+    """Of answers to one prompt; None where there is only one."""
+    is_sibling: bool = False
+    """Another of its family came first, and will have computed the prompt."""
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens, as can be known before it runs. The last one of a prompt is always computed."""
+        return len(self.token_ids) - (self.num_prompt - 1 if self.is_sibling else 0)
+
+    def has_expired(self, now: float) -> bool:
+        """Whether it has waited in vain; a request whose first answer has begun has not."""
+        return self.expires <= now and not (self.family is not None and self.family.has_begun)
 
     @property
     def max_length(self) -> int:
@@ -75,35 +123,50 @@ class Request:
         )
 
 
-def make_request(message: Submit, hasher: PrefixHasher | None, now: float, *, deterministic: bool = False) -> Request:
-    """A request from its message, with the full pages of what it brings hashed."""
-    token_ids = np.frombuffer(message.prompt_ids + message.generated_ids, np.int32)
-    request = Request(
-        number=message.number,
-        sampling=message.sampling,
-        num_prompt=len(message.prompt_ids) // 4,
-        token_ids=token_ids,
-        arrived=now,
-        hashes=[hasher.root(message.cache_salt) if hasher is not None else b""],
-        priority=message.priority,
-        queue_timeout=message.queue_timeout,
-        expires=math.inf if message.queue_timeout is None else now + message.queue_timeout,
-    )
-    extend_hashes(request, hasher, token_ids)
-    request.bring(token_ids, again=deterministic)
-    return request
+def make_requests(
+    message: Submit, hasher: PrefixHasher | None, now: float, *, deterministic: bool = False
+) -> list[Request]:
+    """The answers that a message asks for, with the full pages of what they bring hashed."""
+    prompt_ids = np.frombuffer(message.prompt_ids, np.int32)
+    hashes = extended_hashes([b"" if hasher is None else hasher.root(message.cache_salt)], hasher, prompt_ids)
+    expires = math.inf if message.queue_timeout is None else now + message.queue_timeout
+    family = Family() if message.siblings else None
+    of_siblings = structs.replace(message.sampling, prompt_logprobs=None)
+    answers = [(message.number, message.sampling, message.generated_ids)]
+    for one in message.siblings:
+        answers.append((one.number, structs.replace(of_siblings, seed=one.seed), one.generated_ids))
+    requests: list[Request] = []
+    for number, sampling, generated_ids in answers:
+        token_ids = np.concatenate([prompt_ids, np.frombuffer(generated_ids, np.int32)])
+        request = Request(
+            number=number,
+            sampling=sampling,
+            num_prompt=len(prompt_ids),
+            token_ids=token_ids,
+            arrived=now,
+            hashes=extended_hashes(hashes, hasher, token_ids),
+            priority=message.priority,
+            queue_timeout=message.queue_timeout,
+            expires=expires,
+            family=family,
+            is_sibling=bool(requests),
+        )
+        request.bring(token_ids, again=deterministic)
+        requests.append(request)
+    return requests
 
 
-def extend_hashes(request: Request, hasher: PrefixHasher | None, token_ids: NDArray[np.int32]) -> None:
-    """Hash the full pages of `token_ids` (all of the request's tokens so far) that are not hashed yet.
+def extended_hashes(hashes: list[bytes], hasher: PrefixHasher | None, token_ids: NDArray[np.int32]) -> list[bytes]:
+    """`hashes`, and those of the full pages of `token_ids` (all tokens so far) that are not among them.
 
     Without a hasher, where no prefix is cached, none has a hash.
     """
-    if hasher is None:
-        return
-    size = hasher.page_size
-    for page in range(len(request.hashes) - 1, len(token_ids) // size):
-        request.hashes.append(hasher.next(request.hashes[-1], token_ids[page * size : (page + 1) * size]))
+    hashes = hashes.copy()
+    if hasher is not None:
+        size = hasher.page_size
+        for page in range(len(hashes) - 1, len(token_ids) // size):
+            hashes.append(hasher.next(hashes[-1], token_ids[page * size : (page + 1) * size]))
+    return hashes
 
 
 def end_reason(token_id: int, request: Request, length: int) -> tuple[FinishReason, int | None] | None:

@@ -6,15 +6,24 @@ It knows slots, pages and what they hold; it knows no queue, and makes no plans.
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tercet.engine.pages import PagePool
+from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.ipc.step_messages import Enter
 
-Triples = list[tuple[int, int, int]]
-"""Of a plan: slot, index in its page table, page."""
+
+class Head(NamedTuple):
+    """The beginning of a request, as far as its keys and values are there already."""
+
+    num_tokens: int
+    pages: list[int]
+    """Full ones, to be shared."""
+    copied: int | None
+    """The beginning of this page belongs to it too; what follows there is another's."""
 
 
 @dataclass
@@ -73,38 +82,41 @@ class Residents:
         """Whether there is a slot and room. Beside a suspect nobody enters: the next death has to name one alone."""
         if not self._free_slots or self.suspect is not None:
             return False
-        cached = self._cached_prefix(request)
-        needed = self._settings.pages(len(request.token_ids)) - len(cached) + self.pool.num_kept(cached)
+        shared = self._head(request).pages
+        needed = self._settings.pages(len(request.token_ids)) - len(shared) + self.pool.num_kept(shared)
         # Those that run need pages as they grow; admitting into the last ones would only send somebody away again.
         reserve = min(len(self.running), self._settings.num_pages // 20)
         return needed + reserve <= self.pool.num_available
 
-    def admit(self, request: Request, now: float, pages: Triples) -> Enter:
+    def admit(self, request: Request, now: float, draft: PlanDraft) -> None:
         """It takes a slot, and pages for all that it brings."""
-        cached = self._cached_prefix(request)
-        self.pool.hold(cached)
+        head = self._head(request)
+        self.pool.hold(head.pages)
         slot = request.slot = self._free_slots.pop()
         length = len(request.token_ids)
-        num_cached = len(cached) * self._settings.page_size
         self._counters.prefix_queries += length
-        self._counters.prefix_hits += num_cached
+        self._counters.prefix_hits += head.num_tokens
         if request.admitted is None:
-            request.admitted, request.num_cached = now, num_cached
-        request.num_remembered = len(cached)
+            request.admitted, request.num_cached = now, head.num_tokens
+        request.num_remembered = len(head.pages)
         self.suspect = request if request.is_suspect else None
         self.running[request.number] = self._by_slot[slot] = request
         self.prefilling.append(request)
-        self.slots.enter(request, num_cached)
-        more = self.pool.take(self._settings.pages(length) - len(cached))
-        self._append_pages(request, cached + more, pages)
-        return Enter(slot, request.token_ids.tobytes(), request.num_prompt, request.sampling)
+        self.slots.enter(request, head.num_tokens)
+        own = self.pool.take(self._settings.pages(length) - len(head.pages))
+        if head.copied is not None:
+            draft.copies.append((head.copied, own[0]))
+        self._append_pages(request, head.pages + own, draft)
+        draft.enters.append(Enter(slot, request.token_ids.tobytes(), request.num_prompt, request.sampling))
+        if request.family is not None:
+            request.family.enter(request)
 
-    def grow(self, request: Request, num_tokens: int, pages: Triples) -> int:
+    def grow(self, request: Request, num_tokens: int, draft: PlanDraft) -> int:
         """Give it pages for so many tokens, all or none; returns how many are lacking."""
         more = self._settings.pages(num_tokens) - len(request.pages)
         if more > self.pool.num_available:
             return more
-        self._append_pages(request, self.pool.take(more), pages)
+        self._append_pages(request, self.pool.take(more), draft)
         return 0
 
     def remember(self, request: Request, num_tokens: int) -> None:
@@ -117,18 +129,26 @@ class Residents:
             self.pool.remember(request.pages[index], request.hashes[index + 1])
         request.num_remembered = max(request.num_remembered, num_full)
 
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Cached pages it can use. Its last token is always computed: somebody has to sample from it.
+    def _head(self, request: Request) -> Head:
+        """What it need not compute. Its last token is always computed: somebody has to sample from it.
 
         What is asked about every token of the prompt takes computing it.
         """
         if request.sampling.prompt_logprobs is not None and request.num_told == 0:
-            return []
-        most = (len(request.token_ids) - 1) // self._settings.page_size
-        return self.pool.find(request.hashes[1 : most + 1])
+            return Head(0, [], None)
+        most, size = len(request.token_ids) - 1, self._settings.page_size
+        cached = self.pool.find(request.hashes[1 : most // size + 1])
+        num_shared = min(request.num_prompt, most)
+        if request.family is None or not request.family.sources or num_shared <= len(cached) * size:
+            return Head(len(cached) * size, cached, None)
+        # Its source goes on writing behind the prompt, on the page that both end it on: that one is copied. The source
+        # runs, so whatever becomes of it, its pages are given back after the plan in the making.
+        num_full, rest = divmod(num_shared, size)
+        pages = request.family.sources[0].pages
+        return Head(num_shared, pages[:num_full], pages[num_full] if rest else None)
 
-    def _append_pages(self, request: Request, new: list[int], pages: Triples) -> None:
-        pages += [(request.slot, len(request.pages) + index, page) for index, page in enumerate(new)]
+    def _append_pages(self, request: Request, new: list[int], draft: PlanDraft) -> None:
+        draft.pages += [(request.slot, len(request.pages) + index, page) for index, page in enumerate(new)]
         request.pages += new
         self.slots.capacity[request.slot] = len(request.pages) * self._settings.page_size
 
@@ -143,6 +163,8 @@ class Residents:
             self.suspect = None
         if request in self.prefilling:
             self.prefilling.remove(request)
+        if request.family is not None:
+            request.family.leave(request)
         if comes_back:
             self._keep_tokens(request)
         self.left.append(slot)
@@ -181,4 +203,6 @@ class Residents:
 
 
 def _forget_place(request: Request) -> None:
+    if request.family is not None:
+        request.family.leave(request)
     request.slot, request.pages, request.num_remembered = -1, [], 0

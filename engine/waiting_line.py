@@ -9,7 +9,7 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.engine.request import Request
+from tercet.engine.request import Family, Request
 from tercet.ipc.step_messages import Submit, Unservable
 
 _LONGEST_HINT_S = 60.0
@@ -22,7 +22,10 @@ class WaitingLine:
     def __init__(self, settings: PlannerSettings) -> None:
         self._max_requests = settings.max_queued_requests
         self._max_tokens = settings.max_queued_tokens
+        self._num_slots = settings.max_num_seqs
         self._line: list[Request] = []
+        self._aside: list[Request] = []
+        """They wait for one of their family to compute the prompt, and hold nobody up meanwhile."""
         self.num_tokens = 0
         """Tokens that those in line will have to compute."""
         self._last_pop = math.nan
@@ -30,23 +33,34 @@ class WaitingLine:
         """How fast the line moves, smoothed."""
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._line) + len(self._aside)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._line)
+        return iter((*self._line, *self._aside))
 
     @property
-    def first(self) -> Request:
-        return self._line[0]
+    def first(self) -> Request | None:
+        """Whose turn it is. Those of a family that does better to wait are passed over."""
+        while self._line and (family := self._line[0].family) is not None and family.waits:
+            self._aside.append(self._line.pop(0))
+        return self._line[0] if self._line else None
+
+    def call_back(self, family: Family | None) -> None:
+        """These need not wait any longer, but for their turn."""
+        if family is None or not self._aside:
+            return
+        for request in [request for request in self._aside if request.family is family]:
+            self._aside.remove(request)
+            insort(self._line, request, key=_turn)
 
     def add(self, request: Request) -> None:
         insort(self._line, request, key=_turn)
-        self.num_tokens += len(request.token_ids)
+        self.num_tokens += request.num_to_compute
 
     def pop(self, now: float) -> Request:
         """The first leaves the line."""
         request = self._line.pop(0)
-        self.num_tokens -= len(request.token_ids)
+        self.num_tokens -= request.num_to_compute
         request.expires = math.inf
         if self._line and not math.isnan(self._last_pop):
             self._seconds_a_pop += _SMOOTHING * (now - self._last_pop - self._seconds_a_pop)
@@ -54,30 +68,34 @@ class WaitingLine:
         return request
 
     def is_full(self, message: Submit, num_free_slots: int) -> Unservable | None:
-        """Why this one cannot join, if it cannot: those that find a slot at once are not counted."""
-        num_tokens = len(message.prompt_ids) // 4
-        too_many = len(self._line) >= self._max_requests + num_free_slots
-        too_much = bool(self._line) and self.num_tokens + num_tokens > self._max_tokens
+        """Why this one cannot join, if it cannot: those that find a slot at once are not counted. Siblings count."""
+        if (most := self._max_requests + self._num_slots) <= len(message.siblings):
+            text = f"n is {len(message.siblings) + 1}; want at most {most}: --max-num-seqs and --max-queued-requests"
+            return Unservable(message.number, "invalid_request", text)
+        num_tokens = len(message.prompt_ids) // 4 + len(message.siblings)
+        too_many = len(self) + len(message.siblings) >= self._max_requests + num_free_slots
+        too_much = bool(self) and self.num_tokens + num_tokens > self._max_tokens
         if not (too_many or too_much):
             return None
-        hint = min(max(1.0, self._seconds_a_pop * len(self._line) / 10), _LONGEST_HINT_S)  # a tenth of the line
+        hint = min(max(1.0, self._seconds_a_pop * len(self) / 10), _LONGEST_HINT_S)  # a tenth of the line
         text = (
-            f"{len(self._line)} requests with {self.num_tokens} tokens wait already (--max-queued-requests is "
+            f"{len(self)} requests with {self.num_tokens} tokens wait already (--max-queued-requests is "
             f"{self._max_requests}, --max-queued-tokens {self._max_tokens}); ask again in {hint:.0f} s"
         )
         return Unservable(message.number, "overloaded", text, round(hint, 1))
 
     def remove_if(self, unwanted: Callable[[Request], bool]) -> list[Request]:
         """These leave the line, and are returned."""
-        removed = [request for request in self._line if unwanted(request)]
+        removed = [request for request in self if unwanted(request)]
         if removed:
             self._line = [request for request in self._line if not unwanted(request)]
-            self.num_tokens -= sum(len(request.token_ids) for request in removed)
+            self._aside = [request for request in self._aside if not unwanted(request)]
+            self.num_tokens -= sum(request.num_to_compute for request in removed)
         return removed
 
     def expire(self, now: float) -> list[Unservable]:
         """Those that have waited for as long as they were willing to leave the line."""
-        expired = self.remove_if(lambda request: request.expires <= now)
+        expired = self.remove_if(lambda request: request.has_expired(now))
         text = "the request waited for its turn for queue_timeout, {:g} s"
         return [Unservable(one.number, "timed_out", text.format(one.queue_timeout)) for one in expired]
 

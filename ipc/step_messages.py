@@ -47,6 +47,14 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """What the answer has to match, as the scheduler's library reads it."""
 
 
+class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One more answer to a prompt: another seed, all else as in the `Submit` that brings it."""
+
+    number: int
+    seed: int
+    generated_ids: bytes = b""
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """A validated request. `number` is the tokenizer's own name for it, unique for the engine's life."""
 
@@ -60,6 +68,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     """It was accepted before, so no bound on new requests holds it up."""
     priority: int = 0
     queue_timeout: float | None = None
+    siblings: tuple[Sibling, ...] = ()
+    """Requests of their own from here on, but the prompt is computed once. None of them tells its log-probabilities."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -174,7 +184,7 @@ class Mask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What every rank does next: a lease of `count` steps over the same rows (count > 1 only without chunks).
 
-    Applied in the order of the fields: slots are left, then entered, pages appended, then rows computed. Rows, in
+    Applied in this order: slots are left, then entered, pages appended and copied, then rows computed. Rows, in
     the order of their results: `decodes`, then `chunks`. A row samples a token when it is a decode, or a chunk that
     reaches the end of what `Enter` brought.
     """
@@ -194,6 +204,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """Grows when workers or the scheduler are replaced: plans and answers of an earlier epoch are dropped."""
     masks: tuple[Mask, ...] = ()
     """For every row that samples in a slot whose request has a grammar; such plans are leases of one step."""
+    copies: bytes = b""
+    """int32 pairs: page, and page that becomes its copy, before any row is computed."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -23,6 +23,7 @@ from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_change
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
+from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
 from tercet.triton_kernels.slot_table import write_pages, write_records
 
@@ -113,6 +114,11 @@ class Runner:
             start = self._row_words
         if not start:
             self._plan.send(0, stop)
+        if len(pairs := np.frombuffer(step.copies, np.int32)):
+            stop = self._row_words + len(pairs)
+            self._plan.begin()[self._row_words : stop] = pairs
+            self._plan.send(self._row_words, stop)
+            self._copy(len(pairs) // 2)
         for packed, num_records in adjustments:
             stop = self._row_words + len(packed)
             self._plan.begin()[self._row_words : stop] = packed
@@ -130,6 +136,9 @@ class Runner:
         if changes.num_pages:
             triples = self._row_words + changes.triples
             write_pages(words_W, triples, changes.num_pages, self.table, self._num_pages)
+
+    def _copy(self, num_pairs: int) -> None:
+        copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
 
     def _launch_on_cpu(self) -> Landing:
         """Exact shapes, and no work for rows that are done: the tables of all ranks agree on them."""
@@ -218,9 +227,10 @@ class Runner:
             self._run_on_gpu(shape)
         if not enforce_eager:
             self._graphs.capture(shapes, progress)
-        # A change of slot -1 is dropped, but its kernels are compiled.
+        # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
         self._apply(Changes(np.zeros(0, np.int32), 1, 1, 1))
+        self._copy(1)
         self._extras.apply(self._plan.words_W, self._row_words, 1)
         self._landings.restart()
         torch.cuda.current_stream().synchronize()

@@ -106,7 +106,8 @@ class SimulatedWorker:
         for slot, start, length in rows:
             self._occupied[slot].plan(start, length if start >= 0 else step.count)
         self._named.append(set(slots))
-        self._read.append({page for slot in slots for page in self._occupied[slot].pages})
+        sources = {source for source, _ in self._copies(step)}
+        self._read.append({page for slot in slots for page in self._occupied[slot].pages} | sources)
         self._queue.append((step, 0))
 
     def _check_slots(self, step: Step) -> None:
@@ -118,19 +119,27 @@ class SimulatedWorker:
             assert enter.slot not in self._occupied, "a slot is entered and nobody left it"
             assert not any(enter.slot in named for named in self._named), "a slot of a plan in flight is entered"
             start = starts[enter.slot]
-            assert start % self._page_size == 0, "a part of a page is taken from the cache"
             self._occupied[enter.slot] = Occupied(len(enter.token_ids) // 4, start)
 
     def _check_pages(self, step: Step) -> None:
-        """A page that a request will write belongs to nobody else, and no plan in flight names it."""
+        """A page that a request will write belongs to nobody else, and no plan in flight names it.
+
+        If its beginning is there already, it is a copy.
+        """
+        copied = set()
         for slot, index, page in self._triples(step):
             assert 0 < page < self._num_pages
             occupied = self._occupied[slot]
             assert index == len(occupied.pages), "a page table has a gap"
-            if index * self._page_size >= occupied.num_cached:
+            if (index + 1) * self._page_size > occupied.num_cached:
                 assert not any(page in other.pages for other in self._occupied.values()), "a held page is given out"
                 assert not any(page in read for read in self._read), "a page of a plan in flight changes hands"
             occupied.pages.append(page)
+            if index * self._page_size < occupied.num_cached < (index + 1) * self._page_size:
+                copied.add(page)
+        assert copied == {target for _, target in self._copies(step)}, "a part of a page is taken from the cache"
+        for source, _ in self._copies(step):
+            assert any(source in other.pages for other in self._occupied.values()), "nobody holds what is copied"
 
     def execute(self) -> Sampled:
         """Run the oldest sub-step."""
@@ -153,6 +162,11 @@ class SimulatedWorker:
             self._slots[enter.slot] = Slot(tokens, enter.num_prompt, enter.sampling)
         for slot, index, page in self._triples(step):
             self._slots[slot].pages[index] = page
+        for source, target in self._copies(step):
+            for offset in range(self._page_size):
+                self._cache.pop((target, offset), None)
+                if (source, offset) in self._cache:
+                    self._cache[target, offset] = self._cache[source, offset]
 
     def _run_row(self, slot_index: int, start: int, length: int, written: dict[tuple[int, int], bytes]) -> int:
         slot = self._slots[slot_index]
@@ -183,6 +197,10 @@ class SimulatedWorker:
     def _rows(step: Step) -> list[tuple[int, int, int]]:
         decodes = [(slot, -1, 1) for slot in np.frombuffer(step.decodes, np.int32).tolist()]
         return decodes + [tuple(row) for row in np.frombuffer(step.chunks, np.int32).reshape(-1, 3).tolist()]
+
+    @staticmethod
+    def _copies(step: Step) -> list[tuple[int, int]]:
+        return [tuple(pair) for pair in np.frombuffer(step.copies, np.int32).reshape(-1, 2).tolist()]
 
     @staticmethod
     def _triples(step: Step) -> list[tuple[int, int, int]]:

@@ -197,3 +197,28 @@ def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
         assert shape.num_prefill_tokens >= num_tokens
         assert shape.num_decodes + shape.num_chunks <= shapes.max_rows
         assert shape.num_decodes + shape.num_prefill_tokens <= shapes.max_tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_copied_page_serves_another_answer(family: str) -> None:
+    """Two answers to one prompt part in the middle of a page; the second enters while the first is under way."""
+    (prompt,) = random_prompts(1, 2 * PAGE + 5, 2 * PAGE + 5, seed=17)
+    drawn = [msgspec.structs.replace(GREEDY, temperature=1.5, seed=seed, max_tokens=20) for seed in (1, 2)]
+    wanted = [outputs(make_runner(family), [prompt], [params], seed=0)[0] for params in drawn]
+    assert wanted[0] != wanted[1]
+    runner, last = make_runner(family), len(prompt) - 1
+    enter = [Enter(slot, pack(*prompt), len(prompt), params) for slot, params in zip((3, 0), drawn, strict=True)]
+    pages = pack(3, 0, 7, 3, 1, 8, 3, 2, 9, 3, 3, 20)
+    runner.begin(Step(0, 1, b"", (enter[0],), pages, pack(3, 0, last + 1), b""))
+    said = [[int(runner.launch(0).wait()[0])], []]
+    runner.begin(Step(1, 4, b"", (), b"", b"", pack(3)))
+    said[0] += [int(runner.launch(index).wait()[0]) for index in range(4)]
+    pages = pack(0, 0, 7, 0, 1, 8, 0, 2, 4, 0, 3, 5)
+    runner.begin(Step(2, 1, b"", (enter[1],), pages, pack(0, last, 1), pack(3), copies=pack(9, 4, -1, -1)))
+    for _ in range(16):
+        for answer, token in zip(said, runner.launch(0).wait().tolist(), strict=True):
+            answer += [token] * (token >= 0)
+        runner.begin(Step(3, 1, b"", (), b"", b"", pack(3, 0)))
+    runner.begin(Step(4, 4, b"", (), b"", b"", pack(0)))
+    said[1] += [int(runner.launch(index).wait()[0]) for index in range(4)]
+    assert said == wanted

@@ -1,0 +1,52 @@
+"""One plan in the making: what it changes. It knows the shape of a `Step`, and no policy."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.ipc.step_messages import Enter, Mask, Step
+
+
+@dataclass
+class PlanDraft:
+    """Mutable, and gone once the plan is made."""
+
+    enters: list[Enter] = field(default_factory=list)
+    pages: list[tuple[int, int, int]] = field(default_factory=list)
+    """Slot, index in its page table, page."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Page, and page that becomes its copy."""
+    chunks: list[tuple[int, int, int]] = field(default_factory=list)
+    """Slot, first position, length."""
+
+    def drop_pages(self, unwanted: Callable[[int], bool]) -> None:
+        """Of these slots: they were preempted after they had got some."""
+        self.pages = [triple for triple in self.pages if not unwanted(triple[0])]
+
+    @property
+    def chunk_slots(self) -> NDArray[np.int32]:
+        return np.array([slot for slot, _, _ in self.chunks], np.int32)
+
+    def to_step(
+        self,
+        step_id: int,
+        count: int,
+        left: list[int],
+        decodes: NDArray[np.int32],
+        epoch: int,
+        masks: tuple[Mask, ...],
+    ) -> Step:
+        return Step(
+            step_id,
+            count,
+            np.array(left, np.int32).tobytes(),
+            tuple(self.enters),
+            np.array(self.pages, np.int32).tobytes(),
+            np.array(self.chunks, np.int32).tobytes(),
+            decodes.tobytes(),
+            epoch,
+            masks,
+            np.array(self.copies, np.int32).tobytes(),
+        )
