@@ -28,9 +28,9 @@ from tercet.engine.openai_responses import (
     finish_reason,
 )
 from tercet.engine.sse import EventStream, unless_gone
-from tercet.engine.tool_choice import forced_call
+from tercet.engine.tool_choice import find_marks, forced_call, strict_calls
 from tercet.ipc.client import Generation, Piece
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import SamplingParams, Structured
 
 _encode = msgspec.json.Encoder().encode
 _SPECIAL_TOOL_FORMATS = ("llama3", "mistral")
@@ -42,7 +42,8 @@ async def chat(request: Request, door: Door) -> Any:
     body = await read_body(request, ChatCompletionRequest)
     body.check()
     door.check_model(body.model)
-    params = _params(body, door)
+    with as_http("tools"):
+        params = await _params(body, door)
     answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, body.to_options())
     with_ids = bool(body.return_token_ids)
 
@@ -61,7 +62,7 @@ async def chat(request: Request, door: Door) -> Any:
     return Response(_encode(completion), media_type="application/json")
 
 
-def _params(body: ChatCompletionRequest, door: Door) -> SamplingParams:
+async def _params(body: ChatCompletionRequest, door: Door) -> SamplingParams:
     params = body.to_params()
     if not body.uses_tools:
         return params
@@ -72,16 +73,29 @@ def _params(body: ChatCompletionRequest, door: Door) -> SamplingParams:
             "engine started with --tool-call-parser",
             param="tools",
         )
-    choice = body.tool_choice
-    if choice == "required" or isinstance(choice, NamedTool):
-        if params.structured is not None:
-            raise ApiError(400, "tool_choice forces a call, and response_format came", param="tool_choice")
-        name = choice.function.name if isinstance(choice, NamedTool) else None
-        form = forced_call(body.tools or (), name, door.info.tool_format)
+    form = await _form_of_calls(body, door)
+    if form is not None and params.structured is not None:
+        raise ApiError(
+            400, "tool_choice or a strict tool give the answer its form, and response_format came", param="tool_choice"
+        )
+    if form is not None:
         params = msgspec.structs.replace(params, structured=form)
     if door.info.tool_format in _SPECIAL_TOOL_FORMATS and body.skip_special_tokens is None:
         return msgspec.structs.replace(params, skip_special_tokens=False)
     return params
+
+
+async def _form_of_calls(body: ChatCompletionRequest, door: Door) -> Structured | None:
+    tools, choice = body.tools or (), body.tool_choice
+    is_forced = choice == "required" or isinstance(choice, NamedTool)
+    if not is_forced and not any(tool.function.strict for tool in tools):
+        return None
+    if door.marks is None:
+        door.marks = await find_marks(door.client.tokenize)
+    if is_forced:
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        return forced_call(tools, name, door.info.tool_format, door.marks)
+    return strict_calls(tools, door.info.tool_format, door.marks)
 
 
 def _reader(body: ChatCompletionRequest, door: Door) -> ChatReader:

@@ -44,6 +44,8 @@ class Door:
         """As of the start: name, version and sizes do not change."""
         self.created = int(time.time())
         self.condition = Condition()
+        self.marks: frozenset[str] | None = None
+        """What of the marks of tool calls and reasoning is a token of its own; None: nobody has asked yet."""
         self.metrics = Metrics(info.model)
         self.log = log
         self._keys = [_digest(key) for key in api_keys]

@@ -59,7 +59,8 @@ class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Literal[False] | None = None
+    strict: bool | None = None
+    """A call's arguments are held to `parameters`."""
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -90,8 +91,13 @@ def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
 def chat_options(tools: Sequence[Tool] | None, template_kwargs: dict[str, bool | int | str] | None) -> ChatOptions:
     """What goes to the chat template besides the conversation."""
     return ChatOptions(
-        tools=tuple(msgspec.to_builtins(tool) for tool in tools or ()), template_kwargs=template_kwargs or {}
+        tools=tuple(msgspec.to_builtins(_shown(tool)) for tool in tools or ()), template_kwargs=template_kwargs or {}
     )
+
+
+def _shown(tool: Tool) -> Tool:
+    """Without what is no business of the model."""
+    return Tool(type="function", function=msgspec.structs.replace(tool.function, strict=None))
 
 
 def _turn(message: Message, where: str) -> ChatMessage:

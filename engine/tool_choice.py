@@ -1,26 +1,37 @@
-"""A call that must come: the form that an answer then has, for each way of writing calls.
+"""The form of an answer with a call that must come, or calls that must be right, for each way of writing calls.
 
 It knows JSON schemas and no HTTP.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.openai_messages import Tool
 from tercet.ipc.messages import Structured, ToolFormat
 
+Tokenize = Callable[[str], Awaitable[list[int]]]
+_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
-def forced_call(tools: Sequence[Tool], name: str | None, tool_format: ToolFormat) -> Structured:
+
+async def find_marks(tokenize: Tokenize) -> frozenset[str]:
+    """Those that are tokens of their own: a grammar has to name them, and takes no such token for its spelling."""
+    # A beginning of sequence that the tokenizer adds is in both lengths.
+    return frozenset([mark for mark in _MARKS if len(await tokenize(mark * 2)) - len(await tokenize(mark)) == 1])
+
+
+def forced_call(tools: Sequence[Tool], name: str | None, tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
     """One call of any of the tools, or of the one that is named."""
     chosen = [tool for tool in tools if name is None or tool.function.name == name]
     if not chosen:
         raise ApiError(400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
     match tool_format:
         case "hermes":
-            schema = json.dumps(_schema(chosen, "arguments"))
-            return Structured(grammar=f'start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {schema}\n')
+            opening, call = _named("<tool_call>", marks), _call(chosen, marks)
+            return Structured(grammar=f"start: {opening} call\n{call}")
         case "llama3":
             return Structured(json_schema=_schema(chosen, "parameters"))
         case _:
@@ -30,6 +41,41 @@ def forced_call(tools: Sequence[Tool], name: str | None, tool_format: ToolFormat
                 "want auto or none",
                 param="tool_choice",
             )
+
+
+def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
+    """Any text, with calls or without; a call of a tool that is strict has the arguments that its schema wants."""
+    if tool_format != "hermes":
+        raise ApiError(
+            400,
+            f"tools has one that is strict, which is not supported beside tool_choice auto where calls are written as "
+            f"{tool_format} does; want strict false, or tool_choice required",
+            param="tools",
+        )
+    loose = msgspec.structs.replace(tools[0].function, parameters={"type": "object"})
+    held = [
+        tool
+        if tool.function.strict
+        else msgspec.structs.replace(tool, function=msgspec.structs.replace(loose, name=tool.function.name))
+        for tool in tools
+    ]
+    ways = ["spelled call", *(f"text {mark}" + " call" * (mark == "<tool_call>") for mark in _MARKS if mark in marks)]
+    return Structured(
+        grammar=f"start: ({' | '.join(ways)})* text\n"
+        "text: /(.|\\n)*/\n"
+        "spelled[lazy]: /(.|\\n)*<tool_call>/\n" + _call(held, marks)  # lazy: the first that can be one is one
+    )
+
+
+def _named(mark: str, marks: frozenset[str]) -> str:
+    """In Lark's notation: the token, or its spelling where it is none."""
+    return mark if mark in marks else json.dumps(mark)
+
+
+def _call(tools: Sequence[Tool], marks: frozenset[str]) -> str:
+    """The rule for a call of one of the tools, from after its opening mark."""
+    schema = json.dumps(_schema(tools, "arguments"))
+    return f'call: "\\n" json "\\n" {_named("</tool_call>", marks)}\njson: %json {schema}\n'
 
 
 def _schema(tools: Sequence[Tool], key: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Calls that must come. The weights are random: the mask alone makes them calls."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, ConfigDict
 
-from checkpoints import checkpoint
+from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from daemon import Daemon, free_port
 
 TURNS: Any = [{"role": "user", "content": "the cat"}]
@@ -62,3 +63,40 @@ def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
                 assert call.function.name == "grow"
         with pytest.raises(openai.BadRequestError, match="none of the tools"):
             client.chat.completions.create(tool_choice={"type": "function", "function": {"name": "x"}}, **ask)
+
+
+def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
+    """With `<tool_call>` as likely as can be, where nothing but the grammar knows how a call goes on."""
+    words = copy.deepcopy(tokenizer(VOCAB_SIZE - 1))
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama"), folder)
+    words.add_tokens(["<tool_call>"])
+    words.chat_template = f"{{% if false %}}{SHOWS['hermes']}{{% endif %}}{{{{ messages[0].content }}}}"
+    words.save_pretrained(folder)
+    begins_call = {str(len(words) - 1): 100}
+    strict, loose = tools()
+    strict["function"]["strict"] = True
+    flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny", "--no-log-requests"]
+    with (
+        Daemon(str(folder), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon,
+        OpenAI(base_url=f"{daemon.http}/v1", api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        ask: Any = {"model": "tiny", "messages": TURNS, "max_tokens": 300, "temperature": 0, "logit_bias": begins_call}
+        answer = client.chat.completions.create(tools=[strict], parallel_tool_calls=False, **ask).choices[0].message
+        assert answer.tool_calls is not None, answer.content
+        (call,) = answer.tool_calls
+        assert call.type == "function"
+        assert call.function.name == "grow"
+        Outer.model_validate_json(call.function.arguments)
+        plain = client.chat.completions.create(tools=[loose], **ask).choices[0].message
+        assert plain.tool_calls is None
+        text = client.chat.completions.create(tools=[strict, loose], **{**ask, "logit_bias": None}).choices[0].message
+        assert text.tool_calls is None
+        assert text.content
+        forced: Any = {"model": "tiny", "messages": TURNS, "tools": [loose], "tool_choice": "required"}
+        choice = client.chat.completions.create(extra_body={"return_token_ids": True}, **forced).choices[0]
+        assert choice.message.tool_calls is not None
+        assert choice.model_extra is not None
+        assert choice.model_extra["token_ids"][0] == len(words) - 1  # the token, not its spelling
+        with pytest.raises(openai.BadRequestError, match="give the answer its form"):
+            client.chat.completions.create(tools=[strict], response_format={"type": "json_object"}, **ask)
