@@ -38,6 +38,7 @@ class EngineProcess:
             self._ready = self._wait_ready(report)
         except BaseException:
             self.close()
+            self._close_reports()
             raise
         threading.Thread(target=self._watch, name="engine-watch", daemon=True).start()
 
@@ -93,6 +94,7 @@ class EngineProcess:
         for message in self._messages():
             if isinstance(message, LastWords):
                 self.death = message.message
+        self._close_reports()
         if not self._closing:
             self.death = self.death or f"the supervisor ended with exit code {self.process.wait()} and no word"
             if self._on_death is not None:
@@ -102,6 +104,10 @@ class EngineProcess:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             yield msgspec.json.decode(line, type=FromSupervisor)
+
+    def _close_reports(self) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
     def _tell(self, line: bytes) -> None:
         assert self.process.stdin is not None

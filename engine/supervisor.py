@@ -6,18 +6,15 @@ silence, and made a death.
 """
 
 import contextlib
-import os
-import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-import msgspec
-
-from tercet.engine.child import ChildSpec, remove_sockets, remove_stale_sockets
+from tercet.engine.child import remove_sockets, remove_stale_sockets
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
+from tercet.engine.crew import Crew, common_limits
 from tercet.engine.errors import StartupFailed, TercetError
 from tercet.engine.model_files import locate
 from tercet.engine.restarts import Restarts
@@ -59,10 +56,7 @@ class Supervisor:
     def __init__(self, config: EngineConfig, report: Callable[[FromSupervisor], None]) -> None:
         self._config = config
         self._report = report
-        self._selector = selectors.DefaultSelector()
-        self._children: list[Child] = []
-        self._dead: list[Child] = []
-        """Those whose end has been seen and not been dealt with."""
+        self._crew = Crew(config, self._hear)
         self._addresses: Addresses | None = None
         self._bound = False
         """The front doors are this engine's: a tokenizer has bound them."""
@@ -82,14 +76,11 @@ class Supervisor:
         self._stops = 0
         """Times somebody asked for the end: the first drains, the second ends at once."""
         self._started = time.monotonic()
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._drain_wakeups)
 
     def stop(self) -> None:
         """Ask for the end. Safe in signal handlers and other threads."""
         self._stops += 1
-        with contextlib.suppress(OSError):  # it has ended already
-            os.write(self._wake_write, b"x")
+        self._crew.wake()
 
     def run(self) -> None:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
@@ -114,14 +105,14 @@ class Supervisor:
         )
         for role in self._roles:
             self._spawn(role)
-        self._wait_until(lambda: all(child.loaded for child in self._children), deadline, "load")
+        self._wait_until(lambda: all(child.loaded for child in self._crew.children), deadline, "load")
         if self._asked_to_stop():
             return
-        self._limits = _common_limits(self._children)
-        for child in self._children:
+        self._limits = common_limits(self._crew.children)
+        for child in self._crew.children:
             child.begun = True
             child.tell(Begin(self._limits))
-        self._wait_until(lambda: all(child.serving for child in self._children), deadline, "begin to serve")
+        self._wait_until(lambda: all(child.serving for child in self._crew.children), deadline, "begin to serve")
         if self._asked_to_stop():
             return
         model = self._config.served_model_name or self._config.model
@@ -134,33 +125,26 @@ class Supervisor:
         while not condition() and not self._stops:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                late = [c.name for c in self._children if not (c.serving if what != "load" else c.loaded)]
+                late = [c.name for c in self._crew.children if not (c.serving if what != "load" else c.loaded)]
                 raise StartupFailed(
                     f"{', '.join(late)} did not {what} within --startup-timeout {self._config.startup_timeout:g} s"
                 )
-            self._wait_for_events(remaining)
-            if self._dead:
-                self._dead[0].reap(self._selector)
-                raise StartupFailed(self._dead[0].obituary())
+            self._crew.wait(remaining)
+            if self._crew.dead:
+                raise StartupFailed(self._crew.take_dead()[0].obituary())
 
     def _spawn(self, role: str) -> None:
-        """Start all processes of a role. The ranks meet through a file that none has used before."""
-        addresses = self._addresses
-        assert addresses is not None
-        addresses = msgspec.structs.replace(addresses, rendezvous=f"{addresses.rendezvous}.{self._incarnation}")
-        for rank in range(self._config.tensor_parallel_size if role == "worker" else 1):
-            child = Child(ChildSpec(role, rank, self._config, self._model_path, addresses, self._incarnation))
-            self._children.append(child)
-            child.watch(self._selector, self._hear, self._note_death)
+        assert self._addresses is not None
+        self._crew.spawn(role, self._model_path, self._addresses, self._incarnation)
 
     # ---------------------------------------------------------------------------------------------- end
 
     def _drain(self) -> None:
         """Let running requests finish, up to the deadline or a second call of `stop`."""
-        tokenizer = self._only("tokenizer")
+        tokenizer = self._crew.only("tokenizer")
         if tokenizer is None or not tokenizer.serving:
             return
-        for child in self._children:
+        for child in self._crew.children:
             if child.role in ("http", "tokenizer"):
                 child.tell(Drain())
         deadline = time.monotonic() + self._config.drain_timeout
@@ -173,24 +157,18 @@ class Supervisor:
 
         Then the HTTP door, which passes that on.
         """
-        for child in (self._only("tokenizer"), self._only("http")):
+        for child in (self._crew.only("tokenizer"), self._crew.only("http")):
             if child is not None and child.process.poll() is None:
                 child.tell(Abandon(message, code))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.process.wait(_FAREWELL_SECONDS)
 
     def _end_children(self) -> None:
-        for child in self._children:
-            child.process.kill()  # they hold nothing that needs a goodbye: sockets are removed below
-        for child in self._children:
-            child.reap(self._selector)
+        self._crew.end()
         if self._addresses is not None:
             remove_sockets(self._addresses, front_doors=False)
             if self._bound:  # a successor may listen there by now
                 remove_stale_sockets(self._addresses.listen)
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
 
     # ------------------------------------------------------------------------------------------ replace
 
@@ -198,19 +176,19 @@ class Supervisor:
         """One turn of the life of a started engine: hear, judge silence, bury, start again."""
         beat = self._config.heartbeat_timeout / 5
         alarms = [until, time.monotonic() + beat, *self._due.values()]
-        self._wait_for_events(max(0.0, min(alarms) - time.monotonic()))
+        self._crew.wait(max(0.0, min(alarms) - time.monotonic()))
         now = time.monotonic()
         if now - self._last_turn > self._config.heartbeat_timeout / 2:  # it was this process that stood still
-            for child in self._children:
+            for child in self._crew.children:
                 child.last_heard = now
         self._last_turn = now
-        for child in self._children:
+        for child in self._crew.children:
             if child.is_silent(now, self._config.heartbeat_timeout):
                 child.hung = True
                 child.process.kill()
-        if may_exit in self._dead and may_exit.process.wait() == 0:
-            self._dead.remove(may_exit)
-        if self._dead:
+        if may_exit in self._crew.dead and may_exit.process.wait() == 0:
+            self._crew.dead.remove(may_exit)
+        if self._crew.dead:
             self._bury(now)
         for role, due in list(self._due.items()):
             if due <= now:
@@ -224,19 +202,17 @@ class Supervisor:
 
     def _tell_http(self) -> None:
         impaired = tuple(sorted(self._due.keys() | self._arriving.keys()))
-        http = self._only("http")
+        http = self._crew.only("http")
         if http is not None and http.serving and impaired != self._impaired:
             self._impaired = impaired
             http.tell(Impaired(impaired))
 
     def _bury(self, now: float) -> None:
         """Deal with the dead. Ranks that ran together end together: they would wait for each other for ever."""
-        if any(child.role == "worker" for child in self._dead):
+        if any(child.role == "worker" for child in self._crew.dead):
             time.sleep(_SETTLE_SECONDS)
-            self._wait_for_events(0)
-        dead, self._dead = self._dead, []
-        for child in dead:
-            child.reap(self._selector)
+            self._crew.wait(0)
+        dead = self._crew.take_dead()
         roles = {child.role: child for child in reversed(dead)}
         if "worker" in roles:
             cause = next((child for child in dead if child.role == "worker" and child.was_killed_from_outside), None)
@@ -246,12 +222,12 @@ class Supervisor:
             self._replace(role, child, now)
         if "scheduler" in roles and self._config.tensor_parallel_size > 1 and "worker" not in self._due:
             # It may have died between telling one rank and telling the next.
-            self._discard("worker")
+            self._crew.discard("worker")
             self._due["worker"], self._blame = now, None
 
     def _replace(self, role: str, child: Child, now: float) -> None:
         """All processes of a role end, and are due again after a while."""
-        self._discard(role)
+        self._crew.discard(role)
         self._arriving.pop(role, None)
         delay = self._restarts[role].died(now)
         if delay is None:
@@ -261,24 +237,16 @@ class Supervisor:
         self._due[role] = now + delay
         print(f"tercet: {child.obituary()}; starting it again", file=sys.stderr, flush=True)
 
-    def _discard(self, role: str) -> None:
-        gone = [child for child in self._children if child.role == role]
-        for child in gone:
-            child.process.kill()
-        for child in gone:
-            self._children.remove(child)
-            child.reap(self._selector)
-
     def _help_to_arrive(self, role: str, now: float) -> None:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
-        children = [child for child in self._children if child.role == role]
+        children = self._crew.of(role)
         assert self._limits is not None
         if not all(child.loaded for child in children):
             if now > self._arriving[role]:
                 raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
             return
         if role == "worker":
-            self._limits = _common_limits(children)
+            self._limits = common_limits(children)
         for child in children:
             if not child.begun:
                 child.begun = True
@@ -286,7 +254,7 @@ class Supervisor:
         if not all(child.serving for child in children):
             return
         del self._arriving[role]
-        scheduler, tokenizer = self._only("scheduler"), self._only("tokenizer")
+        scheduler, tokenizer = self._crew.only("scheduler"), self._crew.only("tokenizer")
         if role == "worker" and scheduler is not None:
             self._incarnation += 1
             scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
@@ -295,21 +263,7 @@ class Supervisor:
         elif role == "scheduler" and tokenizer is not None:
             tokenizer.tell(SchedulerRestarted())
 
-    def _only(self, role: str) -> Child | None:
-        return next((child for child in self._children if child.role == role), None)
-
     # ------------------------------------------------------------------------------------------- events
-
-    def _wait_for_events(self, timeout: float) -> None:
-        for key, _ in self._selector.select(timeout):
-            key.data()
-
-    def _note_death(self, child: Child) -> None:
-        self._selector.unregister(child.pidfd)
-        self._dead.append(child)
-
-    def _drain_wakeups(self) -> None:
-        os.read(self._wake_read, 4096)
 
     def _hear(self, child: Child, message: FromChild) -> None:
         match message:
@@ -325,14 +279,3 @@ class Supervisor:
                 child.last_words = words
             case Beat():
                 pass  # that it was heard is what counts
-
-
-def _common_limits(children: list[Child]) -> Limits:
-    """What all ranks can do: the least of each."""
-    limits = [child.loaded.limits for child in children if child.loaded and child.loaded.limits]
-    assert limits
-    return msgspec.structs.replace(
-        limits[0],
-        num_pages=min(one.num_pages for one in limits),
-        max_model_len=min(one.max_model_len for one in limits),
-    )

@@ -1,0 +1,97 @@
+"""All child processes of one engine, by role: started, heard, seen to end, ended.
+
+It knows nothing of why one is started, nor of what becomes of the others when one dies; the supervisor decides that.
+"""
+
+import contextlib
+import os
+import selectors
+from collections.abc import Callable
+
+import msgspec
+
+from tercet.engine.child import ChildSpec
+from tercet.engine.children import Child
+from tercet.engine.config import EngineConfig
+from tercet.ipc.addresses import Addresses
+from tercet.ipc.process_messages import FromChild, Limits
+
+
+class Crew:
+    """`hear` gets each report, in `wait`."""
+
+    def __init__(self, config: EngineConfig, hear: Callable[[Child, FromChild], None]) -> None:
+        self._config = config
+        self._hear = hear
+        self._selector = selectors.DefaultSelector()
+        self.children: list[Child] = []
+        self.dead: list[Child] = []
+        """Those whose end has been seen and not been dealt with."""
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: os.read(self._wake_read, 4096))
+
+    def spawn(self, role: str, model_path: str, addresses: Addresses, incarnation: int) -> None:
+        """Start all processes of a role. The ranks meet through a file that none has used before."""
+        addresses = msgspec.structs.replace(addresses, rendezvous=f"{addresses.rendezvous}.{incarnation}")
+        for rank in range(self._config.tensor_parallel_size if role == "worker" else 1):
+            child = Child(ChildSpec(role, rank, self._config, model_path, addresses, incarnation))
+            self.children.append(child)
+            child.watch(self._selector, self._hear, self._note_death)
+
+    def of(self, role: str) -> list[Child]:
+        return [child for child in self.children if child.role == role]
+
+    def only(self, role: str) -> Child | None:
+        """Of a role that has one process, if it has one now."""
+        return next(iter(self.of(role)), None)
+
+    def wait(self, timeout: float) -> None:
+        """Until something is heard, has ended, or `wake` was called."""
+        for key, _ in self._selector.select(timeout):
+            key.data()
+
+    def wake(self) -> None:
+        """Safe in signal handlers and other threads."""
+        with contextlib.suppress(OSError):  # it has ended already
+            os.write(self._wake_write, b"x")
+
+    def take_dead(self) -> list[Child]:
+        """Reaped, to be dealt with now."""
+        dead, self.dead = self.dead, []
+        for child in dead:
+            child.reap(self._selector)
+        return dead
+
+    def discard(self, role: str) -> None:
+        """End all processes of a role and forget them."""
+        gone = self.of(role)
+        for child in gone:
+            child.process.kill()
+        for child in gone:
+            self.children.remove(child)
+            child.reap(self._selector)
+
+    def end(self) -> None:
+        """End everything. They hold nothing that needs a goodbye."""
+        for child in self.children:
+            child.process.kill()
+        for child in self.children:
+            child.reap(self._selector)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _note_death(self, child: Child) -> None:
+        self._selector.unregister(child.pidfd)
+        self.dead.append(child)
+
+
+def common_limits(children: list[Child]) -> Limits:
+    """What all ranks can do: the least of each."""
+    limits = [child.loaded.limits for child in children if child.loaded and child.loaded.limits]
+    assert limits
+    return msgspec.structs.replace(
+        limits[0],
+        num_pages=min(one.num_pages for one in limits),
+        max_model_len=min(one.max_model_len for one in limits),
+    )
