@@ -13,7 +13,7 @@ from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_events import Chunks, events
-from tercet.engine.openai_logprobs import chat_logprobs
+from tercet.engine.openai_logprobs import chat_logprobs, prompt_logprobs
 from tercet.engine.openai_messages import NamedTool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.openai_responses import (
@@ -57,7 +57,12 @@ async def chat(request: Request, door: Door) -> Any:
         generations = await unless_gone(request.receive, answer.whole())
     choices = [_choice(index, one, reader(), with_ids) for index, one in enumerate(generations)]
     completion = ChatCompletion(
-        id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=answer.usage(generations)
+        id=answer.id,
+        created=answer.created,
+        model=answer.model,
+        choices=choices,
+        usage=answer.usage(generations),
+        prompt_logprobs=prompt_logprobs(generations[0].prompt_logprobs, body.prompt_logprobs or 0),
     )
     return Response(_encode(completion), media_type="application/json")
 

@@ -3,15 +3,17 @@
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
+from tercet.engine.http_echo import Echo, read_echoes, without_answer
 from tercet.engine.http_errors import as_http
 from tercet.engine.http_events import Chunks, events
-from tercet.engine.openai_logprobs import Rows, completion_logprobs
+from tercet.engine.openai_logprobs import Rows, completion_logprobs, prompt_logprobs
 from tercet.engine.openai_requests import CompletionRequest
 from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason
 from tercet.engine.sse import EventStream, unless_gone
@@ -25,17 +27,41 @@ async def complete(request: Request, door: Door) -> Any:
     body = await read_body(request, CompletionRequest)
     body.check()
     door.check_model(body.model)
-    answer = Answer(request, door, "cmpl", body.to_prompts(), body.to_params(), body)
+    prompts = body.to_prompts()
+    answer = Answer(request, door, "cmpl", prompts, body.to_params(), body)
     chunks = _CompletionChunks(answer, bool(body.return_token_ids))
     with as_http("prompt"):
         if body.stream:
             pieces = await unless_gone(request.receive, answer.begin())
             return EventStream(events(pieces, chunks, answer, body.wants_usage_chunk))
         generations = await unless_gone(request.receive, answer.whole())
-    choices = [
-        chunks.choice(index, one.text, one.token_ids, one, one.logprobs) for index, one in enumerate(generations)
+        if body.wants_prompt_only:
+            generations = [without_answer(one) for one in generations]
+        echoes: list[Echo] | list[None] = [None] * len(prompts)
+        if body.echo:
+            echoes = await unless_gone(request.receive, read_echoes(door.client, prompts))
+    num_each = len(generations) // len(prompts)
+    # Those of a prompt may come once, with its first answer.
+    firsts = [generations[index - index % num_each] for index in range(len(generations))]
+    generations = [
+        structs.replace(one, prompt_logprobs=first.prompt_logprobs)
+        for one, first in zip(generations, firsts, strict=True)
     ]
+    choices = [_choice(body, chunks, index, one, echoes[index // num_each]) for index, one in enumerate(generations)]
     return Response(chunks.chunk(choices, answer.usage(generations)), media_type="application/json")
+
+
+def _choice(
+    body: CompletionRequest, chunks: "_CompletionChunks", index: int, one: Generation, echo: Echo | None
+) -> CompletionChoice:
+    choice = chunks.choice(index, one.text, one.token_ids, one, one.logprobs)
+    if echo is not None:
+        shown = None if body.logprobs is None else echo.logprobs(one, body.logprobs)
+        choice = structs.replace(choice, text=echo.text + one.text, logprobs=shown)
+    if body.prompt_logprobs is not None:
+        shown_prompt = prompt_logprobs(one.prompt_logprobs, body.prompt_logprobs)
+        choice = structs.replace(choice, prompt_logprobs=shown_prompt)
+    return choice
 
 
 class _CompletionChunks(Chunks[CompletionChoice]):

@@ -38,9 +38,21 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """`choices[].logprobs` of completions."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """None: of a prompt's first token."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """A token of the prompt, or one that might have stood there; vLLM's shape, by token id."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 def chat_logprobs(rows: Rows | None) -> ChatLogprobs | None:
@@ -60,5 +72,16 @@ def completion_logprobs(rows: Rows | None, offset: int) -> CompletionLogprobs | 
         return None
     tokens = [row[0].text for row in rows]
     offsets = list(accumulate(map(len, tokens), initial=offset))[:-1]
-    top = [{one.text: one.logprob for one in reversed(row)} for row in rows]
+    top: list[dict[str, float] | None] = [{one.text: one.logprob for one in reversed(row)} for row in rows]
     return CompletionLogprobs(tokens, [row[0].logprob for row in rows], top, offsets)
+
+
+def prompt_logprobs(rows: Rows | None, num_top: int) -> PromptLogprobs | msgspec.UnsetType:
+    """A place for each token of the prompt, the first of which has no log-probability. Nothing if nobody asked."""
+    if rows is None:
+        return msgspec.UNSET
+    shown: PromptLogprobs = [None]
+    for row in rows:
+        likely = row[: 1 + num_top]
+        shown.append({str(one.token_id): PromptLogprob(one.logprob, one.rank, one.text) for one in likely})
+    return shown

@@ -99,6 +99,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     cache_salt: str | None = None
     priority: Int | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: Int | None = None
+    """As vLLM has it: of the prompt's tokens, with so many of the likeliest."""
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -108,6 +110,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """What only makes sense together."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options came without stream; want both or neither", param="stream_options")
+        if self.stream and self.prompt_logprobs is not None:
+            raise ApiError(400, "prompt_logprobs came with stream; want one of them", param="prompt_logprobs")
 
     def _params(self, **more: Any) -> SamplingParams:
         given: dict[str, Any] = {}
@@ -181,7 +185,8 @@ class CompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_field
     """A text, several texts, token ids, or several lists of token ids."""
     max_tokens: Int | None = 16
     logprobs: Int | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
+    """The prompt comes back before the answer; `max_tokens` may be 0 then."""
     suffix: None = None
     best_of: Literal[1] | None = None
 
@@ -199,8 +204,20 @@ class CompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_field
             param="prompt",
         )
 
+    def check(self) -> None:
+        super().check()
+        if self.echo and self.stream:
+            raise ApiError(400, "echo came with stream; want one of them", param="echo")
+
+    @property
+    def wants_prompt_only(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
     def to_params(self) -> SamplingParams:
-        return self._params()
+        more: dict[str, Any] = {"max_tokens": 1} if self.wants_prompt_only else {}
+        if self.echo and self.logprobs is not None:
+            more["prompt_logprobs"] = max(self.logprobs, self.prompt_logprobs or 0)
+        return self._params(**more)
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

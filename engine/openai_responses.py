@@ -4,7 +4,7 @@ from typing import Literal
 
 import msgspec
 
-from tercet.engine.openai_logprobs import ChatLogprobs, CompletionLogprobs
+from tercet.engine.openai_logprobs import ChatLogprobs, CompletionLogprobs, PromptLogprobs
 from tercet.ipc.client import Generation
 
 FinishReason = Literal["stop", "length", "tool_calls"]
@@ -70,6 +70,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,6 +112,7 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

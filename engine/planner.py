@@ -267,6 +267,7 @@ class Planner:
         ended, started, leaving = find_turns(
             self._residents, self._hasher, self._settings.page_size, slots, lengths, token_ids, now
         )
+        prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)  # while those that end here have their slots
         for request in leaving:
             self._leave(request, comes_back=False)
         new = lengths > self._slots.told[slots]
@@ -274,7 +275,6 @@ class Planner:
         if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of
             suspect.is_suspect, self._residents.suspect = False, None
         message = None
-        prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)
         if new.any() or ended or prompt_logs:
             logs = None if sampled.logs is None else select_rows(sampled.logs, np.flatnonzero(rows)[new])
             numbers = self._slots.number[slots[new]].tobytes()

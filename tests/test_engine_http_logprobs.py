@@ -1,14 +1,16 @@
 """Log-probabilities through the HTTP door, as OpenAI's clients read them: those that the engine's own client gets."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
-from checkpoints import checkpoint
+from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
 from tercet.ipc.client import Client, Generation
-from tercet.ipc.messages import ChatMessage, SamplingParams
+from tercet.ipc.messages import ChatMessage, SamplingParams, TokenLogprob
 
 TURNS = [{"role": "user", "content": "naïve café 東京"}]
 IGNORE_EOS = {"ignore_eos": True}
@@ -75,3 +77,83 @@ async def test_completion(daemon: Daemon, client: OpenAI, stream: bool) -> None:
 def test_none_where_nobody_asked(client: OpenAI) -> None:
     answer = client.chat.completions.create(model="tiny", messages=TURNS, max_tokens=2)  # type: ignore[arg-type]
     assert answer.choices[0].logprobs is None
+
+
+async def engine_says_of_prompt(daemon: Daemon, prompt: str | list[ChatMessage]) -> list[tuple[TokenLogprob, ...]]:
+    params = msgspec.structs.replace(PARAMS, prompt_logprobs=2)
+    async with Client(daemon.address) as client:
+        rows = (await client.generate(prompt, params)).prompt_logprobs
+    assert rows
+    return rows
+
+
+def check_prompt(shown: Any, rows: list[tuple[TokenLogprob, ...]]) -> None:
+    assert shown[0] is None
+    for got, wanted in zip(shown[1:], rows, strict=True):
+        assert set(got) == {str(one.token_id) for one in wanted}
+        for one in wanted:
+            entry = got[str(one.token_id)]
+            assert (entry["rank"], entry["decoded_token"]) == (one.rank, one.text)
+            assert entry["logprob"] == pytest.approx(one.logprob, **CLOSE)
+
+
+async def test_of_the_prompt(daemon: Daemon, client: OpenAI) -> None:
+    wanted: Any = {"model": "tiny", "max_tokens": 2, "n": 2, "extra_body": {"prompt_logprobs": 2}}
+    chat = client.chat.completions.create(messages=TURNS, **wanted)
+    assert chat.model_extra is not None
+    check_prompt(
+        chat.model_extra["prompt_logprobs"],
+        await engine_says_of_prompt(daemon, [ChatMessage("user", TURNS[0]["content"])]),
+    )
+    prompts = ["the cat sat", "naïve"]
+    completion = client.completions.create(prompt=prompts, **wanted)
+    for choice in completion.choices:
+        assert choice.model_extra is not None
+        rows = await engine_says_of_prompt(daemon, prompts[choice.index // 2])
+        check_prompt(choice.model_extra["prompt_logprobs"], rows)
+    with pytest.raises(BadRequestError, match="prompt_logprobs came with stream"):
+        client.completions.create(prompt="x", stream=True, **wanted)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 5])
+async def test_echo(daemon: Daemon, client: OpenAI, max_tokens: int) -> None:
+    prompt = "the cat sat on the mat"
+    ids = tokenizer().encode(prompt)
+    rows = await engine_says_of_prompt(daemon, prompt)
+    async with Client(daemon.address) as own:
+        params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=1)
+        answer = await own.generate(prompt, params)
+    for asked in (prompt, ids):
+        said = client.completions.create(
+            model="tiny", prompt=asked, echo=True, logprobs=2, max_tokens=max_tokens, temperature=0,
+            extra_body={**IGNORE_EOS, "prompt_logprobs": 1},
+        )  # fmt: skip
+        (choice,) = said.choices
+        assert choice.text == prompt + (answer.text if max_tokens else "")
+        assert choice.finish_reason == "length"
+        assert said.usage is not None
+        assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (len(ids), max_tokens)
+        shown = choice.logprobs
+        assert shown is not None
+        assert shown.tokens is not None
+        assert shown.text_offset is not None
+        assert len(shown.tokens) == len(ids) + max_tokens
+        for token, offset in zip(shown.tokens[: len(ids)], shown.text_offset, strict=False):
+            assert prompt[offset : offset + len(token)] == token
+        assert max_tokens == 0 or shown.text_offset[len(ids)] == len(prompt)
+        first, *numbers = shown.token_logprobs or []
+        assert first is None
+        likely = [row[0].logprob for row in [*rows, *(answer.logprobs or ())][: len(numbers)]]
+        assert numbers == pytest.approx(likely, **CLOSE)
+        assert shown.top_logprobs is not None
+        assert [None if one is None else len(one) for one in shown.top_logprobs[:2]] in ([None, 2], [None, 3])
+        assert choice.model_extra is not None
+        assert all(len(one) <= 2 for one in choice.model_extra["prompt_logprobs"][1:])
+    plain = client.completions.create(model="tiny", prompt=[prompt, ids], echo=True, max_tokens=5, temperature=0,
+                                      extra_body=IGNORE_EOS)  # type: ignore[arg-type]  # fmt: skip
+    assert [choice.text for choice in plain.choices] == [prompt + answer.text] * 2
+    assert plain.choices[0].logprobs is None
+    with pytest.raises(BadRequestError, match="echo came with stream"):
+        client.completions.create(model="tiny", prompt="x", echo=True, stream=True)
+    with pytest.raises(BadRequestError, match="max_tokens"):
+        client.completions.create(model="tiny", prompt="x", max_tokens=0)
