@@ -17,7 +17,7 @@ from torch import Tensor
 from tercet.ipc.step_messages import Adjustments, Enter, Step
 from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
-from tercet.triton_kernels.logits import add_bias, apply_bitmask, count_tokens, penalize
+from tercet.triton_kernels.logits import add_bias, apply_bitmask, count_tokens, penalize, widen
 from tercet.triton_kernels.slot_table import SlotTable
 
 _RECORD = struct.Struct("<i3f2i")
@@ -93,9 +93,9 @@ class Extras:
 
     def adjust(self, logits_RV: Tensor, slots_R: Tensor, table: SlotTable) -> Tensor:
         """The logits to sample from, fp32; those given stay as they are. Biases first, then penalties. Graph-safe."""
-        adjusted_RV = logits_RV.to(torch.float32, copy=True)
+        adjusted_RV, counts_RV = widen(logits_RV)
         add_bias(adjusted_RV, slots_R, self._table.bias_ids_SK, self._table.bias_SK)
-        counts_RV = count_tokens(slots_R, table, logits_RV.shape[1])
+        count_tokens(slots_R, table, counts_RV)
         penalties = self._table.repetition_S, self._table.presence_S, self._table.frequency_S
         penalize(adjusted_RV, counts_RV, slots_R, *penalties)
         apply_bitmask(adjusted_RV, slots_R, self._mask_SW)

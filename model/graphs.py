@@ -1,12 +1,13 @@
 """CUDA graphs of whole steps, one for each shape, in one pool of memory.
 
 Knows how to capture and replay a function of a shape; what the function does is the runner's matter. Graphs share
-their memory: they are replayed one after another, on one stream, and leave nothing in it for later.
+their memory: they are replayed one after another, on one stream, and leave nothing in it but their results.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from tercet.model.step_shape import StepShape
 
@@ -17,13 +18,13 @@ Progress = Callable[[int, int], None]
 class StepGraphs:
     """Captured steps."""
 
-    def __init__(self, run: Callable[[StepShape], None]) -> None:
-        """`run`: launches a step of a shape on the current stream, the same launches each time.
+    def __init__(self, run: Callable[[StepShape], Tensor | None]) -> None:
+        """`run`: launches a step of a shape on the current stream, the same launches each time; it may return a result.
 
-        It is called with nothing but padding in the step.
+        It is captured with nothing but padding in the step.
         """
         self._run = run
-        self._graphs: dict[StepShape, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
@@ -35,17 +36,18 @@ class StepGraphs:
             # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
-                self._run(shape)
+                result = self._run(shape)
             finally:
                 graph.capture_end()
-            self._graphs[shape] = graph
+            self._graphs[shape] = graph, result
             if progress is not None:
                 progress(len(self._graphs), len(shapes))
 
-    def replay(self, shape: StepShape) -> bool:
-        """Launch a captured step; False without such a graph."""
-        graph = self._graphs.get(shape)
-        if graph is None:
-            return False
+    def run(self, shape: StepShape) -> Tensor | None:
+        """Replay a captured step, or launch it kernel by kernel. A result is to be used before the next step."""
+        captured = self._graphs.get(shape)
+        if captured is None:
+            return self._run(shape)
+        graph, result = captured
         graph.replay()
-        return True
+        return result

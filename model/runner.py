@@ -72,7 +72,8 @@ class Runner:
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
-        self._step_logs: tuple[Tensor, list[tuple[Chunk, Tensor]]] = torch.empty(0, 2, dtype=torch.int32), []
+        self._prompt_logs: list[tuple[Chunk, Tensor]] = []
+        """Of the step launched last."""
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
         dtype = str(kv_cache.dtype).removeprefix("torch.")
@@ -96,7 +97,7 @@ class Runner:
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
             sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            self._shape = self._shapes.fit(*sizes, whole_logits, adjusted)._replace(logged=self._is_logged())
+            self._shape = self._shapes.fit(*sizes, whole_logits, adjusted, self._is_logged())
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all
@@ -127,6 +128,7 @@ class Runner:
 
     def launch(self, index: int) -> Landing:
         """Run step `index` of the plan's lease."""
+        self._prompt_logs = []
         return self._launch_on_gpu() if self._on_gpu else self._launch_on_cpu()
 
     def _apply(self, changes: Changes) -> None:
@@ -156,8 +158,9 @@ class Runner:
             logged = self._is_logged()
             shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted, logged)
             write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
-            token_ids_R[computed] = self._run_on_cpu(shape).numpy()
-            return DoneLanding(token_ids_R, self._logs(computed, np.arange(len(computed))) if logged else None)
+            tokens_N, logs_NW = self._run_on_cpu(shape)
+            token_ids_R[computed] = tokens_N.numpy()
+            return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
         return DoneLanding(token_ids_R)
 
     def _launch_on_gpu(self) -> Landing:
@@ -165,8 +168,7 @@ class Runner:
         if answers:
             self._landings.reserve()
             self._landings.launching()
-        if not self._graphs.replay(self._shape):
-            self._run_on_gpu(self._shape)
+        logs_RW = self._graphs.run(self._shape)
         if not answers:
             return DoneLanding(np.zeros(0, np.int32))
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
@@ -176,7 +178,7 @@ class Runner:
         rows = np.concatenate([np.arange(num_decodes), np.arange(padded, padded + num_chunks)])
         if not self._shape.logged:
             return self._landings.launched(rows)
-        return self._landings.launched(rows, self._logs(np.arange(len(rows)), rows))
+        return self._landings.launched(rows, self._logs(logs_RW, np.arange(len(rows)), rows))
 
     def _forward(self, shape: StepShape) -> tuple[Tensor, StepInputs, StepRows]:
         inputs, rows = self._buffers.cut(shape)
@@ -188,36 +190,37 @@ class Runner:
         slots = np.concatenate([self._decodes, self._chunks[0]])
         return bool(self._extras.logged(slots).any() or self._extras.logged_chunks(0, 0, self._chunks))
 
-    def _log(self, shape: StepShape, hidden_TD: Tensor, logs_RW: Tensor | None) -> None:
-        """Keep the step's log-probabilities on the device, and compute those of its prompts."""
+    def _log_prompts(self, shape: StepShape, hidden_TD: Tensor) -> None:
+        """Compute the log-probabilities of the step's prompts, which stay on the device."""
+        if not (shape.logged and shape.num_chunks):
+            return
         chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
         token_ids_SL = self.table.token_ids_SL
-        prompts = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, token_ids_SL)) for chunk in chunks]
-        self._step_logs = torch.empty(0, 2, dtype=torch.int32) if logs_RW is None else logs_RW, prompts
+        self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, token_ids_SL)) for chunk in chunks]
 
-    def _logs(self, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
+    def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
         logged = self._extras.logged(np.concatenate([self._decodes, self._chunks[0]])[computed])
-        logs_RW, prompts = self._step_logs
-        copies = [(chunk, HostCopy(words_PW)) for chunk, words_PW in prompts]
-        if not len(logs_RW):
+        prompts = [(chunk, HostCopy(words_PW)) for chunk, words_PW in self._prompt_logs]
+        if logs_RW is None:  # no row samples
             logged[:] = False
-        return StepLogs(computed[logged], places[logged], HostCopy(logs_RW), copies)
+            logs_RW = torch.empty(0, 2, dtype=torch.int32)
+        return StepLogs(computed[logged], places[logged], HostCopy(logs_RW), prompts)
 
     @torch.inference_mode()
-    def _run_on_cpu(self, shape: StepShape) -> Tensor:
+    def _run_on_cpu(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
         forward = self._forward(shape)
-        token_ids_R, logs_RW = sample_step(self._decoder, *forward, self.table, shape=shape, extras=self._extras)
-        if shape.logged:
-            self._log(shape, forward[0], logs_RW)
-        return token_ids_R
+        sampled = sample_step(self._decoder, *forward, self.table, shape=shape, extras=self._extras)
+        self._log_prompts(shape, forward[0])
+        return sampled
 
     @torch.inference_mode()
-    def _run_on_gpu(self, shape: StepShape) -> None:
+    def _run_on_gpu(self, shape: StepShape) -> Tensor | None:
+        """Launch a step; returns its rows' log-probabilities, if it is to have them."""
         forward, ring = self._forward(shape), self._landings.ring
         logs_RW = sample_step_into(ring, self._decoder, *forward, self.table, shape=shape, extras=self._extras)
-        if shape.logged:
-            self._log(shape, forward[0], logs_RW)
+        self._log_prompts(shape, forward[0])
+        return logs_RW
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""

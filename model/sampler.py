@@ -17,7 +17,7 @@ from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
 from tercet.triton_kernels.sample_shard import sample_shard, sample_shard_into
-from tercet.triton_kernels.slot_table import SlotTable
+from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
 
 def needs_whole_logits(sampling: Sampling) -> bool:
@@ -82,8 +82,7 @@ def sample_step_into(
     sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
     if not shape.logged:
         return None
-    token_ids_R = table.token_ids_SL[rows.slots_R.long(), rows.positions_R.clamp(min=0).long()]
-    return token_logs(raw_RV, token_ids_R)
+    return token_logs(raw_RV, tokens_at(rows.slots_R, rows.positions_R, table))
 
 
 def _takes_whole_logits(decoder: Decoder, shape: StepShape) -> bool:

@@ -28,7 +28,7 @@ class StepShape(NamedTuple):
     adjusted: bool = False
     """Whether some row's logits are changed before sampling."""
     logged: bool = False
-    """Whether somebody wants log-probabilities. Such steps have no graph."""
+    """Whether somebody wants log-probabilities. With prefill such steps have no graph."""
 
 
 class Shapes:
@@ -53,7 +53,11 @@ class Shapes:
         shapes = [StepShape(size, 0, 0) for size in self.decodes]
         if self._several_ranks:
             shapes += [StepShape(size, 0, 0, True) for size in self.decodes]
-        shapes += [StepShape(size, 0, 0, self._several_ranks, True) for size in self._adjusted_decodes]
+        shapes += [
+            StepShape(size, 0, 0, self._several_ranks, True, logged)
+            for size in self._adjusted_decodes
+            for logged in (False, True)
+        ]
         shapes += [
             self._with_chunks(num_decodes, self._chunks, tokens)
             for tokens in self._tokens
@@ -81,11 +85,17 @@ class Shapes:
         return shapes
 
     def fit(
-        self, num_decodes: int, num_chunks: int, num_tokens: int, whole_logits: bool = False, adjusted: bool = False
+        self,
+        num_decodes: int,
+        num_chunks: int,
+        num_tokens: int,
+        whole_logits: bool = False,
+        adjusted: bool = False,
+        logged: bool = False,
     ) -> StepShape:
-        """The shape that a step is padded to. `whole_logits`, `adjusted`: some row needs that."""
-        if not num_chunks and adjusted:
-            return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, self._several_ranks, True)
+        """The shape that a step is padded to. `whole_logits`, `adjusted`, `logged`: some row needs that."""
+        if not num_chunks and (adjusted or logged):
+            return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, self._several_ranks, True, logged)
         if not num_chunks:
             return StepShape(_smallest(self.decodes, num_decodes), 0, 0, whole_logits and self._several_ranks)
         if self._tokens and num_chunks <= self._chunks and num_tokens <= self._tokens[-1]:
@@ -94,7 +104,7 @@ class Shapes:
         else:
             padded = _round_up(_smallest([0, *self.decodes], num_decodes), 4)
             shape = self._with_chunks(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
-        return shape._replace(adjusted=adjusted)
+        return shape._replace(adjusted=adjusted, logged=logged)
 
     def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
         """Ranks gather the logits of steps with prefill in any case: beside it that is little, and it halves graphs."""

@@ -37,11 +37,8 @@ class Chunk:
 
 
 def token_logs(logits_RV: Tensor, token_ids_R: Tensor) -> Tensor:
-    """int32 [R, W]: log-probability (bits), rank, ids of the likeliest, their log-probabilities (bits). Graph-safe."""
-    num_top = min(MAX_LOGPROBS, logits_RV.shape[1])
-    chosen_R, ranks_R, top_ids_RK, top_RK = log_probabilities(logits_RV, token_ids_R, num_top)
-    bits = chosen_R.view(torch.int32)[:, None], ranks_R[:, None], top_ids_RK, top_RK.view(torch.int32)
-    return torch.cat(bits, 1)
+    """Words [R, W] of each row's token and of as many of the likeliest as anybody may ask for. Graph-safe."""
+    return log_probabilities(logits_RV, token_ids_R, min(MAX_LOGPROBS, logits_RV.shape[1]))
 
 
 def prompt_logs(decoder: Decoder, hidden_TD: Tensor, chunk: Chunk, token_ids_SL: Tensor) -> Tensor:

@@ -9,13 +9,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import triton
 
 from plan_driver import GREEDY, Job, pack, run_jobs
 from slot_tables import random_table
-from tercet.ipc.step_messages import Enter, Sampling, Step
+from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
@@ -107,8 +108,11 @@ def test_same_tokens_whatever_the_schedule_and_nothing_compiles(
 def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
     runner = runners[which]
     params = msgspec.structs.replace(GREEDY, max_tokens=500)
-    lengths = {0: 300, 1: 750, 2: 700, 3: 700}
-    enter = tuple(Enter(slot, pack(*range(length)), length, params) for slot, length in lengths.items())
+    lengths = {0: 300, 1: 750, 2: 700, 3: 700, 4: 60}
+    told = msgspec.structs.replace(params, logprobs=3, adjustments=Adjustments(1.1, 0.1, 0.1))
+    enter = tuple(
+        Enter(slot, pack(*range(length)), length, told if slot == 4 else params) for slot, length in lengths.items()
+    )
     pages = [x for slot in lengths for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for step in (
@@ -117,13 +121,24 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
             Step(2, 4, b"", (), b"", b"", pack(1, 0)),
             Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),  # more than any graph takes
             Step(4, 1, b"", (), b"", b"", pack(3, 1, 2, 0)),
+            Step(5, 1, b"", (), b"", pack(4, 0, 60), pack(3)),
+            Step(6, 2, b"", (), b"", b"", pack(3, 4)),
         ):
             runner.begin(step)
             for index in range(step.count):
-                assert runner.launch(index).wait().min() >= 0
+                landing = runner.launch(index)
+                token_ids = landing.wait()
+                assert token_ids.min() >= 0
+                logs, _ = landing.logs()
+                assert (logs is not None) == (step.step_id >= 5)
+                if logs is not None:  # of the last row alone
+                    assert np.frombuffer(logs.rows, np.int32).tolist() == [1]
+                    words = np.frombuffer(logs.words, np.int32)
+                    assert words[1] >= 1
+                    assert np.isfinite(words.view(np.float32)[0])
         torch.cuda.synchronize()
     names = {event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA}
-    for kernel in ("_prepare_kernel", "_decode_kernel", "prefill_kernel", "_append_kernel"):
+    for kernel in ("_prepare_kernel", "_decode_kernel", "prefill_kernel", "_append_kernel", "_merge_kernel"):
         assert any(name.endswith(kernel) for name in names), kernel
     foreign = [
         name for name in names if "::" in name or "cublas" in name or "cutlass" in name or "gemm" in name.lower()

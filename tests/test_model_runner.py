@@ -185,6 +185,11 @@ def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
 
     assert len(graphs) == len(set(graphs))
     assert {StepShape(shapes.fit(n, 0, 0).num_decodes, 0, 0) for n in range(1, max_num_seqs + 1)} <= set(graphs)
+    for adjusted, logged in ((True, False), (False, True), (True, True)):
+        for n in range(1, max_num_seqs + 1):
+            shape = shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged)
+            assert shape in graphs
+            assert (shape.adjusted, shape.logged) == (True, logged)
     largest = max(graph.num_decodes + graph.num_prefill_tokens for graph in graphs)
     assert graphs[0].num_decodes + graphs[0].num_prefill_tokens == largest, "graphs share memory: the largest is first"
     for _ in range(500):

@@ -11,7 +11,7 @@ from plan_driver import GREEDY, pack
 from slot_tables import random_table
 from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.slots import PlanBuffer, make_slot_table, pack_changes
-from tercet.triton_kernels.slot_table import SlotTable, write_pages, write_records
+from tercet.triton_kernels.slot_table import SlotTable, tokens_at, write_pages, write_records
 
 CPU = torch.device("cpu")
 BASE = 10
@@ -95,6 +95,14 @@ def test_what_points_outside_is_dropped() -> None:
     apply(table, make_step((Enter(4, pack(1), 1, GREEDY), Enter(-1, pack(1), 1, GREEDY)), pages), 200)
     for name, tensor in before.items():
         assert torch.equal(getattr(table, name), tensor), name
+
+
+def test_tokens_are_looked_up() -> None:
+    table = random_table(4, 2, 16, 100, 0)
+    slots = torch.tensor([3, 0, 1, 4, -1, 2, 2], dtype=torch.int32)
+    positions = torch.tensor([31, 0, 5, 1, 1, 32, -1], dtype=torch.int32)
+    ids = table.token_ids_SL.tolist()
+    assert tokens_at(slots, positions, table).tolist() == [ids[3][31], ids[0][0], ids[1][5], -1, -1, -1, -1]
 
 
 def test_too_many_stop_ids() -> None:

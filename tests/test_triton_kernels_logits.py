@@ -8,8 +8,8 @@ import torch
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.log_probabilities import log_probabilities
-from tercet.triton_kernels.logits import IN_PROMPT, add_bias, apply_bitmask, count_tokens, penalize
+from tercet.triton_kernels.log_probabilities import log_probabilities, unpack
+from tercet.triton_kernels.logits import IN_PROMPT, add_bias, apply_bitmask, count_tokens, penalize, widen
 
 INTS = torch.int32
 VOCAB, ROWS, SLOTS = 133, 4, 6
@@ -21,11 +21,28 @@ def wide(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tens
     return (torch.randn(rows, vocab + 7, generator=torch.Generator().manual_seed(seed)) * 4).to(dtype)[:, :vocab]
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("vocab", [VOCAB, 2500])
+def test_a_wide_copy(dtype: torch.dtype, vocab: int) -> None:
+    logits = wide(ROWS, vocab, dtype)
+    logits[2, 7] = float("-inf")
+    copy, counts = widen(logits)
+    assert copy.dtype == torch.float32
+    assert copy.is_contiguous()
+    assert copy.tolist() == logits.tolist()
+    assert counts.dtype == INTS
+    assert not counts.any()
+    copy.zero_()
+    assert logits.any(), "a copy"
+
+
 def test_counts() -> None:
     table = random_table(SLOTS, 5, 16, VOCAB // 4, 3)
     table.num_prompt_S[:] = torch.tensor([1, 9, 30, 79, 5, 1])
     slots = torch.tensor([4, 0, SLOTS, 3, 1, -1], dtype=INTS)
-    counts = count_tokens(slots, table, VOCAB).tolist()
+    clear = torch.zeros(len(slots), VOCAB, dtype=INTS)
+    count_tokens(slots, table, clear)
+    counts = clear.tolist()
     for row, slot in enumerate(slots.tolist()):
         if not 0 <= slot < SLOTS:
             assert not any(counts[row])
@@ -106,7 +123,7 @@ def test_log_probabilities(dtype: torch.dtype, vocab: int, top: int) -> None:
     logits[1, 10:14] = logits[1].max()  # ties go by id
     logits[2, ::2] = float("-inf")
     tokens = torch.tensor([3, 12, 4, vocab], dtype=INTS)
-    chosen, ranks, top_ids, top_values = log_probabilities(logits, tokens, top)
+    chosen, ranks, top_ids, top_values = unpack(log_probabilities(logits, tokens, top))
     for row in range(4):
         x = logits[row].tolist()
         log_sum = max(x) + math.log(math.fsum(math.exp(value - max(x)) for value in x))

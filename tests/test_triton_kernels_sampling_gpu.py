@@ -13,7 +13,7 @@ from torch import Tensor
 
 from plain_sampling import deviations, plain_allowed
 from slot_tables import empty_step, random_table
-from tercet.triton_kernels.log_probabilities import log_probabilities
+from tercet.triton_kernels.log_probabilities import log_probabilities, unpack
 from tercet.triton_kernels.logits import (
     IN_PROMPT,
     add_bias,
@@ -24,6 +24,7 @@ from tercet.triton_kernels.logits import (
     count_tokens_reference,
     penalize,
     penalize_reference,
+    widen,
 )
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare, prepare_reference
 from tercet.triton_kernels.sample import sample, sample_reference
@@ -122,8 +123,13 @@ def test_logits() -> None:
     table.num_prompt_S[:] = torch.randint(1, 1000, (num_slots,), dtype=INTS)
     slots = torch.randperm(num_slots)[:rows].to(INTS)
     slots[3], slots[4] = num_slots, -1
-    counts = count_tokens(slots.to(DEVICE), SlotTable(**on_device(table)), vocab)
-    assert torch.equal(counts.cpu(), count_tokens_reference(slots, table, vocab))
+    given = wide(rows, vocab)
+    copy, counts = widen(given.to(DEVICE)[:, :vocab])
+    assert torch.equal(copy.cpu(), given[:, :vocab].float())
+    count_tokens(slots.to(DEVICE), SlotTable(**on_device(table)), counts)
+    expected = torch.zeros(rows, vocab, dtype=INTS)
+    count_tokens_reference(slots, table, expected)
+    assert torch.equal(counts.cpu(), expected)
     assert int((counts >= IN_PROMPT).sum()) > rows
 
     repetition, presence, frequency = torch.rand(num_slots) + 0.5, torch.rand(num_slots), torch.rand(num_slots)
@@ -160,7 +166,8 @@ def test_log_probabilities() -> None:
     tokens = torch.randint(0, vocab, (rows,), dtype=INTS)
     tokens[:3] = exact[:3].argmax(1).int()
     tokens[3], tokens[4] = vocab, -1
-    chosen, ranks, top_ids, top = log_probabilities(logits.to(DEVICE)[:, :vocab], tokens.to(DEVICE), num_top)
+    words = log_probabilities(logits.to(DEVICE)[:, :vocab], tokens.to(DEVICE), num_top)
+    chosen, ranks, top_ids, top = unpack(words)
     for row, token in enumerate(tokens.tolist()):
         if 0 <= token < vocab:
             assert abs(float(chosen[row]) - float(exact[row, token])) < 4e-4

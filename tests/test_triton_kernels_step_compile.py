@@ -85,11 +85,13 @@ def test_compile_logits(capability: int) -> None:
 
     logits, slots, numbers = meta(R, V, dtype=torch.bfloat16), meta(R), meta(S, dtype=torch.float32)
     with compiling_for(capability) as kernels:
-        counts = logits_module.count_tokens(slots, table, V)
+        logits, counts = logits_module.widen(logits)
+        logits_module.count_tokens(slots, table, counts)
         logits_module.penalize(logits, counts, slots, numbers, numbers, numbers)
         logits_module.add_bias(logits, slots, meta(S, 50), meta(S, 50, dtype=torch.float32))
         logits_module.apply_bitmask(logits, slots, meta(R, V // 32))
         log_probabilities_module.log_probabilities(logits, slots, 5)
-    assert len(kernels) == 5
+        slot_table_module.tokens_at(slots, slots, table)
+    assert len(kernels) == 8
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name

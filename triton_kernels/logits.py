@@ -1,7 +1,7 @@
 """What requests ask of their logits before sampling: penalties, biases, and masks of what a grammar allows.
 
-All in place, fp32 inside. Rows whose slot asks for nothing are left alone. Counts are integers: atomics on them give
-the same sums in any order.
+In place, on a copy in fp32 that `widen` makes. Rows whose slot asks for nothing are left alone. Counts are integers:
+atomics on them give the same sums in any order.
 
 Shape suffixes: R rows of a step, V vocabulary, S slots, L positions of a slot, K biases of a slot, W words of a mask.
 """
@@ -20,6 +20,15 @@ IN_PROMPT = 1 << 30
 
 _BLOCK = 1024
 _SIZES = {"do_not_specialize": ["S", "L"], "do_not_specialize_on_alignment": ["S", "L"]}
+
+
+@triton.jit
+def _widen_kernel(logits_ptr, wide_ptr, counts_ptr, STRIDE: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (R, tiles of the vocabulary): one program copies BLOCK logits of one row, and clears their counts."""
+    row, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits_ptr + row * STRIDE + token, mask=token < V, other=0.0).to(tl.float32)
+    tl.store(wide_ptr + row * V + token, x, mask=token < V)
+    tl.store(counts_ptr + row * V + token, tl.zeros([BLOCK], tl.int32), mask=token < V)
 
 
 @triton.jit(**_SIZES)
@@ -99,22 +108,37 @@ def _apply_bitmask_kernel(
         tl.store(logits_ptr + row.to(tl.int64) * STRIDE + token, minus_infinity, mask=inside & forbidden)
 
 
-def count_tokens(slots_R: Tensor, table: SlotTable, vocab_size: int) -> Tensor:
-    """How often each row's slot generated each token, and IN_PROMPT where its prompt has it: int32 [R, V].
+def widen(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
+    """A copy in fp32, [R, V] without gaps, and as many counts of 0 (int32). Mutates nothing; graph-safe."""
+    R, V = _check_logits(logits_RV, None)
+    if not use_kernels(logits_RV):
+        return widen_reference(logits_RV)
+    wide_RV = torch.empty(R, V, dtype=torch.float32, device=logits_RV.device)
+    counts_RV = torch.empty(R, V, dtype=torch.int32, device=logits_RV.device)
+    if R:
+        _widen_kernel[(R, triton.cdiv(V, _BLOCK))](
+            logits_RV, wide_RV, counts_RV, STRIDE=logits_RV.stride(0), V=V, BLOCK=_BLOCK
+        )
+    return wide_RV, counts_RV
+
+
+def count_tokens(slots_R: Tensor, table: SlotTable, counts_RV: Tensor) -> None:
+    """How often each row's slot generated each token, and IN_PROMPT where its prompt has it, into counts of 0.
 
     Graph-safe.
     """
-    _check_slots(slots_R, slots_R.shape[0], table.length_S)
-    R = slots_R.shape[0]
-    counts_RV = torch.zeros(R, vocab_size, dtype=torch.int32, device=slots_R.device)
+    R, V = slots_R.shape[0], counts_RV.shape[1]
+    _check_slots(slots_R, R, table.length_S)
+    check_shape("counts", counts_RV, R, None)
+    check_dtype("counts", counts_RV, torch.int32)
+    check_contiguous("counts", counts_RV)
     if not use_kernels(slots_R):
-        return count_tokens_reference(slots_R, table, vocab_size)
-    if R:
+        count_tokens_reference(slots_R, table, counts_RV)
+    elif R:
         S, L = table.token_ids_SL.shape
         _count_tokens_kernel[(R, triton.cdiv(L, _BLOCK))](
-            slots_R, table.token_ids_SL, table.length_S, table.num_prompt_S, counts_RV, S, L, V=vocab_size, BLOCK=_BLOCK
+            slots_R, table.token_ids_SL, table.length_S, table.num_prompt_S, counts_RV, S, L, V=V, BLOCK=_BLOCK
         )
-    return counts_RV
 
 
 def penalize(
@@ -178,16 +202,20 @@ def apply_bitmask(logits_RV: Tensor, slots_R: Tensor, mask_SW: Tensor) -> None:
         )
 
 
-def count_tokens_reference(slots_R: Tensor, table: SlotTable, vocab_size: int) -> Tensor:
+def widen_reference(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     """The same in PyTorch."""
-    counts_RV = torch.zeros(slots_R.shape[0], vocab_size, dtype=torch.int32, device=slots_R.device)
+    return logits_RV.float().clone(), torch.zeros(logits_RV.shape, dtype=torch.int32, device=logits_RV.device)
+
+
+def count_tokens_reference(slots_R: Tensor, table: SlotTable, counts_RV: Tensor) -> None:
+    """The same in PyTorch."""
+    vocab_size = counts_RV.shape[1]
     for row, slot in enumerate(slots_R.tolist()):
         if 0 <= slot < table.length_S.shape[0]:
             num_prompt, length = int(table.num_prompt_S[slot]), int(table.length_S[slot])
             ids_L = table.token_ids_SL[slot].long()
             counts_RV[row] = ids_L[num_prompt:length].bincount(minlength=vocab_size)[:vocab_size]
             counts_RV[row, ids_L[: min(num_prompt, length)]] |= IN_PROMPT
-    return counts_RV
 
 
 def penalize_reference(

@@ -26,7 +26,8 @@ def vector_kernel(
     columns = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + rows[:, None] * K + columns[None, :]
     w = tl.load(w_ptrs, mask=(columns < K)[None, :], other=0.0) if BLOCK_K > K else tl.load(w_ptrs)
-    norm = tl.load(norm_ptr + columns, mask=columns < K, other=0.0) if NORM else 0.0
+    if NORM:
+        norm = tl.load(norm_ptr + columns, mask=columns < K, other=0.0)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     hand_over(EPILOGUE == STORE, PDL)
     one = tl.arange(0, 1)

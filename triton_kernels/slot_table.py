@@ -118,6 +118,33 @@ def _write_pages_kernel(words_ptr, page_table_ptr, triples, count, S, M, num_pag
     tl.store(page_table_ptr + slot.to(tl.int64) * M + index, page, mask=mask)
 
 
+@triton.jit(do_not_specialize=["S", "L"], do_not_specialize_on_alignment=["S", "L"])
+def _tokens_at_kernel(slots_ptr, positions_ptr, token_ids_ptr, out_ptr, S, L):
+    """Grid (R,): one program looks up one token."""
+    row = tl.program_id(0)
+    slot = tl.load(slots_ptr + row)
+    position = tl.load(positions_ptr + row)
+    inside = (slot >= 0) & (slot < S) & (position >= 0) & (position < L)
+    tl.store(out_ptr + row, tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=inside, other=-1))
+
+
+def tokens_at(slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
+    """The token at each row's position of its slot, -1 where that is outside: int32 [R]. Graph-safe."""
+    for name, tensor in (("slots", slots_R), ("positions", positions_R)):
+        check_shape(name, tensor, slots_R.shape[0])
+        check_dtype(name, tensor, torch.int32)
+        check_contiguous(name, tensor)
+        check_device(name, tensor, table.token_ids_SL)
+    if not use_kernels(slots_R):
+        return tokens_at_reference(slots_R, positions_R, table)
+    out_R = torch.empty_like(slots_R)
+    if len(slots_R):
+        _tokens_at_kernel[(len(slots_R),)](
+            slots_R, positions_R, table.token_ids_SL, out_R, *table.token_ids_SL.shape, num_warps=1
+        )
+    return out_R
+
+
 def write_records(words_W: Tensor, records: int, num_records: int, longest: int, table: SlotTable) -> None:
     """Apply `num_records` records at word `records` of a plan to the table, in place.
 
@@ -165,6 +192,14 @@ def write_records_reference(words_W: Tensor, records: int, num_records: int, tab
         table.seed_S[slot] = (high << 32) | (low & 0xFFFFFFFF)
         table.num_prompt_S[slot] = record[_NUM_PROMPT]
         table.stop_ids_SE[slot] = record[_FIRST_STOP : _FIRST_STOP + MAX_STOP_IDS]
+
+
+def tokens_at_reference(slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
+    """The same in PyTorch."""
+    S, L = table.token_ids_SL.shape
+    inside_R = (slots_R >= 0) & (slots_R < S) & (positions_R >= 0) & (positions_R < L)
+    token_ids_R = table.token_ids_SL[slots_R.clamp(0, S - 1).long(), positions_R.clamp(0, L - 1).long()]
+    return token_ids_R.masked_fill(~inside_R, -1)
 
 
 def write_pages_reference(words_W: Tensor, triples: int, count: int, table: SlotTable, num_pages: int) -> None:
