@@ -158,6 +158,10 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     def to_params(self) -> SamplingParams:
         if self.tool_choice is not None and not self.tools:
             raise ApiError(400, "tool_choice came without tools; want both or neither", param="tool_choice")
+        if self.parallel_tool_calls is not None and not self.tools:
+            raise ApiError(
+                400, "parallel_tool_calls came without tools; want both or neither", param="parallel_tool_calls"
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(400, "top_logprobs came without logprobs; want logprobs true as well", param="top_logprobs")
         limit = self.max_completion_tokens

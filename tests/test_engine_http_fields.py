@@ -1,0 +1,207 @@
+"""No field is accepted and ignored: each that there is changes the answer, or is refused by name.
+
+The tables below have to name every field of the parameters and of both HTTP bodies; what is new is missed here.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from checkpoints import checkpoint, tokenizer
+from daemon import Daemon, free_port
+from tercet.engine.openai_requests import ChatCompletionRequest, CompletionRequest
+from tercet.ipc.client import Client, RequestRefused
+from tercet.ipc.messages import SamplingParams, Structured
+
+PROMPT = "the cat sat on the mat and one two three four five six seven eight nine ten"
+EOS = {"ignore_eos": False}
+
+
+@dataclass(frozen=True)
+class Case:
+    value: Any
+    beside: dict[str, Any] = field(default_factory=dict)
+    """What else is in the request, with the field and without it."""
+    refused: bool = False
+
+
+def refused(value: Any) -> Case:
+    return Case(value, refused=True)
+
+
+def bias(word: str) -> dict[str, Any]:
+    return {"logit_bias": {str(tokenizer().convert_tokens_to_ids(word)): 100}}
+
+
+ENDS = {**EOS, **bias("<|im_end|>")}
+SAMPLING = {
+    "max_tokens": Case(5),
+    "min_tokens": Case(20, ENDS),
+    "temperature": Case(0.2),
+    "top_p": Case(0.1),
+    "top_k": Case(1),
+    "min_p": Case(0.9),
+    "seed": Case(8),
+    "stop": Case(["e"]),
+    "stop_token_ids": Case([264], bias(tokenizer().convert_ids_to_tokens(264))),
+    "include_stop_str_in_output": Case(True, {"stop": ["e"]}),
+    "ignore_eos": Case(True, ENDS),
+    "skip_special_tokens": Case(False, bias("<|endoftext|>")),
+    "repetition_penalty": Case(0.3),
+    "presence_penalty": Case(-2.0),
+    "frequency_penalty": Case(-2.0),
+    "logit_bias": Case({"50": 20}),
+    "logprobs": Case(1),
+    "prompt_logprobs": Case(1),
+    "spaces_between_special_tokens": refused(False),
+}
+"""What the HTTP door has in common with the engine."""
+ENGINE_ONLY = {
+    "n": refused(65),
+    "structured": Case(Structured(choice=("one", "two")), EOS),
+    "detokenize": Case(False),
+}
+EXTRAS = {
+    "model": refused("other"),
+    "stream": Case(True),
+    "stream_options": refused({"include_usage": True}),
+    "user": Case("someone"),
+    "n": Case(2),
+    "structured_outputs": Case({"choice": ["one", "two"]}, EOS),
+    "cache_salt": Case("mine"),
+    "priority": refused(2**40),
+    "return_token_ids": Case(True),
+}
+COMPLETION = {
+    "prompt": Case("the dog"),
+    "echo": Case(True),
+    "suffix": refused("x"),
+    "best_of": refused(2),
+}
+CHAT = {
+    "messages": Case([{"role": "user", "content": "x"}]),
+    "max_completion_tokens": Case(5, {"max_tokens": None, "max_completion_tokens": 20}),
+    "tools": refused([{"type": "function", "function": {"name": "f"}}]),
+    "tool_choice": refused("auto"),
+    "parallel_tool_calls": refused(False),
+    "chat_template_kwargs": refused({"anything": True}),
+    "response_format": Case({"type": "json_object"}, EOS),
+    "logprobs": Case(True),
+    "top_logprobs": Case(1, {"logprobs": True}),
+    "store": refused(True),
+    "service_tier": refused("flex"),
+    "modalities": refused(["audio"]),
+}
+UNKNOWN = {
+    "use_beam_search": True,
+    "functions": [],
+    "function_call": "auto",
+    "reasoning_effort": "low",
+    "metadata": {},
+    "prediction": {},
+    "length_penalty": 1.0,
+    "truncate_prompt_tokens": 1,
+    "guided_json": {},
+    "bad_words": ["x"],
+}
+BODIES = {
+    "/v1/completions": (CompletionRequest, {"prompt": PROMPT}, {**SAMPLING, **EXTRAS, **COMPLETION}),
+    "/v1/chat/completions": (
+        ChatCompletionRequest,
+        {"messages": [{"role": "user", "content": PROMPT}]},
+        {**SAMPLING, **EXTRAS, **CHAT},
+    ),
+}
+FIELDS = [(path, name) for path, (_, _, cases) in BODIES.items() for name in cases]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    flags = ["--device", "cpu", "--kv-cache-memory", "16MiB", "--served-model-name", "tiny", "--page-size", "16"]
+    with Daemon(str(checkpoint("llama")), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon:
+        yield daemon
+
+
+def test_the_tables_are_complete() -> None:
+    assert set(SAMPLING) | set(ENGINE_ONLY) == set(SamplingParams.__struct_fields__)
+    for kind, _, cases in BODIES.values():
+        assert set(cases) == set(kind.__struct_fields__)
+
+
+def ask(daemon: Daemon, path: str, body: dict[str, Any]) -> httpx.Response:
+    base = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True}
+    return httpx.post(daemon.http + path, json={**base, **BODIES[path][1], **body}, timeout=30)
+
+
+def said(answer: httpx.Response) -> Any:
+    """What does not change from one time to the next."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"].startswith("text/event-stream"):
+        return "events"
+    body = answer.json()
+    assert body.pop("id")
+    assert body.pop("created")
+    return body
+
+
+@pytest.fixture(scope="module")
+def without(daemon: Daemon) -> Callable[[str, dict[str, Any]], Any]:
+    """What is said to a request without the field in question."""
+    known: dict[str, Any] = {}
+
+    def ask_once(path: str, beside: dict[str, Any]) -> Any:
+        key = f"{path} {beside}"
+        if key not in known:
+            ask(daemon, path, beside)  # what of a prompt is in the cache is said, too
+            known[key] = said(ask(daemon, path, beside))
+        return known[key]
+
+    return ask_once
+
+
+@pytest.mark.parametrize(("path", "name"), FIELDS)
+def test_of_http(daemon: Daemon, without: Callable[[str, dict[str, Any]], Any], path: str, name: str) -> None:
+    case = BODIES[path][2][name]
+    answer = ask(daemon, path, {**case.beside, name: case.value})
+    if case.refused:
+        assert answer.status_code == (404 if name == "model" else 400)
+        assert answer.json()["error"]["param"].split("[")[0].split(".")[0] == name
+    elif name == "user":
+        assert answer.status_code == 200  # into the log, which another test reads
+    else:
+        assert said(answer) != without(path, case.beside)
+
+
+def test_the_same_is_said_again(daemon: Daemon, without: Callable[[str, dict[str, Any]], Any]) -> None:
+    """Else all of this would prove nothing."""
+    for path in BODIES:
+        assert said(ask(daemon, path, {})) == without(path, {})
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_what_is_not_known(daemon: Daemon, path: str, name: str) -> None:
+    answer = ask(daemon, path, {name: UNKNOWN[name]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.parametrize("name", [*SAMPLING, *ENGINE_ONLY])
+async def test_of_the_engine(daemon: Daemon, name: str) -> None:
+    case = {**SAMPLING, **ENGINE_ONLY}[name]
+    base = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True, **case.beside}
+    async with Client(daemon.address) as client:
+
+        async def answer(given: dict[str, Any]) -> Any:
+            params = msgspec.convert(msgspec.to_builtins(given), SamplingParams, strict=False)
+            return msgspec.structs.replace(await client.generate(PROMPT, params), usage=None)
+
+        if case.refused:
+            with pytest.raises(RequestRefused, match=f"^{name} "):
+                await answer({**base, name: case.value})
+        else:
+            assert await answer({**base, name: case.value}) != await answer(base)
