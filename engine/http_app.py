@@ -3,6 +3,7 @@
 Keys, request ids, errors in OpenAI's form. What a route does is elsewhere, or one line.
 """
 
+import os
 import re
 import time
 import uuid
@@ -41,6 +42,7 @@ from tercet.engine.openai_responses import (
     Version,
 )
 from tercet.engine.openapi import RouteTypes, describe
+from tercet.engine.process_load import read_loads
 from tercet.engine.request_log import Record
 from tercet.engine.sse import ClientGone, unless_gone
 from tercet.engine.web_page import PAGE_PATHS, page_routes
@@ -177,7 +179,7 @@ async def _version(_: Request, door: Door) -> Response:
 
 
 async def _metrics(_: Request, door: Door) -> Response:
-    text = door.metrics.render(await door.gauges())
+    text = door.metrics.render(await door.gauges(), read_loads(os.getppid()))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from tercet.engine.process_load import ProcessLoad
 from tercet.ipc.client import Generation
 from tercet.ipc.messages import EngineInfo
 
@@ -61,8 +62,8 @@ class Metrics:
             "request_generation_tokens": Histogram("Tokens of an answer.", _SIZES),
         }
 
-    def render(self, info: EngineInfo | None) -> str:
-        """Prometheus' text format. `info`: the engine's gauges, if it answers."""
+    def render(self, info: EngineInfo | None, loads: Sequence[ProcessLoad] = ()) -> str:
+        """Prometheus' text format. `info`: the engine's gauges, if it answers; `loads`: of its processes."""
         lines: list[str] = []
         for name, kind, help, value in self._numbers(info):
             for prefix in _PREFIXES:
@@ -78,6 +79,12 @@ class Metrics:
         lines += _head("tercet:http_responses_total", "counter", "HTTP answers.")
         for (path, status), count in sorted(self.answers.items()):
             lines.append(f'tercet:http_responses_total{{path="{path}",status="{status}"}} {count}')
+        lines += _head("tercet:process_cpu_seconds_total", "counter", "Processor time of each process.")
+        for load in loads:
+            lines.append(f'tercet:process_cpu_seconds_total{{process="{load.name}"}} {load.cpu_seconds}')
+        lines += _head("tercet:process_resident_memory_bytes", "gauge", "Memory of each process.")
+        for load in loads:
+            lines.append(f'tercet:process_resident_memory_bytes{{process="{load.name}"}} {load.resident_bytes}')
         return "\n".join(lines) + "\n"
 
     def _numbers(self, info: EngineInfo | None) -> Iterable[tuple[str, str, str, float]]:

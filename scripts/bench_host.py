@@ -5,10 +5,8 @@ What it gives is the ceiling that processes, messages and Python set on this mac
 
 import argparse
 import itertools
-import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,11 +15,11 @@ import msgspec
 from planner_bench import time_planner
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.engine.process_load import read_loads
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 
 _PROMPT = list(range(100, 132))
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
@@ -111,12 +109,6 @@ async def _first_token_latency(engine: EngineProcess, rounds: int = 200) -> dict
 
 
 def cpu_seconds(engine: EngineProcess) -> dict[str, float]:
-    """CPU seconds so far of each process of the engine, and of this one, which is the client."""
-    supervisor = engine.process.pid
-    children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    seconds = {"client": time.process_time()}
-    for pid in children:
-        module = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2].decode()
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        seconds[module.rpartition(".")[2]] = (int(fields[11]) + int(fields[12])) / _TICKS
-    return seconds
+    """CPU seconds so far of each process of the engine but its supervisor, and of this one, which is the client."""
+    _, *loads = read_loads(engine.process.pid)
+    return {"client": time.process_time(), **{load.name: load.cpu_seconds for load in loads}}

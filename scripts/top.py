@@ -23,13 +23,18 @@ _BAR_WIDTH = 30
 
 
 def read_http(url: str, api_key: str | None) -> Sample:
-    """The numbers at /metrics; of histograms their sums and counts."""
+    """The numbers at /metrics; of histograms their sums and counts. A process has its own, under `number process`."""
     request = urllib.request.Request(url.rstrip("/") + "/metrics")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
     with urllib.request.urlopen(request, timeout=10) as answer:  # a URL that the user has given
         text = answer.read().decode()
-    return {match[1]: float(match[3]) for match in _LINE.finditer(text) if "le=" not in match[2]}
+    sample = {}
+    for match in _LINE.finditer(text):
+        process = re.match(r'process="([^"]*)"$', match[2])
+        if "le=" not in match[2]:
+            sample[f"{match[1]} {process[1]}" if process else match[1]] = float(match[3])
+    return sample
 
 
 def read_socket(address: str) -> Sample:
@@ -71,6 +76,12 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
     for label, name in [*times, ("in the queue", "request_queue_time_seconds")]:
         if count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", 0):
             yield f"{label:<13} {1e3 * (now[f'{name}_sum'] - before[f'{name}_sum']) / count:.1f} ms on average"
+    for key, used in now.items():
+        name, _, process = key.partition(" ")
+        if name == "process_cpu_seconds_total":
+            share = max(0.0, used - before.get(key, used)) / seconds  # one that was replaced begins anew
+            memory = now[f"process_resident_memory_bytes {process}"] / 2**20
+            yield f"{process:<13} {share:4.0%} of a core, {memory:,.0f} MiB"
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from checkpoints import checkpoint
 from daemon import SCRIPTS, Daemon, free_port
+from engine_children import children
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,6 +33,12 @@ def test_both_doors() -> None:
             assert re.search(r"^steps +\d+ /s$", done.stdout, re.MULTILINE)
             assert re.search(r"^prefix hits +\d\d% of \d+ prompt tokens$", done.stdout, re.MULTILINE)
             assert ("generated" in done.stdout) == door.startswith("http")
+            if door.startswith("http"):
+                loads = re.findall(r"^(\S.*\S) +\d+% of a core, ([\d,]+) MiB$", done.stdout, re.MULTILINE)
+                assert [name for name, _ in loads] == ["supervisor", "worker 0", "scheduler", "tokenizer", "http"]
+                (worker,) = children(daemon.process.pid, "worker")
+                shown = int(dict(loads)["worker 0"].replace(",", ""))
+                assert shown == pytest.approx(worker.memory_info().rss / 2**20, rel=0.2)
         done = top(daemon.http, "--api-key", "wrong-wrong")
         assert (done.returncode, done.stdout) == (1, "")
         assert "401" in done.stderr
