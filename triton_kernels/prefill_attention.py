@@ -16,15 +16,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tercet.triton_kernels import prefill_hopper
+from tercet.triton_kernels import prefill_hopper, prefill_load
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 
 _TILE = 64
-HOPPER_TILE: int = prefill_hopper.BLOCK_Q.value
-HOPPER_PIECE: int = prefill_hopper.PIECE.value
+HOPPER_TILE: int = prefill_load.BLOCK_Q.value
+HOPPER_PIECE: int = prefill_load.PIECE.value
 
 
 @triton.jit

@@ -1,7 +1,7 @@
 """Prefill attention on Hopper: a warp that only loads, and two warp groups that only compute, in Gluon.
 
 Each group owns half of a tile's queries and runs its softmax while the matrix units work for it on the tile before, and
-for the other group. Keys and values come in tiles of 128 tokens, two pieces of 64 from wherever their pages are.
+for the other group. The warp is in `prefill_load.py`.
 
 Shape suffixes: T prefill tokens, H q heads, D head size, M pages of a slot.
 """
@@ -11,78 +11,17 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 
-TILE = gl.constexpr(128)
-PIECE = gl.constexpr(64)
-BLOCK_Q = gl.constexpr(128)
-_RECORD = gl.constexpr(8)  # as in prefill_work.py
+from tercet.triton_kernels.prefill_load import BLOCK_Q, PIECE, RECORD, TILE, load_tiles
 
 
 @gluon.jit
 def _exp2(x):
     """2^x; what would be denormal is 0. Called impure, so that it stays where it is among products and waits."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
-
-
-@gluon.jit
-def _load_tile(
-    desc, parts, full, free, count, pages_ptr, start, M, num_pages, kv_head,
-    KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Fetch one tile of keys or values, once its place in the ring is free."""
-    COLUMNS: gl.constexpr = D // PIECE
-    stage = count % STAGES
-    bar = full.index(stage)
-    mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
-    mbarrier.expect(bar, TILE * D * 2)
-    for piece in gl.static_range(TILE // PIECE):
-        position = start + piece * PIECE
-        page = gl.load(pages_ptr + gl.minimum(position // PAGE, M - 1))
-        # What a table holds beyond its sequence's end is loaded, and counts for nothing.
-        page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
-        row = (page * KV_HEADS + kv_head) * PAGE + position % PAGE
-        for column in gl.static_range(COLUMNS):
-            place = (stage * COLUMNS + column) * (TILE // PIECE) + piece
-            tma.async_copy_global_to_shared(desc, [row, column * PIECE], bar, parts.index(place))
-
-
-@gluon.jit
-def _load(
-    q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
-    tiles_ptr, page_table_ptr, num_pairs, M, num_pages,
-    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
-):  # fmt: skip
-    """The loading warp: queries of a tile, then its keys and values, tile after tile."""
-    STAGES: gl.constexpr = k_full.shape[0]
-    HALF: gl.constexpr = q_desc.block_shape[0]
-    count = 0
-    turn = 0
-    for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
-        record_ptr = tiles_ptr + pair // H * _RECORD
-        head = pair % H
-        kv_head = head // (H // KV_HEADS)
-        first = gl.load(record_ptr)
-        pages_ptr = page_table_ptr + gl.load(record_ptr + 3).to(gl.int64) * M
-        seen = gl.load(record_ptr + 4)
-        mbarrier.wait(q_free, (turn & 1) ^ 1)
-        mbarrier.expect(q_full, 2 * HALF * D * 2)
-        for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(q_desc, [first + half * HALF, head * D], q_full, q_ring.index(half))
-        for start in range(0, seen, TILE):
-            _load_tile(
-                k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
-                STAGES,
-            )  # fmt: skip
-            _load_tile(
-                v_desc, v_parts, v_full, v_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
-                STAGES,
-            )  # fmt: skip
-            count += 1
-        turn += 1
 
 
 @gluon.jit
@@ -167,7 +106,7 @@ def _attend(
     move = 0
     num_cleaned = 0
     for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
-        record_ptr = tiles_ptr + pair // H * _RECORD
+        record_ptr = tiles_ptr + pair // H * RECORD
         first = gl.load(record_ptr)
         num_queries = gl.load(record_ptr + 1)
         query = gl.load(record_ptr + 2) + WHICH * ROWS
@@ -232,7 +171,7 @@ def _clear_padding(
     columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     zeros = gl.zeros((BLOCK_Q, D), dtype, LAYOUT)
     for pair in range(begin + gl.program_id(0), end, NUM_PROGRAMS):
-        record_ptr = tiles_ptr + pair // H * _RECORD
+        record_ptr = tiles_ptr + pair // H * RECORD
         tokens = (gl.load(record_ptr) + rows).to(gl.int64)
         inside = (rows < gl.load(record_ptr + 1))[:, None] & (columns < D)[None, :]
         gl.store(out_ptr + (tokens * H + pair % H)[:, None] * D + columns[None, :], zeros, mask=inside)
@@ -279,7 +218,7 @@ def hopper_prefill_kernel(
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
         )
-    num_pairs = gl.load(tiles_ptr + N * _RECORD) * H
+    num_pairs = gl.load(tiles_ptr + N * RECORD) * H
     _clear_padding(tiles_ptr, out_ptr, num_pairs, N * H, H, D, NUM_PROGRAMS, dtype)
     unit = scale * 1.4426950408889634
     gl.warp_specialize(
@@ -295,7 +234,7 @@ def hopper_prefill_kernel(
                  tiles_ptr, out_ptr, unit, num_pairs, H, D, one, NUM_PROGRAMS),
             ),
             (
-                _load,
+                load_tiles,
                 (q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
                  tiles_ptr, page_table_ptr, num_pairs, M, num_pages, H, KV_HEADS, D, PAGE, NUM_PROGRAMS),
             ),

@@ -1,0 +1,72 @@
+"""The loading warp of prefill attention on Hopper, and the sizes of what it loads.
+
+Keys and values come in tiles of 128 tokens, two pieces of 64 from wherever their pages are.
+
+Shape suffixes: H q heads, D head size, M pages of a slot.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+TILE = gl.constexpr(128)
+PIECE = gl.constexpr(64)
+BLOCK_Q = gl.constexpr(128)
+RECORD = gl.constexpr(8)  # as in prefill_work.py
+
+
+@gluon.jit
+def _load_tile(
+    desc, parts, full, free, count, pages_ptr, start, M, num_pages, kv_head,
+    KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Fetch one tile of keys or values, once its place in the ring is free."""
+    COLUMNS: gl.constexpr = D // PIECE
+    stage = count % STAGES
+    bar = full.index(stage)
+    mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
+    mbarrier.expect(bar, TILE * D * 2)
+    for piece in gl.static_range(TILE // PIECE):
+        position = start + piece * PIECE
+        page = gl.load(pages_ptr + gl.minimum(position // PAGE, M - 1))
+        # What a table holds beyond its sequence's end is loaded, and counts for nothing.
+        page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
+        row = (page * KV_HEADS + kv_head) * PAGE + position % PAGE
+        for column in gl.static_range(COLUMNS):
+            place = (stage * COLUMNS + column) * (TILE // PIECE) + piece
+            tma.async_copy_global_to_shared(desc, [row, column * PIECE], bar, parts.index(place))
+
+
+@gluon.jit
+def load_tiles(
+    q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
+    tiles_ptr, page_table_ptr, num_pairs, M, num_pages,
+    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+):  # fmt: skip
+    """The loading warp: queries of a tile, then its keys and values, tile after tile."""
+    STAGES: gl.constexpr = k_full.shape[0]
+    HALF: gl.constexpr = q_desc.block_shape[0]
+    count = 0
+    turn = 0
+    for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
+        record_ptr = tiles_ptr + pair // H * RECORD
+        head = pair % H
+        kv_head = head // (H // KV_HEADS)
+        first = gl.load(record_ptr)
+        pages_ptr = page_table_ptr + gl.load(record_ptr + 3).to(gl.int64) * M
+        seen = gl.load(record_ptr + 4)
+        mbarrier.wait(q_free, (turn & 1) ^ 1)
+        mbarrier.expect(q_full, 2 * HALF * D * 2)
+        for half in gl.static_range(2):
+            tma.async_copy_global_to_shared(q_desc, [first + half * HALF, head * D], q_full, q_ring.index(half))
+        for start in range(0, seen, TILE):
+            _load_tile(
+                k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
+                STAGES,
+            )  # fmt: skip
+            _load_tile(
+                v_desc, v_parts, v_full, v_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
+                STAGES,
+            )  # fmt: skip
+            count += 1
+        turn += 1  # noqa: SIM113  Gluon has no enumerate
