@@ -19,8 +19,14 @@ class ChatReader:
         """`most_calls`: further ones are dropped, as the client has asked for."""
         self._reasoning = None if reasoning_format == "none" else ReasoningReader(reasoning_format == "think_opened")
         self._tools = tool_reader(tool_format)
+        self._reads_tools = tool_format != "none"
         self._most_calls = most_calls
         self.num_calls = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """All text from now on is content: it need not be fed."""
+        return not self._reads_tools and (self._reasoning is None or self._reasoning.is_over)
 
     def feed(self, text: str) -> list[ChatDelta]:
         """What has become clear with this text."""

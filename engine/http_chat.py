@@ -162,6 +162,20 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
             choices.append(ChatChunkChoice(index, ChatDelta(), None, _reason(piece.generation, reader.num_calls)))
         return choices
 
+    def is_plain(self, index: int, piece: Piece) -> bool:
+        reader = self._readers.get(index)
+        return (
+            reader is not None
+            and reader.is_plain
+            and bool(piece.text)
+            and piece.generation is None
+            and not piece.logprobs
+            and not self._with_ids
+        )
+
+    def plain_choice(self, index: int, text: str) -> ChatChunkChoice:
+        return ChatChunkChoice(index, ChatDelta(content=text), None, None)
+
     def chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
         answer = self._answer
         return _encode(

@@ -86,6 +86,12 @@ class _CompletionChunks(Chunks[CompletionChoice]):
             return []
         return [self.choice(index, piece.text, piece.token_ids, piece.generation, piece.logprobs)]
 
+    def is_plain(self, index: int, piece: Piece) -> bool:
+        return bool(piece.text) and piece.generation is None and piece.logprobs is None and not self._with_ids
+
+    def plain_choice(self, index: int, text: str) -> CompletionChoice:
+        return CompletionChoice(index, text, None, None)
+
     def chunk(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
         answer = self._answer
         return _encode(

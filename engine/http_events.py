@@ -1,4 +1,8 @@
-"""From the engine's pieces to the events of a stream, whatever shape a chunk has."""
+"""From the engine's pieces to the events of a stream, whatever shape a chunk has.
+
+Most pieces are a word and nothing else. Such an event differs from the one before in its text only, so the bytes around
+it are made once.
+"""
 
 import contextlib
 from abc import ABC, abstractmethod
@@ -15,6 +19,9 @@ from tercet.ipc.client import ClientError, Generation, Piece
 
 Choice = TypeVar("Choice")
 
+_encode = msgspec.json.Encoder().encode
+_MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
+
 
 class Chunks(ABC, Generic[Choice]):
     """What a piece becomes."""
@@ -22,6 +29,14 @@ class Chunks(ABC, Generic[Choice]):
     @abstractmethod
     def choices(self, index: int, piece: Piece) -> list[Choice]:
         """Each of these is sent in a chunk of its own; none where there is nothing to say."""
+
+    @abstractmethod
+    def is_plain(self, index: int, piece: Piece) -> bool:
+        """Whether `choices` would be one, with the piece's text and no other news; it need not be called then."""
+
+    @abstractmethod
+    def plain_choice(self, index: int, text: str) -> Choice:
+        """That one."""
 
     @abstractmethod
     def chunk(self, choices: list[Choice], usage: Usage | msgspec.UnsetType | None) -> bytes:
@@ -34,12 +49,19 @@ async def events(
     """All chunks; then usage if wanted; then the end. A failure on the way is an event as well."""
     ended: dict[int, Generation] = {}
     no_usage = None if with_usage else msgspec.UNSET
+    around: dict[int, tuple[bytes, bytes]] = {}
+    """The text of a plain event, by index."""
     async with contextlib.aclosing(pieces):
         try:
             async for index, piece in pieces:
                 if piece.generation is not None:
                     ended[index] = piece.generation
-                if choices := chunks.choices(index, piece):
+                if chunks.is_plain(index, piece):
+                    if index not in around:
+                        around[index] = _split(chunks.chunk([chunks.plain_choice(index, _MARK)], no_usage))
+                    before, after = around[index]
+                    yield before + _encode(piece.text) + after
+                elif choices := chunks.choices(index, piece):
                     yield b"".join([event(chunks.chunk([choice], no_usage)) for choice in choices])
             usage = answer.usage([ended[index] for index in sorted(ended)])
             if with_usage:
@@ -48,3 +70,9 @@ async def events(
             answer.note_failure(error.code)
             yield event(msgspec.json.encode(from_engine(error, "prompt").reply))
         yield DONE
+
+
+def _split(chunk: bytes) -> tuple[bytes, bytes]:
+    """An event's bytes before and after its text, which is what a chunk has last of all that is free to be anything."""
+    before, _, after = event(chunk).rpartition(_encode(_MARK))
+    return before, after

@@ -26,6 +26,11 @@ class ReasoningReader:
         self._state = "reasoning" if opened else "beginning"
         self._skips_space = opened
 
+    @property
+    def is_over(self) -> bool:
+        """All text from now on is the answer's, as it is."""
+        return self._state == "answer" and not self._rest and not self._skips_space
+
     def feed(self, text: str) -> Thought:
         """What has become clear with this text."""
         self._rest += text
