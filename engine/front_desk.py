@@ -6,11 +6,11 @@ until its one terminal message. What it returns is to be sent: items per client,
 
 import heapq
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from tercet.engine.detokenizer import Detokenizer
-from tercet.engine.live import Client, Live
+from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
 from tercet.engine.request_check import stop_strings
@@ -27,15 +27,16 @@ class FrontDesk:
     def __init__(self, pieces: Pieces | None, first_number: int = 1) -> None:
         self._pieces = pieces
         self._by_number: dict[int, Live] = {}
-        self._by_client: dict[Client, dict[str, Live]] = {}
+        self._by_client: dict[Client, dict[str, Asked]] = {}
         self._last_number = first_number - 1
-        self._deadlines: list[tuple[float, int, Live, float]] = []
+        self._deadlines: list[tuple[float, int, Asked, float]] = []
         """A heap; those that have ended since stay in it for a while."""
         self.load = Load(0, 0, 0, 0, 0, 0, 0, 0)
         """The scheduler's latest gauges."""
 
     @property
     def num_live(self) -> int:
+        """Answers; a request is one until it is split."""
         return len(self._by_number)
 
     def clients(self) -> list[Client]:
@@ -43,25 +44,37 @@ class FrontDesk:
         return list(self._by_client)
 
     def open(self, client: Client, request_id: str) -> Live | None:
-        """Take the name for a new request; None if this client has a live request of that name."""
+        """Take the name for a new request, one answer so far; None if this client has a live request of that name."""
         mine = self._by_client.setdefault(client, {})
         if request_id in mine:
             return None
+        mine[request_id] = Asked(client, request_id)
+        return self._add(mine[request_id])
+
+    def split(self, live: Live, indices: Sequence[int]) -> list[Live]:
+        """A request becomes so many answers, told apart by an index; it has been one until now."""
+        lives = [live, *(self._add(live.asked) for _ in indices[1:])]
+        for one, index in zip(lives, indices, strict=True):
+            one.index = index
+        return lives
+
+    def _add(self, asked: Asked) -> Live:
         self._last_number += 1
-        live = mine[request_id] = self._by_number[self._last_number] = Live(client, request_id, self._last_number)
+        live = self._by_number[self._last_number] = Live(asked, self._last_number)
+        asked.answers.append(live)
         return live
 
     def submit(self, live: Live, submit: Submit, params: SamplingParams) -> None:
-        """The request goes to the scheduler; its tokens may come from now on.
+        """An answer that the scheduler will be asked for; its tokens may come from then on.
 
         What its client has received of it already makes no text a second time.
         """
         live.submit = submit
         live.num_prompt = len(submit.prompt_ids) // 4
-        live.logprobs, live.prompt_logprobs = params.logprobs, params.prompt_logprobs or 0
+        live.logprobs, live.prompt_logprobs = params.logprobs, submit.sampling.prompt_logprobs or 0
         live.keeps_stop = params.include_stop_str_in_output
         if params.seed is None and submit.sampling.temperature:
-            live.untold_seed = submit.sampling.seed
+            live.untold_seed = (submit.sampling.seed - live.index) % 2**63
         live.detokenizer = Detokenizer(
             self._pieces if params.detokenize else None,
             stop_strings(params),
@@ -76,7 +89,7 @@ class FrontDesk:
             if live.detokenizer.stop_hit is not None:
                 break
 
-    def renumber(self) -> list[Live]:
+    def renumber(self) -> list[Asked]:
         """New numbers for all that is live, since a scheduler is new: what comes of the old ones comes too late."""
         lives = list(self._by_number.values())
         self._by_number.clear()
@@ -84,7 +97,7 @@ class FrontDesk:
             self._last_number += 1
             live.number = self._last_number
             self._by_number[live.number] = live
-        return [live for live in lives if live.submit is not None]
+        return list(dict.fromkeys(live.asked for live in lives if live.submit is not None))
 
     @property
     def next_number(self) -> int:
@@ -96,36 +109,42 @@ class FrontDesk:
         return self._by_number.get(live.number) is live
 
     def fail(self, live: Live, code: str, message: str, retry_after: float | None = None) -> Failed:
-        """End a request badly."""
-        self._forget(live)
+        """End a request badly, whatever of it is live."""
+        for one in list(live.asked.answers):
+            self._forget(one)
         return Failed(live.request_id, code, message, retry_after)
 
     def give_time(self, live: Live, seconds: float, now: float) -> None:
         """It has so many seconds in all."""
         if len(self._deadlines) > 2 * self.num_live + 64:
-            self._deadlines = [one for one in self._deadlines if self.is_live(one[2])]
+            self._deadlines = [one for one in self._deadlines if one[2].answers]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (now + seconds, live.number, live, seconds))
+        heapq.heappush(self._deadlines, (now + seconds, live.number, live.asked, seconds))
 
-    def expire(self, now: float) -> list[tuple[Live, Failed]]:
-        """End what has had its time."""
+    def expire(self, now: float) -> list[tuple[Client, list[int], Failed]]:
+        """End what has had its time: whom to tell, what to abort."""
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, live, seconds = heapq.heappop(self._deadlines)
-            if self.is_live(live):
-                expired.append((live, self.fail(live, "timed_out", f"the request had its timeout, {seconds:g} s")))
+            _, _, asked, seconds = heapq.heappop(self._deadlines)
+            if asked.answers:
+                numbers = asked.numbers
+                failed = self.fail(asked.answers[0], "timed_out", f"the request had its timeout, {seconds:g} s")
+                expired.append((asked.client, numbers, failed))
         return expired
 
-    def cancel(self, client: Client, request_id: str, now: float) -> tuple[Live, Finished] | None:
-        """End a request because its client wants so; None if there is none: it may just have ended."""
-        live = self._by_client.get(client, {}).get(request_id)
-        if live is None:
-            return None
-        return live, self._finish(live, "cancelled", None, self._usage(live, now))
+    def cancel(self, client: Client, request_id: str, now: float) -> tuple[list[int], list[Finished]]:
+        """End a request because its client wants so: what to abort, what to tell.
+
+        Nothing, if there is no such request: it may just have ended.
+        """
+        asked = self._by_client.get(client, {}).get(request_id)
+        lives = [] if asked is None else list(asked.answers)
+        ends = [self._finish(live, "cancelled", None, self._usage(live, now)) for live in lives]
+        return [live.number for live in lives], ends
 
     def drop_client(self, client: Client) -> list[Live]:
         """Forget all requests of a client that cannot be reached; they are to be aborted."""
-        dropped = list(self._by_client.get(client, {}).values())
+        dropped = [live for asked in self._by_client.get(client, {}).values() for live in asked.answers]
         for live in dropped:
             self._forget(live)
         return dropped
@@ -133,7 +152,7 @@ class FrontDesk:
     def fail_all(self, code: str, message: str) -> dict[Client, list[Item]]:
         """End everything badly."""
         items: dict[Client, list[Item]] = {}
-        for live in list(self._by_number.values()):
+        for live in [asked.answers[0] for mine in self._by_client.values() for asked in mine.values()]:
             items.setdefault(live.client, []).append(self.fail(live, code, message))
         return items
 
@@ -152,15 +171,19 @@ class FrontDesk:
                 case Unservable():
                     live = self._by_number.get(message.number)
                     if live is not None:
+                        numbers = live.asked.numbers
                         failed = self.fail(live, message.code, message.message, message.retry_after)
                         items.setdefault(live.client, []).append(failed)
+                        aborts += [number for number in numbers if number != message.number]
+                        for number in numbers:
+                            touched.pop(number, None)
                 case Load():
                     self.load = message
                 case _:
                     assert_never(message)
         for live in touched.values():
             token_ids = array("i", live.fresh_ids).tobytes()
-            delta = Delta(live.request_id, "".join(live.fresh_text), token_ids, live.untold_seed)
+            delta = Delta(live.request_id, "".join(live.fresh_text), token_ids, live.untold_seed, live.index)
             live.untold_seed = None
             live.fresh_text.clear()
             live.fresh_ids.clear()
@@ -237,7 +260,7 @@ class FrontDesk:
         """News of a request; log-probabilities of its tokens come before them."""
         mine = items.setdefault(live.client, [])
         if live.fresh_logs:
-            mine.append(Logprobs(live.request_id, tuple(live.fresh_logs)))
+            mine.append(Logprobs(live.request_id, tuple(live.fresh_logs), live.index))
             live.fresh_logs.clear()
         mine.append(item)
 
@@ -248,7 +271,7 @@ class FrontDesk:
             if stop is None and live.detokenizer.stop_hit is not None:  # it was in the bytes that waited for others
                 reason, stop = "stop", live.detokenizer.stop_hit
         text, token_ids = "".join(live.fresh_text), array("i", live.fresh_ids).tobytes()
-        return Finished(live.request_id, text, token_ids, reason, stop, usage)
+        return Finished(live.request_id, text, token_ids, reason, stop, usage, live.index)
 
     def _usage(self, live: Live, now: float) -> Usage:
         """For a request that ends here; only the scheduler knows how often it was preempted."""
@@ -265,6 +288,9 @@ class FrontDesk:
 
     def _forget(self, live: Live) -> None:
         del self._by_number[live.number]
+        live.asked.answers.remove(live)
+        if live.asked.answers:
+            return
         mine = self._by_client[live.client]
         del mine[live.request_id]
         if not mine:

@@ -1,4 +1,4 @@
-"""The answer to one HTTP request: one or several requests to the engine, told apart by an index.
+"""The answer to one HTTP request: a request to the engine for each prompt, all their answers told apart by an index.
 
 It asks, measures and gathers; in what shape a client reads it is decided elsewhere.
 """
@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -49,15 +49,16 @@ class Answer:
             "options": options,
         }
         self._num_each = _num_choices(body.n, len(prompts))
-        self._asked = [(prompt, one) for prompt in prompts for one in _choices(params, self._num_each)]
+        self._params = msgspec.structs.replace(params, n=self._num_each)
+        self._prompts = prompts
         self._record: Record = request.state.record
         self._record.answer_id, self._record.user, self._record.stream = self.id, body.user, bool(body.stream)
 
     async def whole(self) -> list[Generation]:
         """All answers, in the order of the prompts; if one fails, all are cancelled."""
-        tasks = [asyncio.ensure_future(self._generate(*asked)) for asked in self._asked]
+        tasks = [asyncio.ensure_future(self._generate(prompt)) for prompt in self._prompts]
         try:
-            return list(await asyncio.gather(*tasks))
+            return [one for each in await asyncio.gather(*tasks) for one in each]
         finally:
             for task in tasks:
                 task.cancel()
@@ -90,14 +91,15 @@ class Answer:
         self._record.error = code
 
     async def _pieces(self) -> AsyncGenerator[Indexed, None]:
-        streams = [self._stream(*asked) for asked in self._asked]
+        streams = [self._stream(prompt) for prompt in self._prompts]
         if len(streams) == 1:
             async with contextlib.aclosing(streams[0]) as only:
                 async for piece in only:
-                    yield 0, piece
+                    yield piece.index, piece
             return
         merged: asyncio.Queue[Indexed | ClientError | None] = asyncio.Queue()
-        tasks = [asyncio.ensure_future(_forward(index, stream, merged)) for index, stream in enumerate(streams)]
+        firsts = [place * self._num_each for place in range(len(streams))]
+        tasks = [asyncio.ensure_future(_forward(*one, merged)) for one in zip(firsts, streams, strict=True)]
         try:
             running = len(tasks)
             while running:
@@ -113,35 +115,37 @@ class Answer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _generate(self, prompt: Prompt, params: SamplingParams) -> Generation:
-        timer = RequestTimer(self._door.metrics)
-        with _measured(timer):
-            generation = await self._door.client.generate(prompt, params, **self._handling)
-            timer.end_whole(generation)
-        return generation
+    async def _generate(self, prompt: Prompt) -> list[Generation]:
+        with self._measured() as timers:
+            generations = await self._door.client.generate_several(prompt, self._params, **self._handling)
+            for index, generation in enumerate(generations):
+                timers.pop(index).end_whole(generation)
+        return generations
 
-    async def _stream(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[Piece, None]:
-        timer = RequestTimer(self._door.metrics)
-        with _measured(timer):
-            async with contextlib.aclosing(_generator(self._door.client, prompt, params, self._handling)) as pieces:
+    async def _stream(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+        with self._measured() as timers:
+            stream = _generator(self._door.client, prompt, self._params, self._handling)
+            async with contextlib.aclosing(stream) as pieces:
                 async for piece in pieces:
-                    timer.add(len(piece.token_ids))
+                    timers[piece.index].add(len(piece.token_ids))
                     if piece.generation is not None:
-                        timer.end(piece.generation)
+                        timers.pop(piece.index).end(piece.generation)
                     yield piece
 
-
-@contextlib.contextmanager
-def _measured(timer: RequestTimer) -> Any:
-    """See that the timer ends, however the request does."""
-    try:
-        yield
-    except ClientError:
-        timer.fail()
-        raise
-    except BaseException:  # cancelled or left
-        timer.abort()
-        raise
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[dict[int, RequestTimer]]:
+        """A timer for each answer to a prompt, by index. Those left end as the request does."""
+        timers = {index: RequestTimer(self._door.metrics, tells_prompt=not index) for index in range(self._num_each)}
+        try:
+            yield timers
+        except ClientError:
+            for timer in timers.values():
+                timer.fail()
+            raise
+        except BaseException:  # cancelled or left
+            for timer in timers.values():
+                timer.abort()
+            raise
 
 
 def _generator(client: Any, *arguments: Any) -> AsyncGenerator[Piece, None]:
@@ -153,12 +157,12 @@ def _generator(client: Any, *arguments: Any) -> AsyncGenerator[Piece, None]:
 
 
 async def _forward(
-    index: int, stream: AsyncGenerator[Piece, None], to: "asyncio.Queue[Indexed | ClientError | None]"
+    first: int, stream: AsyncGenerator[Piece, None], to: "asyncio.Queue[Indexed | ClientError | None]"
 ) -> None:
     try:
         async with contextlib.aclosing(stream) as pieces:
             async for piece in pieces:
-                to.put_nowait((index, piece))
+                to.put_nowait((first + piece.index, piece))
         to.put_nowait(None)
     except ClientError as error:
         to.put_nowait(error)
@@ -169,10 +173,3 @@ def _num_choices(n: int | None, num_prompts: int) -> int:
     if not 1 <= n <= _MOST_CHOICES // num_prompts:
         raise ApiError(400, f"n is {n}; want 1 to {_MOST_CHOICES // num_prompts} with {num_prompts} prompts", param="n")
     return n
-
-
-def _choices(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The same request `n` times. With one seed they would all say the same: each has its own, made of the one."""
-    if n == 1 or params.seed is None:
-        return [params] * n
-    return [msgspec.structs.replace(params, seed=(params.seed + index) % 2**63) for index in range(n)]

@@ -1,4 +1,7 @@
-"""One request as the front desk keeps it, from its name until its end. State only: the desk says what happens to it."""
+"""Requests as the front desk keeps them, from their name until their end. State only: the desk says what happens.
+
+A client asks for one answer or several to one prompt: `Asked` is the request as it names it, `Live` one answer.
+"""
 
 from array import array
 
@@ -6,16 +9,49 @@ import msgspec
 
 from tercet.engine.detokenizer import Detokenizer
 from tercet.ipc.messages import TokenLogprob
-from tercet.ipc.step_messages import Started, Submit
+from tercet.ipc.step_messages import Sibling, Started, Submit
 
 Client = bytes
 _NOT_STARTED = Started(0, 0, 0.0, 0.0)
 
 
+class Asked:
+    """A request as its client knows it."""
+
+    __slots__ = ("answers", "client", "request_id")
+
+    def __init__(self, client: Client, request_id: str) -> None:
+        self.client = client
+        self.request_id = request_id
+        self.answers: list[Live] = []
+        """Those that have not ended. The request is over when there are none."""
+
+    @property
+    def numbers(self) -> list[int]:
+        return [one.number for one in self.answers]
+
+    def submit(self, *, again: bool = False) -> Submit:
+        """For a scheduler that does not know it, under its present numbers."""
+        first, *others = self.answers
+        assert first.submit is not None
+        siblings = []
+        for one in others:
+            assert one.submit is not None
+            siblings.append(Sibling(one.number, one.submit.sampling.seed, one.generated.tobytes()))
+        return msgspec.structs.replace(
+            first.submit,
+            number=first.number,
+            generated_ids=first.generated.tobytes(),
+            again=again or first.submit.again,
+            siblings=tuple(siblings),
+        )
+
+
 class Live:
-    """One request that has not ended."""
+    """One answer that has not ended."""
 
     __slots__ = (
+        "asked",
         "client",
         "detokenizer",
         "first_token_at",
@@ -23,6 +59,7 @@ class Live:
         "fresh_logs",
         "fresh_text",
         "generated",
+        "index",
         "keeps_stop",
         "logprobs",
         "num_generated",
@@ -36,10 +73,12 @@ class Live:
         "untold_seed",
     )
 
-    def __init__(self, client: Client, request_id: str, number: int) -> None:
-        self.client = client
-        self.request_id = request_id
+    def __init__(self, asked: Asked, number: int) -> None:
+        self.asked = asked
+        self.client = asked.client
+        self.request_id = asked.request_id
         self.number = number
+        self.index = 0
         self.num_prompt = 0
         self.num_generated = 0
         self.first_token_at = 0.0
@@ -47,7 +86,7 @@ class Live:
         self.detokenizer: Detokenizer | None = None
         """None until the request is submitted."""
         self.submit: Submit | None = None
-        """With `generated` all that a new scheduler needs to go on."""
+        """What it would be alone. With `generated` all that a new scheduler needs to go on."""
         self.generated = array("i")
         self.untold_seed: int | None = None
         """Drawn for a request that brought none; its client needs it to go on elsewhere."""
@@ -59,10 +98,3 @@ class Live:
         self.fresh_logs: list[tuple[TokenLogprob, ...]] = []
         self.fresh_ids: list[int] = []
         self.fresh_text: list[str] = []
-
-    def submit_again(self) -> Submit:
-        """For a scheduler that does not know it, under its present number."""
-        assert self.submit is not None
-        return msgspec.structs.replace(
-            self.submit, number=self.number, generated_ids=self.generated.tobytes(), again=True
-        )

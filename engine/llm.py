@@ -15,14 +15,14 @@ from tqdm import tqdm
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
+from tercet.ipc.call import usage_of_all
 from tercet.ipc.client import Client, Generation
 from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, TokenLogprob, Usage
-from tercet.ipc.several import generate_several, usage_of_several
 
 Prompt = str | Sequence[int]
 
 _MOST_LIVE = 16_384
-"""Requests in the engine at a time: enough to keep any batch full, and fewer than it would refuse."""
+"""Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
 
 
 class CompletionOutput(msgspec.Struct, frozen=True):
@@ -153,16 +153,13 @@ class LLM:
     ) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         num_prompt = num_generated = 0
-        places = anyio.Semaphore(_MOST_LIVE)
+        places = anyio.Semaphore(max(1, _MOST_LIVE // max((1, *(one.n for one in params)))))
         with tqdm(total=len(prompts), desc="generate", unit="req", disable=not use_tqdm) as bar:
 
             async def one(index: int) -> None:
                 nonlocal num_prompt, num_generated
                 async with places:
-                    if params[index].n == 1:
-                        generations = [await self._client.generate(prompts[index], params[index])]
-                    else:
-                        generations = await generate_several(self._client, prompts[index], params[index])
+                    generations = await self._client.generate_several(prompts[index], params[index])
                 outputs[index] = output = _output(prompts[index], generations)
                 num_prompt += output.usage.num_prompt_tokens
                 num_generated += output.usage.num_generated_tokens
@@ -211,7 +208,7 @@ def _output(prompt: Any, generations: list[Generation]) -> RequestOutput:
         prompt if isinstance(prompt, str) else None,
         list(prompt) if is_ids else None,
         [_completion(index, generation) for index, generation in enumerate(generations)],
-        usage_of_several(generations),
+        usage_of_all(generations),
         None if of_prompt is None else [None, *(_by_id(row) for row in of_prompt)],
     )
 

@@ -105,10 +105,12 @@ class Metrics:
 
 
 class RequestTimer:
-    """One request to the engine, from its beginning to its one end."""
+    """One answer, from the request's beginning to its own one end."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, tells_prompt: bool) -> None:
+        """`tells_prompt`: of several answers to one prompt, one counts its tokens."""
         self._metrics = metrics
+        self._tells_prompt = tells_prompt
         self._began = self._last = time.monotonic()
         self._num_tokens = 0
 
@@ -139,7 +141,8 @@ class RequestTimer:
     def end(self, generation: Generation) -> None:
         """It has its answer."""
         usage, histograms = generation.usage, self._metrics.histograms
-        self._metrics.num_prompt_tokens += usage.num_prompt_tokens
+        if self._tells_prompt:
+            self._metrics.num_prompt_tokens += usage.num_prompt_tokens
         histograms["request_queue_time_seconds"].observe(usage.queued_s)
         histograms["request_prefill_time_seconds"].observe(usage.prefill_s)
         histograms["request_decode_time_seconds"].observe(usage.decode_s)

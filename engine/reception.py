@@ -21,7 +21,9 @@ from tercet.engine.request_check import (
     check_prompt_ids,
     check_received_ids,
     check_text_length,
+    received_of,
     resolve,
+    sampling_of,
     unpack_ids,
 )
 from tercet.engine.structured_check import check_compiles
@@ -164,24 +166,28 @@ class Reception:
         """What the scheduler gets. Raises `Refusal`."""
         check_prompt_ids(prompt_ids, self._rules)
         sampling = resolve(request.params, len(prompt_ids), live.number, self._rules)
-        received = request.handling.received_ids
-        check_received_ids(unpack_ids(received, "received_ids"), sampling.max_tokens, self._rules)
+        received = received_of(request)
+        for ids in received.values():
+            check_received_ids(unpack_ids(ids, "received_ids"), sampling.max_tokens, self._rules)
         packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
         handling = request.handling
-        submit = Submit(
-            live.number,
-            packed,
-            sampling,
-            request.cache_salt,
-            generated_ids=received,
-            again=bool(received),
-            priority=handling.priority,
-            queue_timeout=None if received else handling.queue_timeout,
-        )
-        self._desk.submit(live, submit, request.params)
-        if live.detokenizer is not None and live.detokenizer.stop_hit is not None:
-            raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
-        return submit
+        goes_on = any(received.values()) or len(received) < request.params.n
+        for answer in self._desk.split(live, list(received)):
+            submit = Submit(
+                answer.number,
+                packed,
+                sampling_of(sampling, answer.index),
+                request.cache_salt,
+                generated_ids=received[answer.index],
+                again=goes_on,
+                priority=handling.priority,
+                queue_timeout=None if goes_on else handling.queue_timeout,
+            )
+            self._desk.submit(answer, submit, request.params)
+            if answer.detokenizer is not None and answer.detokenizer.stop_hit is not None:
+                text = "received_ids holds a stop string; want ids of an answer in the making"
+                raise Refusal("invalid_request", text)
+        return live.asked.submit()
 
     def _check_prompt(self, request: Request) -> None:
         if isinstance(request, GenerateIds):

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
+from msgspec import structs
+
 from tercet.engine.logits_check import adjustments_of, check_adjustments
 from tercet.engine.logprobs import MAX_LOGPROBS
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.engine.text_codec import GenerationDefaults
-from tercet.ipc.messages import Request, SamplingParams
+from tercet.ipc.messages import MAX_ANSWERS, Request, SamplingParams
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Sampling
 
@@ -68,6 +70,8 @@ def check_params(params: SamplingParams, rules: Rules) -> None:
         raise invalid("max_tokens", params.max_tokens, "at least 1")
     if params.min_tokens < 0:
         raise invalid("min_tokens", params.min_tokens, "at least 0")
+    if not 1 <= params.n <= MAX_ANSWERS:
+        raise invalid("n", params.n, f"1 to {MAX_ANSWERS}")
     check_adjustments(params, rules.limits.vocab_size)
     for field, wanted in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
         if wanted is not None:
@@ -105,6 +109,18 @@ def check_handling(request: Request) -> None:
     for field, seconds in (("queue_timeout", handling.queue_timeout), ("timeout", handling.timeout)):
         if seconds is not None and not 0 < seconds <= _MAX_SECONDS:
             raise invalid(field, seconds, f"more than 0 and at most {_MAX_SECONDS} seconds")
+
+
+def received_of(request: Request) -> dict[int, bytes]:
+    """What a client has received, by index of each answer that has not ended."""
+    received, n = request.handling.received_ids, request.params.n
+    each = [received] * (n if not received else 1) if isinstance(received, bytes) else list(received)
+    if len(each) != n:
+        raise invalid("received_ids", f"those of {len(each)} answers", f"as many as n, {n}")
+    live = {index: ids for index, ids in enumerate(each) if ids is not None}
+    if not live:
+        raise invalid("received_ids", "nil for every answer", "the ids of one that has not ended")
+    return live
 
 
 def check_received_ids(received_ids: Sequence[int], max_tokens: int, rules: Rules) -> None:
@@ -158,6 +174,13 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
     )
 
 
+def sampling_of(sampling: Sampling, index: int) -> Sampling:
+    """Of one answer to a prompt among several. The first tells of the prompt."""
+    if index == 0:
+        return sampling
+    return structs.replace(sampling, seed=(sampling.seed + index) % 2**63, prompt_logprobs=None)
+
+
 def check_defaults(rules: Rules) -> None:
     """The checkpoint's own defaults obey the same rules: better found at start than in each request."""
     d = rules.defaults
@@ -197,7 +220,6 @@ def _check_stops(params: SamplingParams, rules: Rules) -> None:
 
 def _refuse_unsupported(params: SamplingParams) -> None:
     neutral: dict[str, tuple[object, ...]] = {
-        "n": (1,),
         "spaces_between_special_tokens": (True,),
     }
     for field, allowed in neutral.items():

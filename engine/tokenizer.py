@@ -127,11 +127,10 @@ class Tokenizer:
             case Hello():
                 self._post(client, self._info())
             case Cancel(request_id=request_id):
-                ended = self._desk.cancel(client, request_id, time.monotonic())
-                if ended is not None:
-                    live, finished = ended
-                    self._abort([live.number])
-                    self._post(client, Batch((finished,)))
+                numbers, ends = self._desk.cancel(client, request_id, time.monotonic())
+                if ends:
+                    self._abort(numbers)
+                    self._post(client, Batch(tuple(ends)))
                     self._end_if_drained()
             case Tokenize() | Detokenize() as question:
                 if self._reception.is_quick(question):
@@ -248,9 +247,9 @@ class Tokenizer:
             self._link.beat(count)
             count += 1
             self._abort([])
-            for live, failed in self._desk.expire(time.monotonic()):
-                self._abort([live.number])
-                self._post(live.client, failed)
+            for client, numbers, failed in self._desk.expire(time.monotonic()):
+                self._abort(numbers)
+                self._post(client, failed)
                 self._end_if_drained()
             for client, items in list(self._owed.items()):
                 if self._door.send(client, self._encoder.encode(Batch(tuple(items)))) is not Delivery.FULL:
@@ -287,9 +286,9 @@ class Tokenizer:
             self._scheduler = self._connect()
             self._unsent_aborts.clear()
             self._scheduler.send(Forget(self._desk.next_number))
-            for live in self._desk.renumber():
-                while self._desk.is_live(live) and not self._new_scheduler.is_set():
-                    if self._scheduler.try_send(live.submit_again()):
+            for asked in self._desk.renumber():
+                while asked.answers and not self._new_scheduler.is_set():
+                    if self._scheduler.try_send(asked.submit(again=True)):
                         break
                     await anyio.sleep(_RETRY_S)
 

@@ -1,10 +1,11 @@
-"""What a client gets back: a `Generation`, piece by piece or whole, or one of a few errors.
+"""What a client gets back: a `Generation` or several, piece by piece or whole, or one of a few errors.
 
-A `Call` collects the answer to one request. It knows no socket.
+A `Call` collects the answers to one request. It knows no socket.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 
 import anyio
 import msgspec
@@ -51,8 +52,12 @@ class RequestTimedOut(ClientError, TimeoutError):
     """The request waited or took longer than the caller allowed, and was cancelled."""
 
 
+Row = tuple[TokenLogprob, ...]
+"""Of one token: itself, then the likeliest in its place."""
+
+
 class Generation(msgspec.Struct, frozen=True):
-    """A finished request."""
+    """A finished answer."""
 
     text: str
     token_ids: list[int]
@@ -60,20 +65,32 @@ class Generation(msgspec.Struct, frozen=True):
     stop: str | int | None
     """The stop string or token id that ended it, if one did."""
     usage: Usage
-    logprobs: list[tuple[TokenLogprob, ...]] | None = None
-    """Of each token: itself, then the likeliest in its place, if they were asked for."""
-    prompt_logprobs: list[tuple[TokenLogprob, ...]] | None = None
-    """The same of the prompt's tokens from the second on."""
+    logprobs: list[Row] | None = None
+    """Of each token, if they were asked for."""
+    prompt_logprobs: list[Row] | None = None
+    """The same of the prompt's tokens from the second on; of several answers, the first has them."""
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """What is new in a stream. The last piece also brings the whole."""
+    """What is new in a stream. The last piece of an answer also brings the whole."""
 
     text: str
     token_ids: list[int]
     generation: Generation | None = None
-    logprobs: list[tuple[TokenLogprob, ...]] | None = None
+    logprobs: list[Row] | None = None
     """Of `token_ids`, if they were asked for."""
+    index: int = 0
+    """Which of n answers."""
+
+
+class _Answer:
+    """One answer in the making."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids = bytearray()
+        self.logprobs: list[Row] = []
+        self.generation: Generation | None = None
 
 
 class Call:
@@ -86,22 +103,23 @@ class Call:
         self._waits: tuple[ClientError, float] | None = None
         """For a successor of the engine: what to say if none comes, and when."""
         self._streamed = streamed
-        self._texts: list[str] = []
-        self._token_ids = bytearray()
-        self._fresh: list[tuple[Delta | Finished, list[tuple[TokenLogprob, ...]] | None]] = []
-        self._logprobs: list[tuple[TokenLogprob, ...]] | None = None if request.params.logprobs is None else []
-        self._prompt_logprobs: list[tuple[TokenLogprob, ...]] | None = (
-            None if request.params.prompt_logprobs is None else []
-        )
+        self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
+        self._num_left = request.params.n
+        self._fresh: list[tuple[Delta | Finished, list[Row] | None]] = []
+        self._wants_logprobs = request.params.logprobs is not None
+        self._prompt_logprobs: list[Row] | None = None if request.params.prompt_logprobs is None else []
         self._wake = asyncio.Event()
-        self._generation: Generation | None = None
         self._error: ClientError | None = None
 
     def rest(self) -> Request:
         """After a loss: the same request again, for what has not come yet."""
         self.num_losses += 1
         self._waits = None
-        handling = msgspec.structs.replace(self.request.handling, received_ids=bytes(self._token_ids))
+        answers = [self._answers[index] for index in range(self.request.params.n)]
+        received = tuple(None if one.generation is not None else bytes(one.token_ids) for one in answers)
+        handling = msgspec.structs.replace(
+            self.request.handling, received_ids=received if len(received) > 1 else received[0] or b""
+        )
         return msgspec.structs.replace(self.request, handling=handling)
 
     def wait_for_successor(self, error: ClientError, until: float) -> None:
@@ -120,44 +138,50 @@ class Call:
         if delta.seed is not None:  # what is still to come, after a loss, is drawn with the same
             params = msgspec.structs.replace(self.request.params, seed=delta.seed)
             self.request = msgspec.structs.replace(self.request, params=params)
-        self._texts.append(delta.text)
-        self._token_ids += delta.token_ids
+        answer = self._answers[delta.index]
+        answer.texts.append(delta.text)
+        answer.token_ids += delta.token_ids
         if self._streamed:
             self._fresh.append((delta, self._logs_of(delta)))
             self._wake.set()
 
     def log(self, logprobs: Logprobs) -> None:
         """Of the tokens that come next."""
-        if self._logprobs is not None:
-            self._logprobs += logprobs.tokens
+        self._answers[logprobs.index].logprobs += logprobs.tokens
 
     def log_prompt(self, logprobs: PromptLogprobs) -> None:
         """After a loss they may come again."""
         if self._prompt_logprobs is not None:
             self._prompt_logprobs += logprobs.tokens[len(self._prompt_logprobs) + 1 - logprobs.position :]
 
-    def _logs_of(self, item: Delta | Finished) -> list[tuple[TokenLogprob, ...]] | None:
-        num_tokens = len(item.token_ids) // 4
-        return None if self._logprobs is None else self._logprobs[len(self._logprobs) - num_tokens :]
+    def _logs_of(self, item: Delta | Finished) -> list[Row] | None:
+        rows = self._answers[item.index].logprobs
+        return rows[len(rows) - len(item.token_ids) // 4 :] if self._wants_logprobs else None
 
-    def end(self, finished: Finished) -> None:
-        text = "".join(self._texts) + finished.text
-        token_ids = unpack_ids(bytes(self._token_ids) + finished.token_ids)
-        logs = self._logprobs, self._prompt_logprobs
-        self._generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage, *logs)
+    def end(self, finished: Finished) -> bool:
+        """Whether all its answers have ended now."""
+        answer = self._answers[finished.index]
+        text = "".join(answer.texts) + finished.text
+        token_ids = unpack_ids(bytes(answer.token_ids) + finished.token_ids)
+        logs = answer.logprobs if self._wants_logprobs else None, self._prompt_logprobs if not finished.index else None
+        answer.generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage, *logs)
         self._fresh.append((finished, self._logs_of(finished)))
-        self._wake.set()
+        self._num_left -= 1
+        if self._streamed or not self._num_left:
+            self._wake.set()
+        return self._num_left == 0
 
     def fail(self, error: ClientError) -> None:
         self._error = error
         self._wake.set()
 
-    async def whole(self, timeout: float | None) -> Generation:
+    async def whole(self, timeout: float | None) -> list[Generation]:
+        """All its answers, in order."""
         await self._wait(timeout, None if timeout is None else anyio.current_time() + timeout)
         if self._error is not None:
             raise self._error
-        assert self._generation is not None
-        return self._generation
+        generations = [self._answers[index].generation for index in sorted(self._answers)]
+        return [one for one in generations if one is not None]
 
     async def pieces(self, timeout: float | None) -> AsyncIterator[Piece]:
         deadline = None if timeout is None else anyio.current_time() + timeout
@@ -165,19 +189,21 @@ class Call:
             await self._wait(timeout, deadline)
             self._wake.clear()
             fresh, self._fresh = self._fresh, []
-            if fresh:
-                yield (piece := self._piece(fresh))
-                if piece.generation is not None:
-                    return
+            is_over = self._num_left == 0
+            for index in dict.fromkeys(item.index for item, _ in fresh):
+                yield self._piece(index, [one for one in fresh if one[0].index == index])
+            if is_over:
+                return
             if self._error is not None:
                 raise self._error
 
-    def _piece(self, fresh: list[tuple[Delta | Finished, list[tuple[TokenLogprob, ...]] | None]]) -> Piece:
+    def _piece(self, index: int, fresh: list[tuple[Delta | Finished, list[Row] | None]]) -> Piece:
         """All that has come since the last look: who reads slowly gets more at once."""
         text = "".join([item.text for item, _ in fresh])
         token_ids = unpack_ids(b"".join([item.token_ids for item, _ in fresh]))
-        logs = None if self._logprobs is None else [row for _, rows in fresh for row in rows or ()]
-        return Piece(text, token_ids, self._generation if isinstance(fresh[-1][0], Finished) else None, logs)
+        logs = [row for _, rows in fresh for row in rows or ()] if self._wants_logprobs else None
+        generation = self._answers[index].generation if isinstance(fresh[-1][0], Finished) else None
+        return Piece(text, token_ids, generation, logs, index)
 
     async def _wait(self, timeout: float | None, deadline: float | None) -> None:
         if deadline is None:
@@ -188,6 +214,16 @@ class Call:
                 await self._wake.wait()
         except TimeoutError:
             raise RequestTimedOut("timed_out", f"the request had {timeout:g} s and was cancelled") from None
+
+
+def usage_of_all(generations: Sequence[Generation]) -> Usage:
+    """Of all answers to one prompt: that counts once."""
+    return msgspec.structs.replace(
+        generations[0].usage,
+        num_generated_tokens=sum(one.usage.num_generated_tokens for one in generations),
+        num_preemptions=sum(one.usage.num_preemptions for one in generations),
+        decode_s=max(one.usage.decode_s for one in generations),
+    )
 
 
 def unpack_ids(token_ids: bytes) -> list[int]:

@@ -22,27 +22,23 @@ from tercet.ipc.call import (
     Piece,
     RequestRefused,
     RequestTimedOut,
-    error_of,
     unpack_ids,
 )
+from tercet.ipc.calls import Calls
 from tercet.ipc.connection import Connection
 from tercet.ipc.messages import (
+    MAX_ANSWERS,
     Batch,
-    Cancel,
     ChatMessage,
     ChatOptions,
-    Delta,
     Detokenize,
     Detokenized,
     EngineInfo,
     Failed,
-    Finished,
     FromClient,
     GenerateIds,
     Handling,
     Hello,
-    Logprobs,
-    PromptLogprobs,
     Rejected,
     Request,
     SamplingParams,
@@ -69,8 +65,6 @@ __all__ = [
 _PING_S = 5.0
 _SILENCE_S = 20.0
 """An engine that owes answers and says nothing for so long, not even to pings, is taken for dead."""
-_MOST_LOSSES = 4
-"""A request that sees so many connections end and no news between them is given up: it may be what ends them."""
 
 
 class Client:
@@ -96,7 +90,7 @@ class Client:
         self._reconnect_timeout = max(reconnect_timeout, successor_timeout)
         self._successor_timeout = successor_timeout
         self._connect_timeout = connect_timeout
-        self._calls: dict[str, Call] = {}
+        self._calls = Calls(self._send, successor_timeout)
         self._next_call = 0
         self._questions = Questions(self._send)
         self._info: asyncio.Future[EngineInfo] | None = None
@@ -124,8 +118,7 @@ class Client:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for request_id in list(self._calls):
-            self._send(Cancel(request_id))
+        self._calls.cancel_all()
         self._lose("closed", "the client was closed")
         await self._close()
 
@@ -176,7 +169,7 @@ class Client:
         queue_timeout: float | None = None,
         timeout: float | None = None,
     ) -> AsyncIterator[Piece]:
-        """The answer, piece by piece. Leaving the loop cancels the request.
+        """The answer, piece by piece; of n answers, each piece is of one (`index`). Leaving the loop cancels them all.
 
         `options`: tools and more, for a conversation's chat template. Requests of lower `priority` go first.
         `queue_timeout`: seconds that it may wait before it is begun; `timeout`: seconds that it may take in all.
@@ -187,7 +180,7 @@ class Client:
             async for piece in call.pieces(timeout):
                 yield piece
         finally:
-            self._finish(call)
+            self._calls.close(call)
 
     async def generate(
         self,
@@ -201,12 +194,33 @@ class Client:
         timeout: float | None = None,
     ) -> Generation:
         """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
+        if params is not None and params.n > 1:
+            raise ValueError(f"n is {params.n}, and generate gives one answer; want generate_several, or stream")
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        call = await self._start(make_request(prompt, params, cache_salt, handling, options), streamed=False)
+        (generation,) = await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout)
+        return generation
+
+    async def generate_several(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        options: ChatOptions | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> list[Generation]:
+        """`params.n` answers to one prompt, which is computed once; answer i is what `seed` + i would say alone."""
+        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        return await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout)
+
+    async def _whole(self, request: Request, timeout: float | None) -> list[Generation]:
+        call = await self._start(request, streamed=False)
         try:
             return await call.whole(timeout)
         finally:
-            self._finish(call)
+            self._calls.close(call)
 
     async def _start(self, request: Request, streamed: bool) -> Call:
         if self._gone is not None:
@@ -217,6 +231,8 @@ class Client:
                     await self._connected.wait()
             except TimeoutError:
                 raise EngineDied("no_answer", f"nothing listens at {self._address}") from None
+        if not 1 <= request.params.n <= MAX_ANSWERS:
+            raise ValueError(f"n is {request.params.n}; want 1 to {MAX_ANSWERS}")
         request = msgspec.structs.replace(request, request_id=self._new_name())
         encoded = self._encoder.encode(request)
         if len(encoded) > MAX_MESSAGE_BYTES:
@@ -225,17 +241,13 @@ class Client:
             )
         if not self._calls:
             self._last_heard = asyncio.get_running_loop().time()
-        call = self._calls[request.request_id] = Call(request, streamed)
+        call = self._calls.open(request, streamed=streamed)
         self._send_encoded(encoded)
         return call
 
     def _new_name(self) -> str:
         self._next_call += 1
         return str(self._next_call)
-
-    def _finish(self, call: Call) -> None:
-        if self._calls.pop(call.request.request_id, None) is not None:
-            self._send(Cancel(call.request.request_id))
 
     def _send(self, message: FromClient) -> None:
         self._send_encoded(self._encoder.encode(message))
@@ -269,13 +281,7 @@ class Client:
         if self._info is not None:
             self._send(Hello())
         self._questions.ask_again()
-        for name, call in list(self._calls.items()):
-            request = call.rest()
-            if call.num_losses < _MOST_LOSSES:
-                self._send(request)
-            else:
-                del self._calls[name]
-                call.fail(EngineDied("engine_died", f"the connection ended {call.num_losses} times without any news"))
+        self._calls.ask_again()
 
     async def _receive(self) -> None:
         loop = asyncio.get_running_loop()
@@ -287,51 +293,27 @@ class Client:
     def _take(self, message: ToClient) -> None:
         match message:
             case Batch(items=items):
+                now = asyncio.get_running_loop().time()
                 for item in items:
-                    self._take_item(item)
+                    self._calls.take(item, now)
             case Failed():
                 if not self._questions.fail(message):
-                    self._take_item(message)
+                    self._calls.take(message, asyncio.get_running_loop().time())
             case Tokenized() | Detokenized():
                 self._questions.take(message)
-            case Rejected(request_id=request_id, code=code, message=text):
-                call = self._calls.pop(request_id or "", None)
-                if call is not None:
-                    call.fail(RequestRefused(code, text))
+            case Rejected():
+                self._calls.reject(message)
             case EngineInfo():
                 if self._info is not None and not self._info.done():
                     self._info.set_result(message)
                 self._info = None
-
-    def _take_item(self, item: Delta | Finished | Failed | Logprobs | PromptLogprobs) -> None:
-        call = self._calls.get(item.request_id)
-        if isinstance(item, Logprobs | PromptLogprobs):
-            if call is not None:
-                call.log(item) if isinstance(item, Logprobs) else call.log_prompt(item)
-        elif isinstance(item, Delta):
-            if call is None:
-                self._send(Cancel(item.request_id))  # nobody waits for it: a request sent to an engine lost since
-            else:
-                call.add(item)
-        elif call is None:
-            return
-        elif isinstance(item, Failed) and item.code == "draining" and self._successor_timeout:
-            call.wait_for_successor(error_of(item), asyncio.get_running_loop().time() + self._successor_timeout)
-        else:
-            del self._calls[item.request_id]
-            if isinstance(item, Finished):
-                call.end(item)
-            else:
-                call.fail(error_of(item))
 
     async def _ping(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_PING_S, (self._successor_timeout or self._reconnect_timeout) / 5 or _PING_S))
             now = loop.time()
-            for name, call in list(self._calls.items()):
-                if call.gave_up_waiting(now):
-                    del self._calls[name]
+            self._calls.give_up_waiting(now)
             silence = now - self._last_heard
             if self._lost_at is not None:
                 if now - self._lost_at > self._reconnect_timeout:
@@ -342,9 +324,7 @@ class Client:
                 self._send(Hello())
 
     def _lose(self, code: str, message: str) -> None:
-        calls, self._calls = self._calls, {}
-        for call in calls.values():
-            call.fail(EngineDied(code, message))
+        self._calls.lose(EngineDied(code, message))
         self._questions.lose(EngineDied(code, message))
 
     async def _close(self) -> None:

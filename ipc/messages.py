@@ -68,6 +68,10 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A context-free grammar in Lark's notation, whose first rule is `start`."""
 
 
+MAX_ANSWERS = 256
+"""To one prompt."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How to continue one prompt. `None` means: the checkpoint's generation_config, else the neutral value."""
 
@@ -93,6 +97,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] | None = None
     n: int = 1
+    """Answers to the same prompt, which is computed once. Answer i is what seed + i would say alone."""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured: Structured | None = None
@@ -104,8 +109,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class Handling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the engine treats a request, apart from what it says."""
 
-    received_ids: bytes = b""
-    """int32: what this client has received of the answer from a tokenizer that died. The answer goes on after it."""
+    received_ids: bytes | tuple[bytes | None, ...] = b""
+    """int32: what this client has received of the answer from a tokenizer that died. The answer goes on after it.
+
+    Of n answers, that of each; None: it has ended.
+    """
     priority: int = 0
     """Lower goes first, and is interrupted last."""
     queue_timeout: float | None = None
@@ -190,11 +198,16 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     text: str
     token_ids: bytes
     seed: int | None = None
-    """In the first of a request that samples and brought none: the one it was given."""
+    """In the first of each answer, if the request samples and brought none: the one it was given."""
+    index: int = 0
+    """Which of n answers."""
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The one good end of a request. `text` and `token_ids` are what no earlier `Delta` carried."""
+    """The one good end of an answer. `text` and `token_ids` are what no earlier `Delta` carried.
+
+    A request with n answers ends when all of them have.
+    """
 
     request_id: str
     text: str
@@ -203,10 +216,11 @@ class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     stop: str | int | None
     """The stop string or token id that ended it, if one did."""
     usage: Usage
+    index: int = 0
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The one bad end of a request: refused, or failed on the way."""
+    """The one bad end of a request, all its answers included: refused, or failed on the way."""
 
     request_id: str
     code: str
@@ -285,6 +299,7 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
 
     request_id: str
     tokens: tuple[tuple[TokenLogprob, ...], ...]
+    index: int = 0
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

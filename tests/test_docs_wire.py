@@ -72,7 +72,7 @@ def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None
             text += fields[0]
             token_ids += fields[1]
             if kind == "Finished":
-                assert fields[2:] == ["stop", EOS, list(msgspec.structs.astuple(USAGE))]
+                assert fields[2:] == ["stop", EOS, list(msgspec.structs.astuple(USAGE)), 0]
                 break
             assert kind == "Delta"
         assert text == "ok"
@@ -103,12 +103,48 @@ def test_cancel_ends_with_finished(engine: TokenizerProcess, raw: RawClient) -> 
     raw.ask("Generate", "a", "hi")
     submit = engine.next_submit()
     raw.ask("Cancel", "a")
-    (kind, request_id, text, token_ids, reason, stop, usage) = next(raw.items())
-    assert (kind, request_id, text, token_ids, reason, stop) == ("Finished", "a", "", b"", "cancelled", None)
+    (kind, request_id, text, token_ids, reason, stop, usage, index) = next(raw.items())
+    assert (kind, request_id, text, token_ids, reason, stop, index) == ("Finished", "a", "", b"", "cancelled", None, 0)
     assert usage[0] == 2
     abort = engine.next_message()
     assert isinstance(abort, Abort)
     assert abort.numbers == struct.pack("<q", submit.number)
+
+
+def test_several_answers(engine: TokenizerProcess, raw: RawClient) -> None:
+    raw.ask("Generate", "a", "hi", {"n": 3, "seed": 2**63 - 2, "prompt_logprobs": 1})
+    submit = engine.next_submit()
+    assert submit.sampling.seed == 2**63 - 2
+    assert [one.seed for one in submit.siblings] == [2**63 - 1, 0]
+    numbers = [submit.number, *(one.number for one in submit.siblings)]
+    for number, text in zip(numbers, ("one", "two", "three"), strict=True):
+        engine.sample(number, text, Ended(number, "length", None, USAGE))
+    texts, ends = ["", "", ""], []
+    for kind, request_id, text, *fields in raw.items():
+        assert request_id == "a"
+        texts[fields[-1]] += text
+        if kind == "Finished":
+            ends.append(fields[-1])
+            if len(ends) == 3:
+                break
+    assert texts == ["one", "two", "three"]
+    assert sorted(ends) == [0, 1, 2]
+    # Again on a new connection: the second has ended.
+    again = {"received_ids": [struct.pack("<i", 5), None, b""]}
+    raw.ask("Generate", "a", "hi", {"n": 3, "seed": 7}, "", again)
+    submit = engine.next_submit()
+    assert (submit.sampling.seed, submit.generated_ids, submit.again) == (7, struct.pack("<i", 5), True)
+    ((number, seed, generated_ids),) = [(one.number, one.seed, one.generated_ids) for one in submit.siblings]
+    assert (seed, generated_ids) == (9, b"")
+    raw.ask("Cancel", "a")
+    (_, ends) = raw.receive()
+    assert [(kind, reason, index) for kind, _, _, _, reason, _, _, index in ends] == [
+        ("Finished", "cancelled", 0),
+        ("Finished", "cancelled", 2),
+    ]
+    abort = engine.next_message()
+    assert isinstance(abort, Abort)
+    assert abort.numbers == struct.pack("<2q", submit.number, number)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +153,8 @@ def test_cancel_ends_with_finished(engine: TokenizerProcess, raw: RawClient) -> 
         (("Generate", "a", "hi", {"temprature": 1}), "Rejected", "bad_message"),
         (("Generate", "a", "hi", {}, "", 1), "Rejected", "bad_message"),
         (("Generate", "", "hi"), "Rejected", "bad_request_id"),
-        (("Generate", "a", "hi", {"n": 2}), "Failed", "not_supported"),
+        (("Generate", "a", "hi", {"spaces_between_special_tokens": False}), "Failed", "not_supported"),
+        (("Generate", "a", "hi", {"n": 257}), "Failed", "invalid_request"),
         (("Generate", "a", "hi", {"top_p": 0}), "Failed", "invalid_request"),
         (("Generate", "a", "h" * 512), "Failed", "prompt_too_long"),
     ],

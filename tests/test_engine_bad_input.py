@@ -109,13 +109,14 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
             "logit_bias": ({VOCAB_SIZE: 1.0}, {-1: 1.0}, {2**40: 1.0}, {5: 101.0}, {5: NAN}, MANY),
             "logprobs": (-1, 21),
             "prompt_logprobs": (-1, 21),
+            "n": (-1, 0, 257, 2**40),
         }.items()
         for value in values
     ),
     *(
         (("GenerateIds", "a", ids(3), {name: value}), "Failed", "not_supported", name)
         for name, value in {
-            "n": 2,
+            "spaces_between_special_tokens": False,
         }.items()
     ),
     (("Generate", "a", "x", {"temprature": 1}), "Rejected", "bad_message", "temprature"),
@@ -126,6 +127,15 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
     (("Generate", "a", "x", {}, "", {"received_ids": b"abc"}), "Failed", "invalid_request", "received_ids is 3 bytes"),
     (("GenerateIds", "a", ids(3), SHORT, "", {"received_ids": ids(2)}), "Failed", "invalid_request", "fewer than"),
     (("GenerateIds", "a", ids(3), {}, "", {"received_ids": b"~~~~"}), "Failed", "invalid_request", "received_ids"),
+    *(
+        (("GenerateIds", "a", ids(3), {"n": 2}, "", {"received_ids": value}), "Failed", "invalid_request", words)
+        for value, words in (
+            (ids(1), "received_ids is those of 1 answers; want as many as n, 2"),
+            ([b"", b"", b""], "those of 3 answers"),
+            ([None, None], "nil for every answer"),
+            ([ids(1), b"abc"], "received_ids is 3 bytes"),
+        )
+    ),
     *(
         (("GenerateIds", "a", ids(3), SHORT, "", {name: value}), "Failed", "invalid_request", name)
         for name, values in {"queue_timeout": (0.0, NAN, INF), "timeout": (-1.0, 1e9), "priority": (2**40,)}.items()

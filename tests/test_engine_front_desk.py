@@ -124,13 +124,11 @@ def test_a_stop_string_in_bytes_that_only_the_end_makes_certain(desk: FrontDesk)
 
 def test_cancel_and_the_tokens_that_cross_it(desk: FrontDesk) -> None:
     x = submitted(desk, A, "x")
-    assert desk.cancel(B, "x", 11.0) is None
-    found = desk.cancel(A, "x", 11.0)
-    assert found is not None
-    live, finished = found
-    assert live is x
+    assert desk.cancel(B, "x", 11.0) == ([], [])
+    numbers, (finished,) = desk.cancel(A, "x", 11.0)
+    assert numbers == [x.number]
     assert (finished.reason, finished.stop, finished.usage.num_generated_tokens) == ("cancelled", None, 0)
-    assert desk.cancel(A, "x", 11.0) is None
+    assert desk.cancel(A, "x", 11.0) == ([], [])
     assert desk.accept([tokens({x.number: 1}, ended(x))], 12.0) == ({}, [])
     assert desk.num_live == 0
     assert desk.clients() == []
@@ -178,11 +176,10 @@ def test_random_histories() -> None:
                     lives[live.number], sampled[live.number] = live, []
                 case 1 if lives:
                     live = rng.choice(list(lives.values()))
-                    found = desk.cancel(live.client, live.request_id, step)
-                    assert (found is None) == (live.number in over)
-                    if found is not None:
-                        news.setdefault((live.client, live.request_id), []).append(found[1])
-                        over.add(live.number)
+                    numbers, ends = desk.cancel(live.client, live.request_id, step)
+                    assert (not numbers) == (not ends) == (live.number in over)
+                    news.setdefault((live.client, live.request_id), []).extend(ends)
+                    over.update(numbers)
                 case _ if lives:
                     batch = []
                     for _ in range(rng.randrange(1, 4)):
@@ -258,7 +255,7 @@ def test_new_numbers_for_a_new_scheduler(desk: FrontDesk) -> None:
     (h,), (i,) = ids_of("h"), ids_of("i")
     desk.accept([tokens({x.number: h, y.number: i})], 0.0)
     next_number = desk.next_number
-    assert desk.renumber() == [x, y]
+    assert desk.renumber() == [x.asked, y.asked]
     assert sorted([x.number, y.number, waiting.number]) == [next_number, next_number + 1, next_number + 2]
     assert x.generated.tolist() == [h]
     assert desk.accept([tokens({old: i})], 0.0) == ({}, [])  # a late word of the old one

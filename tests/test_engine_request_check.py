@@ -72,8 +72,8 @@ NAN, INF = math.nan, math.inf
         ("logit_bias", {5: 100.5}, ["logit_bias of token 5", "100.5"]),
         ("logit_bias", {5: NAN}, ["logit_bias of token 5", "nan"]),
         ("logit_bias", dict.fromkeys(range(1025), 1.0), ["logit_bias", "1025 tokens", "at most 1024"]),
-        ("n", 2, ["n is 2", "not supported yet"]),
-        ("n", 0, ["n is 0"]),
+        ("n", 257, ["n is 257", "1 to 256"]),
+        ("n", 0, ["n is 0", "1 to 256"]),
         ("logprobs", -1, ["logprobs", "-1", "0 to 20"]),
         ("prompt_logprobs", 21, ["prompt_logprobs", "21", "0 to 20"]),
         ("spaces_between_special_tokens", False, ["spaces_between_special_tokens", "False"]),
@@ -97,7 +97,7 @@ def test_refused_parameters_name_field_value_and_what_is_wanted(field: str, valu
         SamplingParams(stop="x" * 1024, stop_token_ids=tuple(range(10, 16))),
         SamplingParams(stop_token_ids=tuple(range(10, 18)), ignore_eos=True),
         SamplingParams(stop_token_ids=(2, 7, 2, 7, 2, 7, 2, 7, 2, 7)),
-        SamplingParams(repetition_penalty=1, logit_bias={}, n=1),
+        SamplingParams(repetition_penalty=1, logit_bias={}, n=256),
         SamplingParams(repetition_penalty=1000, presence_penalty=-2, frequency_penalty=2),
         SamplingParams(logit_bias=dict.fromkeys(range(1000), -100.0)),
     ],
@@ -114,7 +114,7 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
         "stop_token_ids": (9,), "ignore_eos": True, "repetition_penalty": 1.1, "presence_penalty": 0.5,
         "frequency_penalty": 0.5, "logit_bias": {1: 2.0}, "logprobs": 0, "prompt_logprobs": 0,
     }  # fmt: skip
-    for_the_text = {"detokenize", "stop", "include_stop_str_in_output", "skip_special_tokens"}
+    for_the_text = {"detokenize", "stop", "include_stop_str_in_output", "skip_special_tokens", "n"}
     plain = resolve(SamplingParams(), 4, 1, RULES)
     for field in msgspec.structs.fields(SamplingParams):
         if field.name in for_the_text:

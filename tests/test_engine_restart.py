@@ -77,7 +77,7 @@ async def test_a_request_without_a_seed_goes_on_with_the_one_it_was_given(llm: L
             async for piece in client.stream(PROMPTS[0], drawn):
                 got += piece.token_ids
                 if seed is None:
-                    (call,) = client._calls.values()
+                    (call,) = client._calls
                     seed = call.request.params.seed
                     process.kill()
             assert seed is not None

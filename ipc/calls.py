@@ -1,0 +1,104 @@
+"""The live requests of one client: who gets which message, and what becomes of them when the engine is lost.
+
+It knows no socket: `send` is the client's.
+"""
+
+from collections.abc import Callable, Iterator
+
+from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
+from tercet.ipc.messages import (
+    Cancel,
+    Delta,
+    Failed,
+    Finished,
+    FromClient,
+    Logprobs,
+    PromptLogprobs,
+    Rejected,
+    Request,
+)
+
+_MOST_LOSSES = 4
+"""A request that sees so many connections end and no news between them is given up: it may be what ends them."""
+
+
+class Calls:
+    """By name."""
+
+    def __init__(self, send: Callable[[FromClient], None], successor_timeout: float) -> None:
+        """`successor_timeout`: seconds that requests wait for another engine when this one is shutting down."""
+        self._send = send
+        self._successor_timeout = successor_timeout
+        self._calls: dict[str, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(list(self._calls.values()))
+
+    def open(self, request: Request, *, streamed: bool) -> Call:
+        """It has been asked, or is about to be."""
+        call = self._calls[request.request_id] = Call(request, streamed)
+        return call
+
+    def close(self, call: Call) -> None:
+        """Nobody waits for it any more."""
+        if self._calls.pop(call.request.request_id, None) is not None:
+            self._send(Cancel(call.request.request_id))
+
+    def cancel_all(self) -> None:
+        """They stay until they are lost."""
+        for name in self._calls:
+            self._send(Cancel(name))
+
+    def take(self, item: Delta | Finished | Failed | Logprobs | PromptLogprobs, now: float) -> None:
+        """News of one of them, or of one that is no more."""
+        call = self._calls.get(item.request_id)
+        if call is None:
+            if isinstance(item, Delta):
+                self._send(Cancel(item.request_id))  # a request sent to an engine lost since
+            return
+        match item:
+            case Logprobs():
+                call.log(item)
+            case PromptLogprobs():
+                call.log_prompt(item)
+            case Delta():
+                call.add(item)
+            case Finished():
+                if call.end(item):
+                    del self._calls[item.request_id]
+            case Failed(code="draining") if self._successor_timeout:
+                call.wait_for_successor(error_of(item), now + self._successor_timeout)
+            case Failed():
+                del self._calls[item.request_id]
+                call.fail(error_of(item))
+
+    def reject(self, message: Rejected) -> None:
+        """It never became a request."""
+        call = self._calls.pop(message.request_id or "", None)
+        if call is not None:
+            call.fail(RequestRefused(message.code, message.message))
+
+    def ask_again(self) -> None:
+        """The connection is a new one."""
+        for name, call in list(self._calls.items()):
+            request = call.rest()
+            if call.num_losses < _MOST_LOSSES:
+                self._send(request)
+            else:
+                del self._calls[name]
+                call.fail(EngineDied("engine_died", f"the connection ended {call.num_losses} times without any news"))
+
+    def give_up_waiting(self, now: float) -> None:
+        """For a successor that has not come in time."""
+        for name, call in list(self._calls.items()):
+            if call.gave_up_waiting(now):
+                del self._calls[name]
+
+    def lose(self, error: EngineDied) -> None:
+        """No answer will come any more."""
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.fail(error)
