@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from checkpoints import make_checkpoint, random_prompts, reference_greedy
 from tercet.engine.llm import LLM
@@ -39,6 +40,7 @@ def test_greedy_is_transformers(family: str, num_layers: int, deterministic: boo
         deterministic=deterministic,
     ) as llm:
         assert generate(llm, prompts, GREEDY) == answers
-        # Again, from the prefix cache: a chunk that starts in the middle of a sequence.
-        assert generate(llm, prompts[:1], GREEDY) == answers[:1]
+        # Again, from the prefix cache: a chunk that starts in the middle of a sequence. And once more, on a copied page.
+        (output,) = llm.generate(prompts[:1], replace(GREEDY, n=2), use_tqdm=False)
+        assert [one.token_ids for one in output.outputs] == answers[:1] * 2
         wait_until_empty(llm.address)

@@ -1,25 +1,41 @@
-"""`n` answers to one prompt, and answers without text, by the whole engine."""
+"""`n` answers to one prompt by the whole engine, through every door but HTTP: what their seeds say, computed once."""
 
 from collections.abc import Iterator
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from checkpoints import random_prompts
+from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client, RequestRefused
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.several import generate_several
-from whole_engine import PAGE_SIZE, generate, tiny_engine, wait_until_empty
+from whole_engine import PAGE_SIZE, bytes_of_pages, generate, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 PROMPTS = random_prompts(5, 40, 90, seed=61)
+OTHERS = {
+    "mistral": {"max_num_seqs": 3},
+    # So few pages that answers are interrupted.
+    "qwen3": {"deterministic": True, "kv_cache_memory": bytes_of_pages("qwen3", 18)},
+}
 
 
 @pytest.fixture(scope="module")
-def engine(nan_memory: None) -> Iterator[LLM]:
-    with tiny_engine("llama3", max_num_seqs=8) as llm:
+def plain(nan_memory: None) -> Iterator[LLM]:
+    """Prompts in chunks; nothing is found again but what answers to one prompt share."""
+    with tiny_engine("llama3", enable_prefix_caching=False, max_num_seqs=16, max_num_batched_tokens=32) as llm:
+        yield llm
+
+
+@pytest.fixture(params=["plain", *OTHERS])
+def engine(nan_memory: None, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    if request.param == "plain":
+        yield request.getfixturevalue("plain")
+        return
+    with tiny_engine(request.param, **OTHERS[request.param]) as llm:
         yield llm
 
 
@@ -31,6 +47,8 @@ def test_several_are_what_their_seeds_say(engine: LLM) -> None:
     sizes = [1, 3, 4, 2, 5]
     params = [drawn(100 * i, n, logprobs=1) for i, n in enumerate(sizes)]
     outputs = engine.generate(PROMPTS, params, use_tqdm=False)
+    gauges = wait_until_empty(engine.address)
+    assert (gauges.num_preemptions > 0) == (gauges.num_pages < 20)
     for i, (prompt, n, output) in enumerate(zip(PROMPTS, sizes, outputs, strict=True)):
         assert [one.index for one in output.outputs] == list(range(n))
         singles = generate(engine, [prompt] * n, [drawn(100 * i + j) for j in range(n)])
@@ -43,30 +61,89 @@ def test_several_are_what_their_seeds_say(engine: LLM) -> None:
     wait_until_empty(engine.address)
 
 
-async def test_the_prompt_is_computed_once(engine: LLM) -> None:
-    (prompt,) = random_prompts(1, 90, 90, seed=62)
-    async with Client(engine.address) as client:
+async def test_the_prompt_is_computed_once(plain: LLM) -> None:
+    """Without a prefix cache: all tokens but the last of five prompts out of six are there."""
+    (prompt,) = random_prompts(1, 2 * PAGE_SIZE + 7, 90, seed=62)
+    async with Client(plain.address) as client:
         with anyio.fail_after(30):
-            generations = await generate_several(client, prompt, drawn(1, 6))
+            generations = await client.generate_several(prompt, drawn(1, 6, prompt_logprobs=1))
     cached = [one.usage.num_cached_tokens for one in generations]
-    assert cached == [0] + [(len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE] * 5
+    assert cached == [0] + [len(prompt) - 1] * 5
+    assert [one.prompt_logprobs is None for one in generations] == [False] + [True] * 5
+    assert len(generations[0].prompt_logprobs or ()) == len(prompt) - 1
 
 
-async def test_wrong_numbers(engine: LLM) -> None:
-    async with Client(engine.address) as client:
-        for n in (0, 65):
-            with pytest.raises(ValueError, match=f"n is {n}; want 1 to 64"):
-                await generate_several(client, PROMPTS[0], drawn(1, n))
+async def test_streams_of_several(plain: LLM) -> None:
+    """Pieces say whose they are; leaving ends all."""
+    async with Client(plain.address) as client:
+        whole = await client.generate_several(PROMPTS[0], drawn(1, 3, logprobs=0))
+        ids: list[list[int]] = [[], [], []]
+        async for piece in client.stream(PROMPTS[0], drawn(1, 3, logprobs=0)):
+            ids[piece.index] += piece.token_ids
+            assert piece.logprobs is not None
+            assert [row[0].token_id for row in piece.logprobs] == piece.token_ids
+            if piece.generation is not None:
+                assert piece.generation.token_ids == ids[piece.index] == whole[piece.index].token_ids
+                assert piece.generation.logprobs == whole[piece.index].logprobs
+        assert all(ids)
+        long = SamplingParams(n=8, max_tokens=400, ignore_eos=True, seed=3)
+        seen = set()
+        stream = client.stream(PROMPTS[1], long)
+        async for piece in stream:
+            seen.add(piece.index)
+            assert piece.generation is None
+            if len(seen) == 8:
+                break
+        await stream.aclose()  # type: ignore[attr-defined]
+        await anyio.to_thread.run_sync(wait_until_empty, plain.address)
+
+
+def test_a_socket_and_msgpack(plain: LLM) -> None:
+    """A program with nothing of ours; another of its requests is cancelled on the way."""
+    prompt = memoryview(bytearray(4 * len(PROMPTS[2]))).cast("i")
+    for place, token_id in enumerate(PROMPTS[2]):
+        prompt[place] = token_id
+    singles = generate(plain, [PROMPTS[2]] * 3, [drawn(7 + i) for i in range(3)])
+    sampling = {"temperature": 1.2, "max_tokens": 20, "ignore_eos": True, "seed": 7, "n": 3}
+    with RawClient(plain.address) as raw:
+        raw.ask("GenerateIds", "long", prompt.tobytes(), {**sampling, "max_tokens": 400})
+        raw.ask("GenerateIds", "short", prompt.tobytes(), sampling)
+        ids: dict[tuple[str, int], bytes] = {}
+        reasons: dict[tuple[str, int], str] = {}
+        for kind, name, _, token_ids, *fields in raw.items():
+            answer = name, fields[-1]
+            ids[answer] = ids.get(answer, b"") + token_ids
+            if kind == "Finished":
+                assert answer not in reasons
+                reasons[answer] = fields[0]
+                if len(reasons) == 3:
+                    raw.ask("Cancel", "long")
+            if len(reasons) == 6:
+                break
+    assert reasons == {("short", i): "length" for i in range(3)} | {("long", i): "cancelled" for i in range(3)}
+    for index, single in enumerate(singles):
+        assert memoryview(ids["short", index]).cast("i").tolist() == single
+        assert memoryview(ids["long", index]).cast("i").tolist()[:20] == single
+    wait_until_empty(plain.address)
+
+
+async def test_wrong_numbers(plain: LLM) -> None:
+    async with Client(plain.address) as client:
+        for n in (0, 257):
+            with pytest.raises(ValueError, match=f"n is {n}; want 1 to 256"):
+                await client.generate_several(PROMPTS[0], drawn(1, n))
+        with pytest.raises(ValueError, match="n is 2, and generate gives one answer; want generate_several, or stream"):
+            await client.generate(PROMPTS[0], drawn(1, 2))
         with pytest.raises(RequestRefused, match="max_tokens"):
-            await generate_several(client, PROMPTS[0], SamplingParams(n=3, max_tokens=0))
+            await client.generate_several(PROMPTS[0], SamplingParams(n=3, max_tokens=0))
 
 
-def test_ids_without_text(engine: LLM) -> None:
-    (with_text,) = engine.generate(PROMPTS[1], drawn(7), use_tqdm=False)
-    (without,) = engine.generate(PROMPTS[1], drawn(7, detokenize=False), use_tqdm=False)
+def test_ids_without_text(plain: LLM) -> None:
+    (with_text,) = plain.generate(PROMPTS[1], drawn(7), use_tqdm=False)
+    (without,) = plain.generate(PROMPTS[1], drawn(7, detokenize=False), use_tqdm=False)
     assert with_text.outputs[0].text
     assert without.outputs[0].text == ""
     assert without.outputs[0].token_ids == with_text.outputs[0].token_ids
     with pytest.raises(RequestRefused, match="stop_token_ids beside detokenize false"):
-        engine.generate(PROMPTS[1], drawn(7, detokenize=False, stop="a"), use_tqdm=False)
-    wait_until_empty(engine.address)
+        plain.generate(PROMPTS[1], drawn(7, detokenize=False, stop="a"), use_tqdm=False)
+    wait_until_empty(plain.address)

@@ -86,6 +86,34 @@ async def test_a_request_without_a_seed_goes_on_with_the_one_it_was_given(llm: L
     assert got == again.token_ids != other.token_ids
 
 
+@pytest.mark.parametrize("name", ["worker", "scheduler", "tokenizer"])
+async def test_several_answers_go_on(llm: LLM, name: str) -> None:
+    """One of three has ended by then; it is not said again."""
+    drawn = SamplingParams(n=3, temperature=1.0, seed=5, max_tokens=300, ignore_eos=True)
+    with anyio.fail_after(60):
+        async with Client(llm.address) as client:
+            whole = [one.token_ids for one in await client.generate_several(PROMPTS[1], drawn)]
+            stop = next(token for token in whole[1][3:] if token not in whole[0][:200] + whole[2][:200])
+            drawn = msgspec.structs.replace(drawn, stop_token_ids=(stop,))
+            wanted = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in whole]
+            got: list[list[int]] = [[], [], []]
+            (process,) = children(llm._engine.process.pid, name)
+            is_killed, ended = False, set()
+            async for piece in client.stream(PROMPTS[1], drawn):
+                got[piece.index] += piece.token_ids
+                if piece.generation is not None:
+                    assert piece.generation.token_ids == got[piece.index]
+                    assert piece.index not in ended
+                    ended.add(piece.index)
+                if ended == {1} and min(map(len, got)) > 2 and not is_killed:
+                    process.kill()
+                    is_killed = True
+    assert is_killed
+    assert ended == {0, 1, 2}
+    assert got == wanted
+    await anyio.to_thread.run_sync(wait_until_empty, llm.address)
+
+
 @pytest.fixture
 def poisoned(ids_only_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineProcess]:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "poison"), prepend=os.pathsep)
