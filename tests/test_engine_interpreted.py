@@ -40,7 +40,7 @@ def test_greedy_is_transformers(family: str, num_layers: int, deterministic: boo
         deterministic=deterministic,
     ) as llm:
         assert generate(llm, prompts, GREEDY) == answers
-        # Again, from the prefix cache: a chunk that starts in the middle of a sequence. And once more, on a copied page.
+        # Again, from the prefix cache: a chunk that starts in the middle of a sequence; and once more on a copied page.
         (output,) = llm.generate(prompts[:1], replace(GREEDY, n=2), use_tqdm=False)
         assert [one.token_ids for one in output.outputs] == answers[:1] * 2
         wait_until_empty(llm.address)
