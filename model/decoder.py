@@ -61,14 +61,15 @@ class Decoder:
         Graph-safe: fixed shapes give fixed launches.
         """
         shard_VD = self._weights.embedding_VD
-        residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
-        self.group.all_reduce(residual_TD)  # of numbers of which all but one are zero: exact in any order
-        update_TD = None
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
             rotary_dim=self._rotary_dim, windows={layer.window for layer in self._layers},
             deterministic=self._deterministic,
         )  # fmt: skip
+        # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
+        residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
+        self.group.all_reduce(residual_TD)  # of numbers of which all but one are zero: exact in any order
+        update_TD = None
         for index, layer in enumerate(self._layers):
             update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], plan)
         if update_TD is None:

@@ -69,8 +69,8 @@ def fused_decode_attention(
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
     Rows of length 0 give zeros and write nothing. Softmax and norms in fp32; q and k are rounded once, as the prologue
-    rounds them. Graph-safe. The kernel ahead must let this one start no sooner than it has itself waited: keys of
-    earlier steps, page tables and shares are read before the wait.
+    rounds them. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
+    them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads

@@ -16,7 +16,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-_STORE = gl.constexpr(0)  # as in matmul_epilogue.py
 _ADD = gl.constexpr(1)
 _GATE = gl.constexpr(2)
 
@@ -151,14 +150,9 @@ def hopper_kernel(
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
     if PDL:
-        if EPILOGUE == _STORE:  # as `hand_over` does, which Gluon cannot call
-            gl.inline_asm_elementwise(
-                "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
-            )
-        else:
-            gl.inline_asm_elementwise(
-                "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
-            )
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
+        )
     gl.warp_specialize(
         [
             (

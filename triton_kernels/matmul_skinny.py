@@ -9,8 +9,8 @@ Shape suffixes: M rows, K reduced size, N output size; S parts of K.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import STORE, finish_with, load_bias, load_residual
-from tercet.triton_kernels.overlap import hand_over, let_next_start, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.matmul_epilogue import finish_with, load_bias, load_residual
+from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -37,7 +37,8 @@ def skinny_kernel(
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
-    hand_over(EPILOGUE == STORE, PDL)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -76,9 +77,8 @@ def split_kernel(
         prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     w_ptrs = w_start + w_rows[None, :, None] * K + columns_SK[:, None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, None, :] * K + columns_SK[:, :, None]
-    # Weights that are loaded whole are in shared memory before anything else: too late to let the next kernel start.
-    early: tl.constexpr = PREFETCH > 0 and EPILOGUE != STORE
-    if early:
+    if PREFETCH > 0:
+        # Weights that are loaded whole are in shared memory before what follows: too late to let the next kernel start.
         let_next_start(PDL)
     if step >= K:
         # The whole tile at once, on its way before the wait.
@@ -86,10 +86,9 @@ def split_kernel(
         if NORM:
             norm_SK = tl.load(norm_ptr + columns_SK, mask=columns_SK < K, other=0.0)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
-    if early:
-        wait_for_previous(PDL)
-    else:
-        hand_over(EPILOGUE == STORE, PDL)
+    if PREFETCH == 0:
+        let_next_start(PDL)
+    wait_for_previous(PDL)
     residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_SNM = tl.zeros((SPLITS, BLOCK_N, BLOCK_M), tl.float32)
     squares_SM = tl.zeros((SPLITS, BLOCK_M), tl.float32)

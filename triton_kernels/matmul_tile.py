@@ -7,8 +7,8 @@ Shape suffixes: M rows, K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import ADD, GATE, STORE, finish_tile, gate_pairs
-from tercet.triton_kernels.overlap import hand_over, prefetch_rows
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, finish_tile, gate_pairs
+from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit
@@ -38,7 +38,8 @@ def tile_kernel(
     columns = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * K + columns[None, :]
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + w_rows[None, :] * K + columns[:, None]
-    hand_over(EPILOGUE == STORE, PDL)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
         if K % BLOCK_K:
@@ -69,7 +70,8 @@ def wave_kernel(
     if PREFETCH > 0 and tile_m == 0:
         start = w_ptr + start_n.to(tl.int64) * K
         prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
-    hand_over(EPILOGUE == STORE, PDL)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if EXTRA:
         extra = tl.zeros((BLOCK_M, BLOCK_N // 2), tl.float32)
@@ -94,7 +96,8 @@ def persistent_kernel(
     """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
     num_m = tl.cdiv(M, BLOCK_M)
     num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    hand_over(EPILOGUE == STORE, PDL)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     for tile in tl.range(tl.program_id(0), num_m * num_n, NUM_PROGRAMS, flatten=True):
         tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
         start_m, start_n = tile_m * BLOCK_M, tile_n * BLOCK_N

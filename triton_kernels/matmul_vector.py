@@ -8,8 +8,8 @@ Shape suffixes: K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import STORE, finish_with, load_bias, load_residual
-from tercet.triton_kernels.overlap import hand_over
+from tercet.triton_kernels.matmul_epilogue import finish_with, load_bias, load_residual
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 
 @triton.jit
@@ -29,7 +29,8 @@ def vector_kernel(
     if NORM:
         norm = tl.load(norm_ptr + columns, mask=columns < K, other=0.0)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
-    hand_over(EPILOGUE == STORE, PDL)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     one = tl.arange(0, 1)
     residual = load_residual(out_ptr, one, start_n, 1, N, 1, BLOCK_N, EPILOGUE)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)

@@ -1,10 +1,10 @@
 """How a kernel starts before the one ahead of it has ended: programmatic dependent launch (PDL), on Hopper.
 
 The order that pays: load what no kernel of the step writes (weights), let the next kernel start, wait for the previous
-one, load activations. A kernel that lets the next start only after its own wait promises it more: all that ran before
-is there to read at once, and only what this very kernel writes must be waited for. Every kernel of a step that is
-launched with `launch_pdl` must wait, or one that comes later may read what is not there yet. Triton's interpreter knows
-none of this: PDL is a constexpr, off there.
+one, load activations. Every kernel of a step that is launched with `launch_pdl` must wait, or one that comes later may
+read what is not there yet. A kernel launched without starts when all before it is done and there to read, and so does
+all that comes after it: what is written ahead of the last such kernel may be read before a wait. Triton's interpreter
+knows none of this: PDL is a constexpr, off there.
 """
 
 import triton
@@ -31,17 +31,6 @@ def wait_for_previous(PDL: tl.constexpr):
     """Programmatic dependent launch: from here on, what earlier kernels wrote is there to read."""
     if PDL:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def hand_over(LATE: tl.constexpr, PDL: tl.constexpr):
-    """Let the next kernel start and wait for the previous one; the other way round if LATE."""
-    if LATE:
-        wait_for_previous(PDL)
-        let_next_start(PDL)
-    else:
-        let_next_start(PDL)
-        wait_for_previous(PDL)
 
 
 @triton.jit
