@@ -127,7 +127,7 @@ def test_sizes_do_not_recompile() -> None:
 
 
 def test_embedding_is_a_border(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention reads what was planned ahead of it without waiting: it may be launched neither early nor with others."""
+    """Attention reads what was planned ahead of it before it waits: nothing may start early around it."""
     monkeypatch.setattr(embedding, "use_kernels", lambda tensor: True)
     monkeypatch.setattr(overlap, "is_hopper", lambda device: True)
     with compiling_for(90) as kernels:
