@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -66,15 +66,7 @@ class Answer:
     async def begin(self) -> AsyncGenerator[Indexed, None]:
         """The stream of pieces once the first is there: what is refused at once can still become a status."""
         pieces = self._pieces()
-        first = await anext(pieces)
-
-        async def all_of_them() -> AsyncGenerator[Indexed, None]:
-            async with contextlib.aclosing(pieces):
-                yield first
-                async for indexed in pieces:
-                    yield indexed
-
-        return all_of_them()
+        return _Begun(await anext(pieces), pieces)
 
     def usage(self, generations: Sequence[Generation]) -> Usage:
         """Of all answers together, in their order; a prompt that is answered several times counts once."""
@@ -90,30 +82,9 @@ class Answer:
         """For the log: it failed after its status was sent."""
         self._record.error = code
 
-    async def _pieces(self) -> AsyncGenerator[Indexed, None]:
-        streams = [self._stream(prompt) for prompt in self._prompts]
-        if len(streams) == 1:
-            async with contextlib.aclosing(streams[0]) as only:
-                async for piece in only:
-                    yield piece.index, piece
-            return
-        merged: asyncio.Queue[Indexed | ClientError | None] = asyncio.Queue()
-        firsts = [place * self._num_each for place in range(len(streams))]
-        tasks = [asyncio.ensure_future(_forward(*one, merged)) for one in zip(firsts, streams, strict=True)]
-        try:
-            running = len(tasks)
-            while running:
-                match await merged.get():
-                    case None:
-                        running -= 1
-                    case ClientError() as error:
-                        raise error
-                    case indexed:
-                        yield indexed
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def _pieces(self) -> AsyncGenerator[Indexed, None]:
+        streams = [self._stream(place * self._num_each, prompt) for place, prompt in enumerate(self._prompts)]
+        return streams[0] if len(streams) == 1 else _merged(streams)
 
     async def _generate(self, prompt: Prompt) -> list[Generation]:
         with self._measured() as timers:
@@ -122,7 +93,8 @@ class Answer:
                 timers.pop(index).end_whole(generation)
         return generations
 
-    async def _stream(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
+    async def _stream(self, first: int, prompt: Prompt) -> AsyncGenerator[Indexed, None]:
+        """Of one prompt, whose answers are those from the `first` on."""
         with self._measured() as timers:
             stream = _generator(self._door.client, prompt, self._params, self._handling)
             async with contextlib.aclosing(stream) as pieces:
@@ -130,7 +102,7 @@ class Answer:
                     timers[piece.index].add(len(piece.token_ids))
                     if piece.generation is not None:
                         timers.pop(piece.index).end(piece.generation)
-                    yield piece
+                    yield first + piece.index, piece
 
     @contextlib.contextmanager
     def _measured(self) -> Iterator[dict[int, RequestTimer]]:
@@ -148,6 +120,51 @@ class Answer:
             raise
 
 
+class _Begun(AsyncGenerator[Indexed, None]):
+    """The pieces of a stream whose first has been taken. No generator: there is one for each layer of a token's way."""
+
+    def __init__(self, first: Indexed, rest: AsyncGenerator[Indexed, None]) -> None:
+        self._first: Indexed | None = first
+        self._rest = rest
+
+    def __anext__(self) -> Coroutine[Any, Any, Indexed]:
+        return self._rest.__anext__() if self._first is None else self._take_first()
+
+    async def _take_first(self) -> Indexed:
+        first, self._first = self._first, None
+        assert first is not None
+        return first
+
+    async def asend(self, value: None) -> Indexed:
+        return await anext(self)
+
+    async def athrow(self, *error: Any) -> Indexed:
+        return await self._rest.athrow(*error)
+
+    async def aclose(self) -> None:
+        await self._rest.aclose()
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Indexed, None]]) -> AsyncGenerator[Indexed, None]:
+    """What comes of any of them, as it comes."""
+    merged: asyncio.Queue[Indexed | ClientError | None] = asyncio.Queue()
+    tasks = [asyncio.ensure_future(_forward(stream, merged)) for stream in streams]
+    try:
+        running = len(tasks)
+        while running:
+            match await merged.get():
+                case None:
+                    running -= 1
+                case ClientError() as error:
+                    raise error
+                case indexed:
+                    yield indexed
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def _generator(client: Any, *arguments: Any) -> AsyncGenerator[Piece, None]:
     """The client's streams are generators, and can be closed."""
     prompt, params, handling = arguments
@@ -156,13 +173,11 @@ def _generator(client: Any, *arguments: Any) -> AsyncGenerator[Piece, None]:
     return stream
 
 
-async def _forward(
-    first: int, stream: AsyncGenerator[Piece, None], to: "asyncio.Queue[Indexed | ClientError | None]"
-) -> None:
+async def _forward(stream: AsyncGenerator[Indexed, None], to: "asyncio.Queue[Indexed | ClientError | None]") -> None:
     try:
         async with contextlib.aclosing(stream) as pieces:
-            async for piece in pieces:
-                to.put_nowait((first + piece.index, piece))
+            async for indexed in pieces:
+                to.put_nowait(indexed)
         to.put_nowait(None)
     except ClientError as error:
         to.put_nowait(error)

@@ -87,6 +87,7 @@ class _Guard:
         wanted = headers.get("x-request-id", "")
         request_id = wanted if _GOOD_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
         client = scope["client"] or ("", 0)
+        scope["state"]["send"] = send
         record = scope["state"]["record"] = Record(request_id, scope["method"], scope["path"][:200], client[0])
         began = time.monotonic()
 

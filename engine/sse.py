@@ -53,7 +53,9 @@ class EventStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        sending = asyncio.ensure_future(self._send_all(send))
+        # What has begun is no business of the layers between here and the server, each of which would cost every event.
+        direct: Send = scope.get("state", {}).get("send", send)
+        sending = asyncio.ensure_future(self._send_all(direct))
         leaving = asyncio.ensure_future(_departure(receive))
         try:
             seen = -1
