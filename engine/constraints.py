@@ -1,62 +1,110 @@
-"""Requests with a grammar among those that run: what they may sample next goes into the plans.
+"""Requests with a grammar: what they may sample next is asked for, waited for, and goes into the plans. Pure.
 
-Between the planner, which knows slots, and `Grammars`, which knows token ids. Without such requests it does nothing.
+Between the planner, which knows slots, and whoever computes masks from token ids. A request is admitted when its first
+mask is there, and is in no plan while its next one is not; the others do not wait for it. Without such requests it does
+nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tercet.engine.grammars import Grammars
+from tercet.engine.grammar_link import Followed
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.step_messages import Mask
+from tercet.ipc.step_messages import Allowed, Disallowed, Mask
+
+
+class MaskSource(Protocol):
+    """As `GrammarLink`."""
+
+    def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed: ...
+    def extend(self, answers: Iterable[tuple[Followed, int]]) -> None: ...
+    def release(self, followed: Followed) -> None: ...
+    def take(self, message: Allowed | Disallowed) -> list[Followed]: ...
+    def check(self) -> list[Followed]: ...
 
 
 class Constraints:
-    """Of one set of slots."""
+    """Of all requests, by their numbers."""
 
-    def __init__(self, slots: SlotArrays, grammars: Callable[[], Grammars], vocab_size: int) -> None:
-        """`grammars`: makes them, when the first request comes that has one."""
-        self._slots = slots
-        self._make_grammars = grammars
-        self._vocab_size = vocab_size
-        self._grammars: Grammars | None = None
-
-    def begin(self, request: Request) -> None:
-        """It takes a slot."""
-        if request.sampling.grammar is None:
-            return
-        if self._grammars is None:
-            self._grammars = self._make_grammars()
-        generated = request.token_ids[request.num_prompt :].tolist()
-        self._grammars.start(request.number, request.sampling.grammar, generated)
-
-    def end(self, request: Request) -> None:
-        """It leaves its slot."""
-        if self._grammars is not None:
-            self._grammars.drop(request.number)
-
-    def accept(self, slots: NDArray[np.int32], token_ids: NDArray[np.int32]) -> None:
-        """What these slots sampled."""
-        if self._grammars is None:
-            return
-        for row in np.flatnonzero(self._slots.constrained[slots]).tolist():
-            self._grammars.accept(int(self._slots.number[slots[row]]), int(token_ids[row]))
+    def __init__(self, source: MaskSource | None, most: int) -> None:
+        """At most so many requests are followed at a time. Without `source` none may have a grammar."""
+        self._source = source
+        self._most = most
+        self._followed: dict[int, Followed] = {}
+        self._requests: dict[Followed, Request] = {}
 
     @property
-    def any_waits(self) -> bool:
-        """Whether a long lease would keep some slot from its next step, which waits for its last token."""
-        return self._grammars is not None and bool((self._slots.constrained & self._slots.decoding).any())
+    def is_full(self) -> bool:
+        """No more can be asked about before some have ended."""
+        return len(self._followed) >= self._most
 
-    def masks(self, decodes: NDArray[np.int32], chunks: list[tuple[int, int, int]]) -> tuple[Mask, ...]:
+    def lets_in(self, request: Request) -> bool:
+        """Whether it may take a slot: it has no grammar, or a mask for its first step."""
+        if request.sampling.grammar is None:
+            return True
+        followed = self._followed.get(request.number)
+        return followed is not None and followed.mask is not None
+
+    def begin(self, request: Request) -> None:
+        """Ask for its first mask, unless that has been done."""
+        if request.number in self._followed:
+            return
+        assert self._source is not None, "a request has a grammar, and there is no tokenizer to read it with"
+        assert request.sampling.grammar is not None
+        generated = request.token_ids[request.num_prompt :].tolist()
+        followed = self._source.follow(request.sampling.grammar, generated)
+        self._followed[request.number], self._requests[followed] = followed, request
+
+    def end(self, number: int) -> None:
+        """It has ended, or begins again later."""
+        followed = self._followed.pop(number, None)
+        if followed is not None and self._source is not None:
+            del self._requests[followed]
+            self._source.release(followed)
+
+    def end_all(self) -> None:
+        """All begin again."""
+        for number in list(self._followed):
+            self.end(number)
+
+    def accept(self, arrays: SlotArrays, slots: NDArray[np.int32], token_ids: NDArray[np.int32]) -> None:
+        """What these slots sampled; who ended with it has left already."""
+        if not self._followed or self._source is None:
+            return
+        rows = np.flatnonzero(arrays.constrained[slots] & arrays.alive[slots])
+        if not len(rows):
+            return
+        arrays.lacks_mask[slots[rows]] = True
+        numbers = arrays.number[slots[rows]].tolist()
+        followed = [self._followed[number] for number in numbers]
+        self._source.extend(zip(followed, token_ids[rows].tolist(), strict=True))
+
+    def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
+        """Whose mask is there by now; those that will get none, with the reason."""
+        return [] if self._source is None else self._news(self._source.take(message))
+
+    def check(self) -> list[tuple[Request, str | None]]:
+        """See that masks are still being computed; call it now and then."""
+        return [] if self._source is None else self._news(self._source.check())
+
+    def _news(self, answered: list[Followed]) -> list[tuple[Request, str | None]]:
+        return [(self._requests[followed], followed.failure) for followed in answered]
+
+    def masks(
+        self, arrays: SlotArrays, decodes: NDArray[np.int32], chunks: list[tuple[int, int, int]]
+    ) -> tuple[Mask, ...]:
         """For every slot with a grammar that samples in a plan of these rows."""
-        if self._grammars is None:
+        if not self._followed:
             return ()
-        slots = [*decodes.tolist(), *(slot for slot, _, _ in chunks if self._slots.decoding[slot])]
-        return tuple(
-            Mask(slot, self._grammars.mask(int(self._slots.number[slot]), self._vocab_size))
-            for slot in slots
-            if self._slots.constrained[slot]
-        )
+        slots = [*decodes.tolist(), *(slot for slot, _, _ in chunks if arrays.decoding[slot])]
+        return tuple(self._use_mask(slot, int(arrays.number[slot])) for slot in slots if arrays.constrained[slot])
+
+    def _use_mask(self, slot: int, number: int) -> Mask:
+        followed = self._followed[number]
+        assert followed.mask is not None, "a row is planned without its mask"
+        mask, followed.mask = followed.mask, None
+        return Mask(slot, mask)

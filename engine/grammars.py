@@ -1,7 +1,8 @@
-"""Which tokens may come next in each request that has a grammar, for the scheduler's plans.
+"""Which tokens may come next in each answer that has a grammar.
 
-The library's matchers are kept here, one for each running request that has a grammar. Knows token ids and bits; what
-a plan is, the planner knows. Compiled grammars are kept for those that come again.
+The library's matchers are kept here, one for each such answer, under numbers that the caller chose. Knows token ids and
+bits, no request. Calls may take long: not for a loop that others wait for. Compiled grammars are kept for those that
+come again.
 """
 
 import importlib
@@ -12,24 +13,32 @@ from typing import Any
 import numpy as np
 
 _MOST_KEPT = 64
+_ITEMS_IN_ROW = 20_000
+"""Alternatives that a grammar may have at one place: objects may have thousands of optional properties."""
+
+
+class GrammarFailed(ValueError):
+    """A grammar went beyond the library's limits, or no token goes on with it."""
 
 
 class Grammars:
-    """Matchers by request number."""
+    """Matchers by number."""
 
-    def __init__(self, tokenizer_json: str, eos_ids: Sequence[int]) -> None:
-        """`tokenizer_json`: as of the package tokenizers."""
+    def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], num_tokens: int) -> None:
+        """`tokenizer_json`: as of the package tokenizers. Masks have a bit for each of `num_tokens` ids."""
         self._library = importlib.import_module("llguidance")
-        self._eos_ids = list(eos_ids)
+        self._eos_ids = [token_id for token_id in eos_ids if token_id < num_tokens]
+        self._num_words = -(-num_tokens // 32)
         self._tokenizer = self._library.LLTokenizer(tokenizer_json, eos_token=self._eos_ids)
+        self._limits = self._library.LLParserLimits(max_items_in_row=_ITEMS_IN_ROW, verbose_errors=False)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
         self._matchers: dict[int, Any] = {}
 
     def start(self, number: int, grammar: str, token_ids: Sequence[int]) -> None:
-        """A request begins, or goes on after these tokens of its answer."""
+        """An answer begins, or goes on after these tokens of it."""
         base = self._compiled.pop(grammar, None)
         if base is None:
-            base = self._library.LLMatcher(self._tokenizer, grammar)
+            base = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         self._compiled[grammar] = base
         if len(self._compiled) > _MOST_KEPT:
             self._compiled.popitem(last=False)
@@ -38,26 +47,29 @@ class Grammars:
             matcher.consume_tokens(list(token_ids))
 
     def accept(self, number: int, token_id: int) -> None:
-        """The request's next token."""
+        """The answer's next token."""
         self._matchers[number].consume_token(token_id)
 
-    def mask(self, number: int, num_tokens: int) -> bytes:
-        """int32 words with a bit for each of `num_tokens` ids: may it come next?"""
+    def mask(self, number: int) -> bytes:
+        """int32 words with a bit for each token id: may it come next? Raises `GrammarFailed`."""
         matcher = self._matchers[number]
-        words = np.zeros(-(-num_tokens // 32), np.int32)
-        if not matcher.is_stopped() and not matcher.is_error():
-            bits = np.frombuffer(matcher.compute_bitmask(), np.int32)[: len(words)]
+        words = np.zeros(self._num_words, np.int32)
+        if not matcher.is_stopped():
+            bits = np.frombuffer(matcher.compute_bitmask(), np.int32)[: self._num_words]
             words[: len(bits)] = bits
-        if not words.any():  # it is complete, or went beyond the library's limits: all that is left is to end
-            for token_id in self._eos_ids:
+        if matcher.is_error():
+            raise GrammarFailed(f"structured cannot be followed: {_first_line(matcher.get_error())}")
+        if not words.any():
+            if not matcher.is_accepting():
+                raise GrammarFailed("structured cannot be followed: no token of this model goes on with the grammar")
+            for token_id in self._eos_ids:  # it is complete: all that is left is to end
                 words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
         return words.tobytes()
 
     def drop(self, number: int) -> None:
-        """The request is gone, or waits to begin again."""
+        """The answer is no longer wanted."""
         self._matchers.pop(number, None)
 
 
-def no_grammars() -> Grammars:
-    """For those who never get a request that has one."""
-    raise AssertionError("a request has a grammar, and there is no tokenizer to read it with")
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0][:300]

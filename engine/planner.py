@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tercet.engine.chunk_plan import ChunkPlan
-from tercet.engine.constraints import Constraints
+from tercet.engine.admission import Admission
+from tercet.engine.constraints import Constraints, MaskSource
 from tercet.engine.ends import find_turns, logs_of_prompts
-from tercet.engine.grammars import Grammars, no_grammars
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.plan_draft import PlanDraft
@@ -29,6 +28,8 @@ from tercet.engine.waiting_line import WaitingLine, never_fits
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import (
     Abort,
+    Allowed,
+    Disallowed,
     Forget,
     Load,
     Sampled,
@@ -51,10 +52,9 @@ class _InFlight:
 class Planner:
     """All requests of an engine. Fed with messages, asked for plans."""
 
-    def __init__(
-        self, settings: PlannerSettings, hash_key: bytes, grammars: Callable[[], Grammars] = no_grammars
-    ) -> None:
-        self._grammars = grammars
+    def __init__(self, settings: PlannerSettings, hash_key: bytes, grammars: MaskSource | None = None) -> None:
+        """Without `grammars` no request may have one."""
+        self._constraints = Constraints(grammars, 2 * settings.max_num_seqs)
         self._settings = settings
         self._hasher = PrefixHasher(hash_key, settings.page_size) if settings.enable_prefix_caching else None
         self._waiting = WaitingLine(settings)
@@ -68,7 +68,7 @@ class Planner:
         """As it is when workers have just started: they hold nothing and compute nothing."""
         self._residents = Residents(self._settings, self._counters)
         self._slots = self._residents.slots
-        self._constraints = Constraints(self._slots, self._grammars, self._settings.vocab_size)
+        self._admission = Admission(self._waiting, self._residents, self._constraints)
         self._in_flight: deque[_InFlight] = deque()
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._next_step = 0
@@ -99,14 +99,38 @@ class Planner:
         self._drop(lambda request: request.number < message.before)
 
     def _drop(self, unwanted: Callable[[Request], bool]) -> None:
-        self._waiting.remove_if(unwanted)
+        for request in self._waiting.remove_if(unwanted):
+            self._constraints.end(request.number)
         for request in [request for request in self._residents.running.values() if unwanted(request)]:
             self._leave(request, comes_back=False)
         self._residents.never_mind(unwanted)
 
     def expire(self, now: float) -> list[Unservable]:
         """Those that have waited in vain for as long as they were willing to."""
-        return self._waiting.expire(now)
+        expired = self._waiting.expire(now)
+        for unservable in expired:
+            self._constraints.end(unservable.number)
+        return expired
+
+    def take_masks(self, message: Allowed | Disallowed) -> list[Unservable]:
+        """What requests that have a grammar wait for. Returns those that cannot go on."""
+        return self._go_on(self._constraints.take(message))
+
+    def check_masks(self) -> list[Unservable]:
+        """See that masks are still being computed. Returns those that cannot go on."""
+        return self._go_on(self._constraints.check())
+
+    def _go_on(self, news: list[tuple[Request, str | None]]) -> list[Unservable]:
+        failed = []
+        for request, failure in news:
+            if failure is not None:
+                self._drop(lambda one, gone=request: one is gone)  # type: ignore[misc]
+                failed.append(Unservable(request.number, "invalid_request", failure))
+            elif request.slot >= 0:
+                self._slots.lacks_mask[request.slot] = False
+            else:
+                self._waiting.bring_back(request)
+        return failed
 
     def restart(self, message: WorkersRestarted) -> list[Unservable]:
         """All that the workers held is lost: everything runs again from its tokens, as after a preemption.
@@ -120,6 +144,7 @@ class Planner:
             request.is_suspect = request.is_suspect or (message.blame is not None and guilty is None)
         self._settings = replace(self._settings, num_pages=message.limits.num_pages)
         self.epoch = message.epoch
+        self._constraints.end_all()
         self._begin_empty()
         failed = []
         for request in (*back, *self._waiting.remove_if(lambda request: True)):
@@ -166,13 +191,13 @@ class Planner:
         decodes, count = self._plan_decodes(draft)
         if not len(decodes) and not self._in_flight:  # what preemption freed, if anything, is there at once
             decodes, count = self._plan_decodes(draft)
-        self._plan_chunks(budget - len(decodes), draft, now)
+        self._admission.plan_chunks(budget - len(decodes), draft, now)
         if not len(decodes) and not draft.chunks:
             return None
         if draft.chunks:
             count = 1
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
-        masks = self._constraints.masks(decodes, draft.chunks)
+        masks = self._constraints.masks(self._slots, decodes, draft.chunks)
         step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks)
         self._residents.left.clear()
         slots = np.concatenate([decodes, draft.chunk_slots])
@@ -198,7 +223,7 @@ class Planner:
         if not len(slots):
             return slots, 1
         count = 1
-        if not (self._waiting or self._residents.prefilling or self._constraints.any_waits):
+        if not (self._waiting or self._residents.prefilling or self._slots.any_constrained):
             count = min(self._lease.steps, self._slots.longest_lease(slots))
         wanted = self._slots.planned_after(slots, count)
         lacking = np.flatnonzero(wanted > self._slots.capacity[slots])
@@ -229,30 +254,6 @@ class Planner:
             victim.num_preemptions += 1
             self._leave(victim, comes_back=True)
 
-    def _plan_chunks(self, budget: int, draft: PlanDraft, now: float) -> None:
-        """Parts of prompts for what the decodes leave of the budget.
-
-        The oldest prompt that is begun has half, so that it gets on. Then come those begun that fit, the shortest
-        first, then new ones; what is left goes to the long ones. So a short prompt waits for no long one but the first.
-        """
-        plan = ChunkPlan(self._residents, budget, draft.chunks)
-        oldest, others = self._residents.prefilling[:1], sorted(self._residents.prefilling[1:], key=plan.num_to_come)
-        for request in oldest:
-            plan.take(request, others_wait=bool(others) or self._can_admit())
-        while others and plan.budget >= plan.num_to_come(others[0]):
-            plan.take(others.pop(0))
-        while plan.budget > 0 and self._can_admit():
-            request = self._waiting.pop(now)
-            self._residents.admit(request, now, draft)
-            self._constraints.begin(request)
-            plan.take(request, others_wait=self._can_admit())
-        for request in others:
-            plan.take(request)
-
-    def _can_admit(self) -> bool:
-        first = self._waiting.first
-        return first is not None and self._residents.can_admit(first)
-
     # ----------------------------------------------------------------------------------------- results
 
     def complete(self, sampled: Sampled, now: float) -> Tokens | None:
@@ -263,13 +264,13 @@ class Planner:
         rows = (token_ids >= 0) & self._slots.alive[plan.slots]
         slots, token_ids = plan.slots[rows], token_ids[rows]
         lengths = self._slots.append(slots, token_ids)
-        self._constraints.accept(slots, token_ids)
         ended, started, leaving = find_turns(
             self._residents, self._hasher, self._settings.page_size, slots, lengths, token_ids, now
         )
         prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)  # while those that end here have their slots
         for request in leaving:
             self._leave(request, comes_back=False)
+        self._constraints.accept(self._slots, slots, token_ids)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
         if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of
@@ -286,7 +287,7 @@ class Planner:
         return message
 
     def _leave(self, request: Request, *, comes_back: bool) -> None:
-        self._constraints.end(request)
+        self._constraints.end(request.number)
         self._residents.leave(request, self._next_step - 1, comes_back=comes_back)
         self._waiting.call_back(request.family)
         if not self._in_flight:

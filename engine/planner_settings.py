@@ -17,8 +17,6 @@ class PlannerSettings:
     enable_prefix_caching: bool
     max_lease_ms: float = 2.0
     deterministic: bool = False
-    vocab_size: int = 0
-    """Bits in a mask of tokens."""
     max_queued_requests: int = 2**20
     max_queued_tokens: int = 2**40
 

@@ -7,20 +7,30 @@ import os
 import queue
 import time
 from collections import deque
-from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
-from tercet.engine.grammars import Grammars
+from tercet.engine.grammar_link import GrammarLink
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.trace import Span, open_lane, record_collections
 from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersRestarted
 from tercet.ipc.sockets import Inbox, Outbox
-from tercet.ipc.step_messages import Abort, Forget, Load, Sampled, Step, Submit, Tokens, ToScheduler, Unservable
+from tercet.ipc.step_messages import (
+    Abort,
+    Allowed,
+    Disallowed,
+    Forget,
+    Load,
+    Sampled,
+    Step,
+    Submit,
+    Tokens,
+    ToScheduler,
+    Unservable,
+)
 
 _LOAD_SECONDS = 0.25
 _RETRY_SECONDS = 0.01
@@ -43,25 +53,16 @@ def main(link: SupervisorLink) -> None:
         max_lease_ms=config.max_lease_ms,
         enable_prefix_caching=config.enable_prefix_caching,
         deterministic=config.deterministic,
-        vocab_size=limits.vocab_size,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
     )
-    planner = Planner(settings, os.urandom(32), partial(_load_grammars, Path(link.spec.model_path)))
+    grammars = GrammarLink(addresses, link.spec.incarnation, link.spec.model_path, limits.vocab_size)
+    planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation
     loop = StepLoop(planner, link) if config.trace_dir is None else TracedStepLoop(planner, link)
     link.tell(Serving())
     while True:
         loop.turn(inbox)
-
-
-def _load_grammars(model_path: Path) -> Grammars:
-    """Only where they are wanted: it takes as long as reading a large tokenizer does."""
-    from tercet.engine.text_codec import load_codec
-
-    codec = load_codec(model_path)
-    assert codec.tokenizer is not None, "the tokenizer process lets no grammar through without one"
-    return Grammars(codec.tokenizer.to_str(), codec.eos_ids)
 
 
 class StepLoop:
@@ -116,6 +117,9 @@ class StepLoop:
                 self._planner.abort(message)
             case Forget():
                 self._planner.forget(message)
+            case Allowed() | Disallowed():
+                for unservable in self._planner.take_masks(message):
+                    self._send(unservable)
 
     def _obey(self, command: ToChild) -> None:
         match command:
@@ -131,7 +135,7 @@ class StepLoop:
 
     def _tell(self, now: float) -> None:
         if now - self._last_load >= _LOAD_SECONDS or (self._planner.idle and self._told and self._told.num_running):
-            for unservable in self._planner.expire(now):
+            for unservable in (*self._planner.expire(now), *self._planner.check_masks()):
                 self._send(unservable)
             load = self._planner.load()
             if load != self._told and self._tokenizer.try_send(load):

@@ -30,6 +30,8 @@ class SlotArrays:
         self.alive = np.zeros(num_slots, bool)
         self.constrained = np.zeros(num_slots, bool)
         """What may come next depends on the last token: its next step is planned once that is known."""
+        self.lacks_mask = np.zeros(num_slots, bool)
+        """Constrained, and what may come next is not known yet."""
         self.decoding = np.zeros(num_slots, bool)
         self._max_length = np.zeros(num_slots, np.int32)
         self._num_prompt = np.zeros(num_slots, np.int32)
@@ -45,7 +47,7 @@ class SlotArrays:
         self._max_length[slot], self._num_prompt[slot] = request.max_length, request.num_prompt
         self._stop_ids[slot] = -1
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
-        self.constrained[slot] = request.sampling.grammar is not None
+        self.constrained[slot], self.lacks_mask[slot] = request.sampling.grammar is not None, False
         self.number[slot], self.alive[slot] = request.number, True
 
     def leave(self, slot: int) -> None:
@@ -53,8 +55,13 @@ class SlotArrays:
 
     def that_decode(self) -> Slots:
         """Slots with a token to sample that no plan has asked for."""
-        ready = ~self.constrained | (self.planned == self.known - 1)
+        ready = ~self.constrained | ((self.planned == self.known - 1) & ~self.lacks_mask)
         return np.flatnonzero(self.decoding & ready & (self.planned < self._max_length - 1)).astype(np.int32)
+
+    @property
+    def any_constrained(self) -> bool:
+        """Whether a long lease would keep some slot from its next step, which waits for its last token."""
+        return bool((self.constrained & self.decoding).any())
 
     def longest_lease(self, slots: Slots) -> int:
         """Steps after which none of these has anything left to sample."""

@@ -25,7 +25,7 @@ class WaitingLine:
         self._num_slots = settings.max_num_seqs
         self._line: list[Request] = []
         self._aside: list[Request] = []
-        """They wait for one of their family to compute the prompt, and hold nobody up meanwhile."""
+        """They wait for one of their family to compute the prompt, or for a mask, and hold nobody up meanwhile."""
         self.num_tokens = 0
         """Tokens that those in line will have to compute."""
         self._last_pop = math.nan
@@ -44,6 +44,17 @@ class WaitingLine:
         while self._line and (family := self._line[0].family) is not None and family.waits:
             self._aside.append(self._line.pop(0))
         return self._line[0] if self._line else None
+
+    def set_aside(self, request: Request) -> None:
+        """Not yet: the next has its turn. Until `bring_back`."""
+        self._line.remove(request)
+        self._aside.append(request)
+
+    def bring_back(self, request: Request) -> None:
+        """It takes the place again that its age gives it, if it is still aside."""
+        if request in self._aside:
+            self._aside.remove(request)
+            insort(self._line, request, key=_turn)
 
     def call_back(self, family: Family | None) -> None:
         """These need not wait any longer, but for their turn."""

@@ -221,4 +221,45 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
 
 
 ToWorker = Step
-ToScheduler = Submit | Abort | Forget | Sampled
+
+
+# --------------------------------------------------------------------------------- scheduler <-> grammars
+
+
+class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What may come after these tokens (int32) of an answer that has to match `grammar`? `ticket` names it from now."""
+
+    ticket: int
+    grammar: str
+    token_ids: bytes
+
+
+class Extend(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """One more token (int32) of each of these answers (int64): what may come after it?"""
+
+    tickets: bytes
+    token_ids: bytes
+
+
+class Release(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Nobody asks about this one any more."""
+
+    ticket: int
+
+
+class Allowed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What may come next in each of these answers (int64): int32 words, a bit for each token id."""
+
+    tickets: bytes
+    masks: tuple[bytes, ...]
+
+
+class Disallowed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """This answer cannot go on, and why."""
+
+    ticket: int
+    message: str
+
+
+ToGrammars = Follow | Extend | Release
+ToScheduler = Submit | Abort | Forget | Sampled | Allowed | Disallowed

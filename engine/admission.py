@@ -1,0 +1,47 @@
+"""Whose prompts the next plan computes, and who is admitted to a slot. Pure.
+
+It knows the order of turns; how much room there is, `Residents` knows, and `ChunkPlan` cuts the parts.
+"""
+
+from tercet.engine.chunk_plan import ChunkPlan
+from tercet.engine.constraints import Constraints
+from tercet.engine.plan_draft import PlanDraft
+from tercet.engine.residents import Residents
+from tercet.engine.waiting_line import WaitingLine
+
+
+class Admission:
+    """From the waiting line to slots."""
+
+    def __init__(self, waiting: WaitingLine, residents: Residents, constraints: Constraints) -> None:
+        self._waiting = waiting
+        self._residents = residents
+        self._constraints = constraints
+
+    def plan_chunks(self, budget: int, draft: PlanDraft, now: float) -> None:
+        """Parts of prompts for what the decodes leave of the budget.
+
+        The oldest prompt that is begun has half, so that it gets on. Then come those begun that fit, the shortest
+        first, then new ones; what is left goes to the long ones. So a short prompt waits for no long one but the first.
+        """
+        plan = ChunkPlan(self._residents, budget, draft.chunks)
+        oldest, others = self._residents.prefilling[:1], sorted(self._residents.prefilling[1:], key=plan.num_to_come)
+        for request in oldest:
+            plan.take(request, others_wait=bool(others) or self._can_admit())
+        while others and plan.budget >= plan.num_to_come(others[0]):
+            plan.take(others.pop(0))
+        while plan.budget > 0 and self._can_admit():
+            request = self._waiting.pop(now)
+            self._residents.admit(request, now, draft)
+            plan.take(request, others_wait=self._can_admit())
+        for request in others:
+            plan.take(request)
+
+    def _can_admit(self) -> bool:
+        """Whether the next in line can enter. Who has no mask for the first step yet lets others pass."""
+        while (first := self._waiting.first) is not None and not self._constraints.lets_in(first):
+            if self._constraints.is_full:
+                return False
+            self._constraints.begin(first)
+            self._waiting.set_aside(first)
+        return first is not None and self._residents.can_admit(first)

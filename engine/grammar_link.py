@@ -1,0 +1,172 @@
+"""The scheduler's link to the process that computes masks: starts it when it is first wanted, replaces it if it dies.
+
+What an answer has said so far is kept here, so that a successor of that process can go on. A question that killed two
+of them, or kept two of them busy for too long, is given up. Knows no request and no slot.
+"""
+
+import contextlib
+import itertools
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import msgspec
+
+from tercet.engine.grammar_process import GrammarSpec
+from tercet.ipc.addresses import Addresses
+from tercet.ipc.sockets import Outbox
+from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
+
+_MOST_SECONDS = 60.0
+"""For one question, a start of the process included: what takes longer hangs."""
+_MOST_DEATHS = 2
+
+
+@dataclass(eq=False)
+class Followed:
+    """An answer that has to match a grammar, as far as it has come."""
+
+    grammar: str
+    token_ids: "array[int]"
+    ticket: int | None = None
+    """Its name in the process; None if that does not know it."""
+    question: int | None = None
+    """Counts messages: which one asks for the mask that is awaited."""
+    asked_at: float = 0.0
+    num_deaths: int = 0
+    mask: bytes | None = None
+    """What may come next, if that is known."""
+    failure: str | None = None
+    """Why it cannot go on."""
+
+
+class GrammarLink:
+    """Questions go out, and answers come through the scheduler's inbox: `take` makes sense of them."""
+
+    def __init__(self, addresses: Addresses, incarnation: int, model_path: str, vocab_size: int) -> None:
+        self._addresses = addresses
+        self._model_path, self._vocab_size = model_path, vocab_size
+        self._names = (f"ipc://{addresses.directory}/m{incarnation}-{count}" for count in itertools.count())
+        self._counter = itertools.count()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._outbox: Outbox | None = None
+        self._heard_at = 0.0
+        self._known: dict[int, Followed] = {}
+        """By ticket: what the process that lives now knows."""
+
+    def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed:
+        """Ask what may come after these tokens of an answer."""
+        followed = Followed(grammar, array("i", token_ids))
+        self._ask(followed)
+        return followed
+
+    def extend(self, answers: Iterable[tuple[Followed, int]]) -> None:
+        """Ask what may come after one more token of each of these."""
+        question, now = next(self._counter), time.monotonic()
+        tickets, token_ids = array("q"), array("i")
+        for followed, token_id in answers:
+            followed.token_ids.append(token_id)
+            if followed.ticket is None:
+                self._ask(followed)
+                continue
+            followed.question, followed.asked_at = question, now
+            tickets.append(followed.ticket)
+            token_ids.append(token_id)
+        if tickets:
+            self._send(Extend(tickets.tobytes(), token_ids.tobytes()))
+
+    def release(self, followed: Followed) -> None:
+        """Nobody wants to know more of this one."""
+        if followed.ticket is not None:
+            del self._known[followed.ticket]
+            self._send(Release(followed.ticket))
+
+    def take(self, message: Allowed | Disallowed) -> list[Followed]:
+        """Those that have a mask now, or fail. What was released, or asked of a dead process, is of no interest."""
+        self._heard_at = time.monotonic()
+        match message:
+            case Allowed(tickets, masks):
+                answers = zip(array("q", tickets), masks, strict=True)
+                return [_answer(self._known[ticket], mask, None) for ticket, mask in answers if ticket in self._known]
+            case Disallowed(ticket, text):
+                return [_answer(self._known[ticket], None, text)] if ticket in self._known else []
+            case _:
+                assert_never(message)
+
+    def check(self) -> list[Followed]:
+        """See whether the process lives and gets on; call it now and then. Returns those that fail."""
+        if self._process is None:
+            return []
+        first = min(self._waiting(), key=lambda one: one.question or 0, default=None)
+        if first is not None and time.monotonic() - max(first.asked_at, self._heard_at) > _MOST_SECONDS:
+            self._process.kill()
+            self._process.wait()
+        if self._process.poll() is None:
+            return []
+        return self._bury(first)
+
+    def _bury(self, first: Followed | None) -> list[Followed]:
+        """The process is dead. What was asked first may be why; all is asked again of the next one."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._outbox is not None
+        how = self._process.returncode
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._outbox.abandon()
+        self._process = self._outbox = None
+        waiting = sorted(self._waiting(), key=lambda one: one.question or 0)
+        suspects = [one for one in waiting if first is not None and one.question == first.question]
+        for followed in self._known.values():
+            followed.ticket = None
+        self._known.clear()
+        failed = []
+        for followed in suspects:
+            followed.num_deaths += 1
+            if followed.num_deaths == _MOST_DEATHS:
+                text = (
+                    f"structured: the process that reads grammars died twice of this request, the last time with {how}"
+                )
+                failed.append(_answer(followed, None, text))
+        for followed in waiting:
+            if followed.failure is None:
+                self._ask(followed)
+        return failed
+
+    def _waiting(self) -> list[Followed]:
+        return [followed for followed in self._known.values() if followed.question is not None]
+
+    def _ask(self, followed: Followed) -> None:
+        """All that it has said so far, under a new name: what still comes under an old one is stale."""
+        followed.ticket = followed.question = next(self._counter)
+        followed.asked_at = time.monotonic()
+        self._known[followed.ticket] = followed
+        self._send(Follow(followed.ticket, followed.grammar, followed.token_ids.tobytes()))
+
+    def _send(self, message: ToGrammars) -> None:
+        if self._process is None or self._outbox is None:
+            self._start()
+        assert self._process is not None
+        assert self._outbox is not None
+        if not self._outbox.try_send(message):
+            self._process.kill()  # thousands of questions behind: it hangs
+
+    def _start(self) -> None:
+        address = next(self._names)
+        command = [sys.executable, "-m", "tercet.engine.grammar_process"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        assert self._process.stdin is not None
+        spec = GrammarSpec(address, self._addresses.scheduler, self._model_path, self._vocab_size)
+        with contextlib.suppress(BrokenPipeError):  # `check` sees that it is dead
+            self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
+            self._process.stdin.flush()
+        self._outbox = Outbox(address)
+
+
+def _answer(followed: Followed, mask: bytes | None, failure: str | None) -> Followed:
+    followed.question, followed.mask, followed.failure = None, mask, failure
+    return followed

@@ -1,0 +1,126 @@
+"""PROCESS grammars: says which tokens may come next in answers that have to match a grammar.
+
+The scheduler starts it with the first request that has one (`grammar_link.py`): reading a large tokenizer, compiling a
+grammar and computing a mask hold the interpreter for as long as they take, and the step loop shall not wait. It knows
+tickets and tokens; it knows no request and no slot.
+"""
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, assert_never
+
+import msgspec
+
+from tercet.engine.grammars import GrammarFailed, Grammars
+from tercet.ipc.sockets import Inbox, Outbox
+from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
+
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_S = 0.005
+"""Masks of one step are told together, but those that are there wait no longer than this for a slow one."""
+
+
+class GrammarSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The first line of its standard input, whose end is also its own."""
+
+    inbox: str
+    scheduler: str
+    model_path: str
+    vocab_size: int
+
+
+class MaskDesk:
+    """Answers questions. `tell` gets the answers."""
+
+    def __init__(self, grammars: Grammars, tell: Callable[[Allowed | Disallowed], None]) -> None:
+        self._grammars = grammars
+        self._tell = tell
+        self._tickets, self._masks = array("q"), list[bytes]()
+
+    def work(self, asked: ToGrammars) -> None:
+        """Answer one message, all of it."""
+        match asked:
+            case Follow(ticket, grammar, token_ids):
+                self._answer(ticket, lambda: self._grammars.start(ticket, grammar, array("i", token_ids)))
+            case Extend(tickets, token_ids):
+                patient_until = time.monotonic() + _PATIENCE_S
+                for ticket, token_id in zip(array("q", tickets), array("i", token_ids), strict=True):
+                    self._extend(ticket, token_id)
+                    if time.monotonic() > patient_until:
+                        self._flush()
+                        patient_until = time.monotonic() + _PATIENCE_S
+            case Release(ticket):
+                self._grammars.drop(ticket)
+            case _:
+                assert_never(asked)
+        self._flush()
+
+    def _extend(self, ticket: int, token_id: int) -> None:
+        self._answer(ticket, lambda: self._grammars.accept(ticket, token_id))
+
+    def _answer(self, ticket: int, take_tokens: Callable[[], None]) -> None:
+        try:
+            take_tokens()
+            mask = self._grammars.mask(ticket)
+        except GrammarFailed as failed:
+            self._tell(Disallowed(ticket, str(failed)))
+        else:
+            self._tickets.append(ticket)
+            self._masks.append(mask)
+
+    def _flush(self) -> None:
+        if self._masks:
+            self._tell(Allowed(self._tickets.tobytes(), tuple(self._masks)))
+            self._tickets, self._masks = array("q"), []
+
+
+def main() -> None:
+    # As in every child: a terminal's Ctrl-C reaches the whole group, and the scheduler's end is what ends this.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the library may hang and hold the interpreter
+    commands = os.fdopen(os.dup(0), "rb")
+    spec = msgspec.json.decode(commands.readline(), type=GrammarSpec)
+    threading.Thread(target=_exit_at_end, args=(commands,), daemon=True).start()
+    inbox: Inbox[ToGrammars] = Inbox(spec.inbox, ToGrammars)
+    outbox = Outbox(spec.scheduler)
+    work: Callable[[ToGrammars], None]
+    try:
+        work = MaskDesk(_load(spec), outbox.send).work
+    except (ValueError, OSError, ImportError) as error:
+        work = _refuse_all(f"structured: grammars cannot be used with this checkpoint's tokenizer: {error}", outbox)
+    while True:
+        message = inbox.receive()
+        assert message is not None, "it waits for ever"
+        work(message)
+
+
+def _load(spec: GrammarSpec) -> Grammars:
+    from tercet.engine.text_codec import load_codec
+
+    codec = load_codec(Path(spec.model_path))
+    assert codec.tokenizer is not None, "the tokenizer process lets no grammar through without one"
+    return Grammars(codec.tokenizer.to_str(), codec.eos_ids, spec.vocab_size)
+
+
+def _refuse_all(reason: str, outbox: Outbox) -> Callable[[ToGrammars], None]:
+    def work(asked: ToGrammars) -> None:
+        if isinstance(asked, Follow):
+            outbox.send(Disallowed(asked.ticket, reason))
+
+    return work
+
+
+def _exit_at_end(commands: IO[bytes]) -> None:
+    commands.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
