@@ -128,9 +128,7 @@ class GrammarLink:
         for followed in suspects:
             followed.num_deaths += 1
             if followed.num_deaths == _MOST_DEATHS:
-                text = (
-                    f"structured: the process that reads grammars died twice of this request, the last time with {how}"
-                )
+                text = f"structured: the process that reads grammars died of it twice, the last time with status {how}"
                 failed.append(_answer(followed, None, text))
         for followed in waiting:
             if followed.failure is None:
@@ -169,4 +167,5 @@ class GrammarLink:
 
 def _answer(followed: Followed, mask: bytes | None, failure: str | None) -> Followed:
     followed.question, followed.mask, followed.failure = None, mask, failure
+    followed.num_deaths = 0
     return followed

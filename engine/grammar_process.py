@@ -17,6 +17,7 @@ from typing import IO, assert_never
 
 import msgspec
 
+from tercet.engine.errors import TercetError
 from tercet.engine.grammars import GrammarFailed, Grammars
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
@@ -93,7 +94,7 @@ def main() -> None:
     work: Callable[[ToGrammars], None]
     try:
         work = MaskDesk(_load(spec), outbox.send).work
-    except (ValueError, OSError, ImportError) as error:
+    except (TercetError, ValueError, OSError, ImportError) as error:
         work = _refuse_all(f"structured: grammars cannot be used with this checkpoint's tokenizer: {error}", outbox)
     while True:
         message = inbox.receive()

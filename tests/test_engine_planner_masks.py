@@ -1,0 +1,216 @@
+"""The planner where masks of requests with a grammar come late: only who needs one waits for it, and it is never stale.
+
+A mask here is the tokens of the answer that it was asked for, so that one of another moment is found out.
+"""
+
+import random
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pytest
+
+from simulated_worker import VOCABULARY, undisturbed
+from tercet.engine.grammar_link import Followed
+from tercet.engine.planner import Planner
+from tercet.engine.planner_settings import PlannerSettings
+from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Sibling, Submit
+from test_engine_planner import Run, settings, submit
+from test_engine_planner_restart import prompt_of, restart
+
+ANY = Allowed(b"", ())
+
+
+class SlowMasks:
+    """A source of masks that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[Followed] = []
+        self.followed: set[Followed] = set()
+        self.most = 0
+        self._ready: list[Followed] = []
+
+    def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed:
+        followed = Followed(grammar, array("i", token_ids))
+        self.followed.add(followed)
+        self.most = max(self.most, len(self.followed))
+        self.asked.append(followed)
+        return followed
+
+    def extend(self, answers: Iterable[tuple[Followed, int]]) -> None:
+        for followed, token_id in answers:
+            assert followed in self.followed
+            assert followed not in self.asked, "asked before the last answer was there"
+            followed.token_ids.append(token_id)
+            self.asked.append(followed)
+
+    def release(self, followed: Followed) -> None:
+        self.followed.remove(followed)
+        if followed in self.asked:
+            self.asked.remove(followed)
+
+    def answer(self, index: int = 0, failure: str | None = None) -> None:
+        followed = self.asked.pop(index)
+        followed.mask, followed.failure = None if failure else followed.token_ids.tobytes(), failure
+        self._ready.append(followed)
+
+    def take(self, message: Allowed | Disallowed) -> list[Followed]:
+        ready, self._ready = self._ready, []
+        return [one for one in ready if one in self.followed]
+
+    def check(self) -> list[Followed]:
+        return []
+
+
+class MaskedRun(Run):
+    """A run with a source of masks; looks at the masks of every plan."""
+
+    def __init__(self, chosen: PlannerSettings) -> None:
+        super().__init__(chosen)
+        self.masks = SlowMasks()
+        self.planner = Planner(chosen, b"key", self.masks)
+        self._expected: dict[tuple[int, int], bytes] = {}
+
+    def answer(self, index: int = 0, failure: str | None = None) -> list[int]:
+        """Returns who failed."""
+        self.masks.answer(index, failure)
+        return [unservable.number for unservable in self.planner.take_masks(ANY)]
+
+    def plan(self) -> bool:
+        before = self.worker._last_issued
+        if not super().plan():
+            return False
+        step = self.worker._queue[-1][0]
+        assert step.step_id == before + 1
+        for mask in step.masks:
+            assert step.count == 1
+            self._expected[step.step_id, mask.slot] = mask.words
+        return True
+
+    def execute(self) -> None:
+        step, _ = self.worker._queue[0]
+        before = {slot: len(state.tokens) for slot, state in self.worker._slots.items()}
+        before |= {enter.slot: len(enter.token_ids) // 4 for enter in step.enter}
+        super().execute()
+        for slot, _, _ in self.worker._rows(step):
+            state = self.worker._slots[slot]
+            if state.sampling.grammar is not None and len(state.tokens) > before[slot]:
+                said = state.tokens[state.num_prompt : -1]
+                assert self._expected.pop((step.step_id, slot)) == array("i", said).tobytes(), "a stale mask"
+
+    def finish(self) -> None:
+        while not self.planner.idle:
+            planned = self.plan()
+            if self.worker.in_flight:
+                self.execute()
+            elif not planned:
+                self.answer()
+        super().finish()
+        assert not self._expected
+        assert not self.masks.followed
+
+
+def constrained(number: int, prompt: list[int], **sampling: object) -> Submit:
+    return submit(number, prompt, grammar="a grammar", **sampling)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_loads_with_late_masks(seed: int) -> None:
+    draw = random.Random(seed)
+    chosen = settings(
+        max_num_seqs=draw.choice([1, 3, 8]),
+        max_num_batched_tokens=draw.choice([8, 17, 64]),
+        num_pages=draw.choice([24, 30, 60]),
+        page_size=draw.choice([2, 4]),
+        run_ahead=draw.randint(1, 3),
+        max_lease=draw.choice([1, 2, 8]),
+        max_model_len=44,
+        deterministic=draw.random() < 0.4,
+    )
+    run = MaskedRun(chosen)
+    requests = {}
+    for number in range(0, 60, 2):
+        make = draw.choice([submit, constrained])
+        prompt = [draw.randrange(VOCABULARY) for _ in range(draw.choice([1, 1, 4, 16]))]
+        stops = [draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 2]))]
+        requests[number] = make(number, prompt, seed=draw.randrange(3), max_tokens=draw.randint(1, 18), stops=stops)
+    waiting, aborted, failed, deaths = list(requests.values()), set[int](), set[int](), 0
+    while waiting or not run.planner.idle:
+        action = draw.random()
+        if waiting and action < 0.2:
+            assert run.planner.submit(waiting.pop(0), 0.0) is None
+        elif action < 0.23 and len(waiting) < len(requests):
+            number = draw.choice(list(requests)[: len(requests) - len(waiting)])
+            if number not in run.ended and number not in failed:
+                aborted.add(number)
+            run.planner.abort(Abort(np.array([number], np.int64).tobytes()))
+        elif action < 0.25 and deaths < 5:
+            deaths += 1
+            assert restart(run) == []
+            run._expected.clear()
+        elif run.masks.asked and action < 0.5:
+            why = "no token" if draw.random() < 0.05 else None
+            failed.update(run.answer(draw.randrange(len(run.masks.asked)), why))
+        elif action < 0.7:
+            run.plan()
+        elif run.worker.in_flight:
+            run.execute()
+    run.finish()
+    assert run.masks.most <= 2 * chosen.max_num_seqs
+    for number, request in requests.items():
+        want = undisturbed(prompt_of(request), request.sampling)
+        if number in aborted | failed:
+            assert number not in run.ended
+            want = want[: len(run.said[number])]
+        assert run.said[number] == want
+
+
+def test_nobody_waits_for_the_mask_of_another() -> None:
+    """A mask that never comes: before the first step, and in the middle."""
+    run = MaskedRun(settings(max_num_seqs=6))
+    for number in (0, 2):
+        assert run.planner.submit(constrained(number, [1, 2, 3], max_tokens=40), 0.0) is None
+    assert not run.plan()
+    run.answer(1)
+    for _ in range(3):  # 2 has its first token, and waits for the mask of the second
+        run.plan()
+        if run.worker.in_flight:
+            run.execute()
+    assert [len(run.said[number]) for number in (0, 2)] == [0, 1]
+    for number in (1, 3):
+        assert run.planner.submit(submit(number, [number, 5], max_tokens=50), 0.0) is None
+    for _ in range(120):
+        run.plan()
+        if run.worker.in_flight:
+            run.execute()
+    assert [len(run.said[number]) for number in range(4)] == [0, 50, 1, 50]
+    assert set(run.ended) == {1, 3}
+    run.finish()
+    assert [len(run.said[number]) for number in range(4)] == [40, 50, 40, 50]
+
+
+def test_who_gets_no_mask_fails_alone() -> None:
+    run = MaskedRun(settings())
+    for number in range(3):
+        assert run.planner.submit(constrained(number, [1, 2, 3], max_tokens=9), 0.0) is None
+    assert not run.plan()
+    assert run.answer(0, "too deep") == [0]
+    run.answer(0)
+    run.plan()
+    run.execute()
+    assert run.answer(1, "no token") == [1]
+    run.finish()
+    assert [len(run.said[number]) for number in range(3)] == [0, 1, 9]
+    assert set(run.ended) == {2}
+
+
+def test_a_family_with_a_grammar() -> None:
+    run = MaskedRun(settings())
+    first = constrained(0, list(range(9)), seed=4, max_tokens=7)
+    siblings = tuple(Sibling(number, 4 + number) for number in (1, 2))
+    sampling = first.sampling
+    whole = Submit(0, first.prompt_ids, sampling, "", siblings=siblings)
+    assert run.planner.submit(whole, 0.0) is None
+    run.finish()
+    assert sorted(run.ended) == [0, 1, 2]
+    assert all(len(run.said[number]) == 7 for number in range(3))
