@@ -1,6 +1,7 @@
 """What cannot be served ends the start at once, in words, and leaves nothing: models, settings, addresses in use."""
 
 import json
+import re
 import shutil
 import socket
 from collections.abc import Callable
@@ -9,11 +10,15 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import checkpoint
-from tercet.engine.errors import StartupFailed
+from tercet.engine.errors import StartupFailed, TercetError
 from tercet.engine.llm import LLM
+from tercet.engine.text_codec import load_codec
+from tercet.model.load import load_decoder
+from tercet.model.parallel import Group
 from whole_engine import GREEDY, generate, greedy_cases, tiny_engine
 
 
@@ -56,21 +61,44 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "words"), DAMAGES)
-def test_a_damaged_folder(
-    damage: Callable[[Path], Any], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def damaged(damage: Callable[[Path], Any], tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama"), folder)
     damage(folder)
-    assert words in start(folder, capfd)
+    return folder
+
+
+def load(model: Path) -> None:
+    """What the processes of an engine load; those that fail say why in a ValueError or an error of ours."""
+    load_codec(model)
+    load_decoder(model, Group.single(torch.device("cpu")))
+
+
+@pytest.mark.parametrize(("damage", "words"), DAMAGES)
+def test_a_damaged_folder(damage: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises((ValueError, TercetError), match=re.escape(words)):
+        load(damaged(damage, tmp_path))
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + bytes(range(200)), b"not one at all" * 100])
-def test_a_file_that_is_no_gguf(content: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_gguf(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
-    assert "model.gguf" in start(file, capfd)
+    with pytest.raises((ValueError, TercetError), match=r"model\.gguf"):
+        load(file)
+
+
+@pytest.mark.parametrize(("damage", "words"), [DAMAGES[3], DAMAGES[5], DAMAGES[-1]])
+def test_an_engine_of_a_damaged_folder(
+    damage: Callable[[Path], Any], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Found by the worker in the configuration, in the weights, and by the tokenizer."""
+    assert words in start(damaged(damage, tmp_path), capfd)
+
+
+def test_an_engine_of_a_file_that_is_no_gguf(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(range(200)))
+    assert "model.gguf" in start(tmp_path / "model.gguf", capfd)
 
 
 def test_nothing_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +110,6 @@ def test_nothing_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"tensor_parallel_size": 3}, ["--tensor-parallel-size", "3", "4"]),
         ({"max_model_len": 4096}, ["--max-model-len", "4096", "512"]),
         ({"kv_cache_memory": 1000}, ["--kv-cache-memory", "1000 bytes", "12.0 KiB"]),
         ({"device": "cuda"}, ["--device cuda"]),

@@ -39,6 +39,12 @@ def params_of(i: int) -> SamplingParams:
 PARAMS = [params_of(i) for i in range(len(PROMPTS))]
 
 
+@pytest.fixture(scope="module")
+def engine(nan_memory: None) -> Iterator[LLM]:
+    with tiny_engine(FAMILY) as llm:
+        yield llm
+
+
 @cache
 def undisturbed() -> list[list[int]]:
     with tiny_engine(FAMILY, enable_prefix_caching=False) as llm:
@@ -97,15 +103,13 @@ def test_the_same_under_disturbance(options: dict[str, object]) -> None:
         wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_that_compare_scores(ranks: int) -> None:
+def test_ranks_that_compare_scores(engine: LLM) -> None:
     """Without thresholds in the batch nobody has the logits of the whole vocabulary; greedy and drawn side by side."""
     plain = [i for i in range(len(PROMPTS)) if i % len(SETTINGS) == 0]
     prompts, params = [PROMPTS[i] for i in plain], [PARAMS[i] for i in plain]
     greedy = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
-    with tiny_engine(FAMILY) as llm:
-        wanted = generate(llm, prompts, greedy)
-    with tiny_engine(FAMILY, tensor_parallel_size=ranks) as llm:
+    wanted = generate(engine, prompts, greedy)
+    with tiny_engine(FAMILY, tensor_parallel_size=4) as llm:
         answers = generate(llm, [*prompts, *prompts], [*params, *[greedy] * len(prompts)])
     assert answers == [undisturbed()[i] for i in plain] + wanted
 
@@ -124,17 +128,11 @@ def test_seeds() -> None:
     assert len({tuple(answer) for answer in first + other}) == 2 * len(prompts)
 
 
-@pytest.fixture(scope="module")
-def engine(nan_memory: None) -> Iterator[LLM]:
-    with tiny_engine(FAMILY) as llm:
-        yield llm
-
-
 @pytest.mark.parametrize("setting", [(1.0, 0, 1.0, 0.0), (3.0, 0, 1.0, 0.0), (4.0, 25, 0.9, 0.05)])
 def test_frequencies_follow_the_softmax(engine: LLM, setting: tuple[float, int, float, float]) -> None:
     """Many requests of one token, each with its seed."""
     temperature, top_k, top_p, min_p = setting
-    num_draws = 2500
+    num_draws = 1500
     params = [
         SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=1000 + i, max_tokens=1)
         for i in range(num_draws)
