@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from checkpoints import checkpoint
 from daemon import Daemon, free_port
 from engine_children import children
+from tercet.engine.http_server import bind
 from test_scripts_serve import serve
 
 FLAGS = ("--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny")
@@ -114,3 +115,20 @@ def test_an_address_in_use_is_known_at_once(tmp_path: Path) -> None:
         done = serve(str(checkpoint("llama")), *FLAGS, "--http", address)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == f"tercet: http: --http {address}: Address already in use"
+
+
+async def test_what_is_written_is_sent_at_once() -> None:
+    accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    class Door(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            connection = transport.get_extra_info("socket")
+            accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            transport.close()
+
+    port = free_port()
+    server = await asyncio.get_running_loop().create_server(Door, sock=bind(f"127.0.0.1:{port}"))
+    async with server:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        assert await accepted == 1
