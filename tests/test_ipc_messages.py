@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from message_strategy import struct_of
 from tercet.ipc import messages, process_messages, step_messages
 from tercet.ipc.messages import Batch, Cancel, Chat, ChatMessage, Generate, Hello, SamplingParams
 from tercet.ipc.step_messages import Submit
@@ -21,36 +22,6 @@ UNIONS = {
     )
     for name in names
 }
-
-
-def of_type(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a message's field type."""
-    arguments = get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return struct_of(kind)
-    if kind is int:
-        return st.integers(-(2**63), 2**63 - 1)
-    if kind is float:
-        return st.floats(allow_nan=False, allow_infinity=False)  # JSON has neither
-    if kind in (str, bytes, bool):
-        return st.from_type(kind)
-    if kind is type(None):
-        return st.none()
-    if kind is Any:
-        return st.booleans() | st.integers(-5, 5) | st.lists(st.text(max_size=3), max_size=2)
-    origin = getattr(kind, "__origin__", None)
-    if origin is tuple:
-        return st.lists(of_type(arguments[0]), max_size=3).map(tuple)
-    if origin is dict:
-        return st.dictionaries(of_type(arguments[0]), of_type(arguments[1]), max_size=3)
-    if str(kind).startswith("typing.Literal"):
-        return st.sampled_from(arguments)
-    assert arguments, kind
-    return st.one_of([of_type(argument) for argument in arguments])
-
-
-def struct_of(kind: type[msgspec.Struct]) -> st.SearchStrategy[Any]:
-    return st.builds(kind, **{field.name: of_type(field.type) for field in msgspec.structs.fields(kind)})
 
 
 @pytest.mark.parametrize("name", UNIONS)
