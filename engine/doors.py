@@ -5,12 +5,16 @@ so that between the old engine and the new one lies a moment.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+import zmq
+
 from tercet.engine.child import SupervisorLink
-from tercet.engine.errors import AddressTaken
+from tercet.engine.errors import AddressTaken, StartupFailed
+from tercet.ipc.front_door import FrontDoor
 from tercet.ipc.process_messages import Phase
+from tercet.ipc.sockets import AddressInUse
 
 Door = TypeVar("Door")
 
@@ -42,3 +46,13 @@ class Doors(Generic[Door]):
         door = self._bind()
         self._link.bound = True
         return door
+
+
+def bind_front_door(addresses: Sequence[str], context: zmq.Context[zmq.Socket[bytes]], key: str | None) -> FrontDoor:
+    """ZeroMQ's, with errors that say what is in the way."""
+    try:
+        return FrontDoor(addresses, context, key)
+    except AddressInUse as error:
+        raise AddressTaken(str(error)) from None
+    except OSError as error:
+        raise StartupFailed(str(error)) from None

@@ -5,6 +5,7 @@ Pure: no socket. Encoding a prompt takes time and may be done in another thread;
 
 from array import array
 from collections.abc import Sequence
+from importlib.metadata import version
 
 import msgspec
 
@@ -32,6 +33,7 @@ from tercet.ipc.messages import (
     Chat,
     Detokenize,
     Detokenized,
+    EngineInfo,
     Failed,
     FromClient,
     Generate,
@@ -57,30 +59,34 @@ _QUICK_CHARACTERS = 2000
 class Reception:
     """Admits requests to the desk."""
 
-    def __init__(self, desk: FrontDesk, codec: TextCodec, rules: Rules) -> None:
+    def __init__(self, desk: FrontDesk, codec: TextCodec, rules: Rules, config: EngineConfig) -> None:
         self._desk = desk
         self._codec = codec
         self._rules = rules
         self._decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
+        self._name, self._version = config.served_model_name or config.model, version("tercet")
+        self._formats = _formats(codec, config)
         self.draining = False
 
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        """With which the model ends a text."""
-        return self._rules.eos_ids
-
-    def formats(self, config: EngineConfig) -> tuple[ToolFormat, ReasoningFormat]:
-        """How the model writes tool calls and its reasoning: as the settings say, else as its template shows."""
-        template = self._codec.template
-        tools: ToolFormat = "none" if template is None else template.tool_format
-        reasoning: ReasoningFormat = "none" if template is None else template.reasoning_format
-        if config.tool_call_parser != "auto":
-            tools = config.tool_call_parser
-        if config.reasoning_parser == "none":
-            reasoning = "none"
-        elif config.reasoning_parser == "think" and reasoning == "none":
-            reasoning = "think"
-        return tools, reasoning
+    def info(self) -> EngineInfo:
+        """Who is there."""
+        load, limits = self._desk.load, self._rules.limits
+        return EngineInfo(
+            self._name,
+            self._version,
+            limits.max_model_len,
+            limits.vocab_size,
+            load.num_running,
+            load.num_waiting,
+            load.num_free_pages,
+            load.num_pages,
+            load.num_steps,
+            load.num_preemptions,
+            load.num_prefix_queries,
+            load.num_prefix_hits,
+            *self._formats,
+            self._rules.eos_ids,
+        )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
         """Whatever came, there is an answer to it."""
@@ -234,3 +240,17 @@ def _request_id_in(message: bytes) -> str | None:
     if isinstance(fields, list) and len(fields) > 1 and isinstance(fields[1], str):
         return fields[1][:MAX_NAME_LENGTH]
     return None
+
+
+def _formats(codec: TextCodec, config: EngineConfig) -> tuple[ToolFormat, ReasoningFormat]:
+    """How the model writes tool calls and its reasoning: as the settings say, else as its template shows."""
+    template = codec.template
+    tools: ToolFormat = "none" if template is None else template.tool_format
+    reasoning: ReasoningFormat = "none" if template is None else template.reasoning_format
+    if config.tool_call_parser != "auto":
+        tools = config.tool_call_parser
+    if config.reasoning_parser == "none":
+        reasoning = "none"
+    elif config.reasoning_parser == "think" and reasoning == "none":
+        reasoning = "think"
+    return tools, reasoning

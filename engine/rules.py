@@ -1,0 +1,31 @@
+"""What the requests of one engine are measured against, from its checkpoint and its limits.
+
+How they are measured is in `request_check.py`.
+"""
+
+import sys
+
+import msgspec
+
+from tercet.engine.errors import UnsupportedModel
+from tercet.engine.refusal import Refusal
+from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults
+from tercet.engine.text_codec import TextCodec
+from tercet.ipc.process_messages import Limits
+
+
+def make_rules(codec: TextCodec, limits: Limits, seed: int) -> Rules:
+    """What requests are measured against; says aloud what the checkpoint's defaults change."""
+    eos_ids = tuple(token_id for token_id in codec.eos_ids if 0 <= token_id < limits.vocab_size)
+    if len(eos_ids) > MAX_STOP_IDS:
+        raise UnsupportedModel(f"the checkpoint has {len(eos_ids)} end-of-sequence ids; want at most {MAX_STOP_IDS}")
+    rules = Rules(limits, codec.defaults, eos_ids, seed, codec.longest_token, codec.tokenizer is not None)
+    try:
+        check_defaults(rules)
+    except Refusal as refusal:
+        raise UnsupportedModel(f"the checkpoint's generation_config.json: {refusal}") from None
+    given = {name: value for name, value in msgspec.structs.asdict(codec.defaults).items() if value is not None}
+    if given:
+        listed = ", ".join(f"{name} {value}" for name, value in given.items())
+        print(f"defaults from generation_config.json: {listed} (what a request says wins)", file=sys.stderr)
+    return rules
