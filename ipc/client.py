@@ -11,7 +11,6 @@ from typing import Self
 
 import anyio
 import msgspec
-import zmq
 
 from tercet.ipc.call import (
     Call,
@@ -25,7 +24,7 @@ from tercet.ipc.call import (
     unpack_ids,
 )
 from tercet.ipc.calls import Calls
-from tercet.ipc.connection import Connection
+from tercet.ipc.lifeline import Lifeline
 from tercet.ipc.messages import (
     MAX_ANSWERS,
     Batch,
@@ -96,20 +95,12 @@ class Client:
         self._info: asyncio.Future[EngineInfo] | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToClient)
-        self._last_heard = 0.0
         self._gone: str | None = None
         """Why there is nobody to ask any more."""
 
     async def __aenter__(self) -> Self:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._connected = asyncio.Event()
-        self._lost_at: float | None = None
-        try:
-            self._connection = Connection(self._context, self._address, self._key)
-        except ValueError:
-            self._context.term()
-            raise
-        self._tasks = [asyncio.ensure_future(work) for work in (self._keep_connected(), self._ping())]
+        self._line = Lifeline(self._address, self._key, self._take, self._renew)
+        self._pinging = asyncio.ensure_future(self._ping())
         try:
             await self.info()
         except BaseException:
@@ -225,10 +216,10 @@ class Client:
     async def _start(self, request: Request, streamed: bool) -> Call:
         if self._gone is not None:
             raise EngineDied("engine_died", self._gone)
-        if not self._connected.is_set():
+        if not self._line.connected.is_set():
             try:
                 with anyio.fail_after(max(self._connect_timeout, self._reconnect_timeout)):
-                    await self._connected.wait()
+                    await self._line.connected.wait()
             except TimeoutError:
                 raise EngineDied("no_answer", f"nothing listens at {self._address}") from None
         if not 1 <= request.params.n <= MAX_ANSWERS:
@@ -240,9 +231,9 @@ class Client:
                 "prompt_too_long", f"the request has {len(encoded)} bytes; want at most {MAX_MESSAGE_BYTES}"
             )
         if not self._calls:
-            self._last_heard = asyncio.get_running_loop().time()
+            self._line.last_heard = asyncio.get_running_loop().time()
         call = self._calls.open(request, streamed=streamed)
-        self._send_encoded(encoded)
+        self._line.send(encoded)
         return call
 
     def _new_name(self) -> str:
@@ -250,48 +241,19 @@ class Client:
         return str(self._next_call)
 
     def _send(self, message: FromClient) -> None:
-        self._send_encoded(self._encoder.encode(message))
+        self._line.send(self._encoder.encode(message))
 
-    def _send_encoded(self, message: bytes) -> None:
-        self._connection.send(message)
-
-    async def _keep_connected(self) -> None:
-        """One connection after the other."""
-        while True:
-            receiving = asyncio.ensure_future(self._receive())
-            try:
-                while await self._connection.is_up():
-                    self._lost_at = None
-                    self._last_heard = asyncio.get_running_loop().time()
-                    self._connected.set()
-            finally:
-                receiving.cancel()
-                await asyncio.gather(receiving, return_exceptions=True)
-            for message in self._connection.receive_rest():
-                self._take(self._decoder.decode(message))
-            self._reconnect()
-
-    def _reconnect(self) -> None:
-        self._connected.clear()
-        self._connection.close()
-        self._connection = Connection(self._context, self._address, self._key)
+    def _renew(self) -> None:
+        """On a new connection."""
         if not self._reconnect_timeout:
             self._lose("engine_died", f"the engine at {self._address} has closed the connection")
-        self._lost_at = self._lost_at or asyncio.get_running_loop().time()
         if self._info is not None:
             self._send(Hello())
         self._questions.ask_again()
         self._calls.ask_again()
 
-    async def _receive(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            for message in await self._connection.receive():
-                self._take(self._decoder.decode(message))
-            self._last_heard = loop.time()
-
-    def _take(self, message: ToClient) -> None:
-        match message:
+    def _take(self, encoded: bytes) -> None:
+        match message := self._decoder.decode(encoded):
             case Batch(items=items):
                 now = asyncio.get_running_loop().time()
                 for item in items:
@@ -314,10 +276,10 @@ class Client:
             await asyncio.sleep(min(_PING_S, (self._successor_timeout or self._reconnect_timeout) / 5 or _PING_S))
             now = loop.time()
             self._calls.give_up_waiting(now)
-            silence = now - self._last_heard
-            if self._lost_at is not None:
-                if now - self._lost_at > self._reconnect_timeout:
-                    self._lose("engine_died", f"the engine at {self._address} is gone for {now - self._lost_at:.0f} s")
+            silence = now - self._line.last_heard
+            if (lost_at := self._line.lost_at) is not None:
+                if now - lost_at > self._reconnect_timeout:
+                    self._lose("engine_died", f"the engine at {self._address} is gone for {now - lost_at:.0f} s")
             elif self._calls and silence > _SILENCE_S:
                 self._lose("engine_died", f"the engine at {self._address} has said nothing for {silence:.0f} s")
             elif self._calls and silence > _PING_S:
@@ -328,8 +290,6 @@ class Client:
         self._questions.lose(EngineDied(code, message))
 
     async def _close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._connection.close()
-        await anyio.to_thread.run_sync(self._context.term)
+        self._pinging.cancel()
+        await asyncio.gather(self._pinging, return_exceptions=True)
+        await self._line.close()

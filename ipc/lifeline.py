@@ -1,0 +1,76 @@
+"""A client's way to its engine through many connections: when one ends, the next is made.
+
+It moves bytes, and knows when something was last heard and since when nobody is there; it knows no message.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import anyio.to_thread
+import zmq
+
+from tercet.ipc.connection import Connection
+
+
+class Lifeline:
+    """Made inside a running event loop; `close` it."""
+
+    def __init__(
+        self, address: str, key: str | None, take: Callable[[bytes], None], renewed: Callable[[], None]
+    ) -> None:
+        """`take` gets each message; `renewed` is called when a connection has ended and a new one takes its place.
+
+        Raises `ValueError` for an address that is none.
+        """
+        self._address, self._key = address, key
+        self._take, self._renewed = take, renewed
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.connected = asyncio.Event()
+        """Somebody answers at the address."""
+        self.lost_at: float | None = None
+        """When the last connection ended, until somebody answers again. In the loop's time, as `last_heard`."""
+        self.last_heard = 0.0
+        try:
+            self._connection = Connection(self._context, address, key)
+        except ValueError:
+            self._context.term()
+            raise
+        self._keeping = asyncio.ensure_future(self._keep_connected())
+
+    def send(self, message: bytes) -> None:
+        """Never waits."""
+        self._connection.send(message)
+
+    async def close(self) -> None:
+        self._keeping.cancel()
+        await asyncio.gather(self._keeping, return_exceptions=True)
+        self._connection.close()
+        await anyio.to_thread.run_sync(self._context.term)
+
+    async def _keep_connected(self) -> None:
+        """One connection after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            receiving = asyncio.ensure_future(self._receive())
+            try:
+                while await self._connection.is_up():
+                    self.lost_at = None
+                    self.last_heard = loop.time()
+                    self.connected.set()
+            finally:
+                receiving.cancel()
+                await asyncio.gather(receiving, return_exceptions=True)
+            for message in self._connection.receive_rest():
+                self._take(message)
+            self.connected.clear()
+            self._connection.close()
+            self._connection = Connection(self._context, self._address, self._key)
+            self.lost_at = self.lost_at or loop.time()
+            self._renewed()
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            for message in await self._connection.receive():
+                self._take(message)
+            self.last_heard = loop.time()
