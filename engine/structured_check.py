@@ -1,4 +1,4 @@
-"""What `structured` may ask for, and the grammar it becomes: text for the library that the scheduler masks tokens with.
+"""What `structured` may ask for, and the grammar it becomes: text for the library that computes masks.
 
 Compiling takes milliseconds, bounded by the library's own limits and by sizes here: not for an event loop.
 """
@@ -19,6 +19,8 @@ MAX_CHOICES = 1024
 _MAX_DEPTH = 32
 _JSON: dict[str, Any] = {"whitespace_flexible": False}
 """Without free white space: a model that is fond of it would fill max_tokens with it."""
+_STRICT: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
+"""Whatever the schema says under "x-guidance": a keyword that cannot be held is refused, and never passed over."""
 
 
 def check_structured(params: SamplingParams, *, takes_text: bool, has_eos: bool) -> None:
@@ -57,14 +59,14 @@ def check_compiles(asked: Structured) -> None:
 
 
 def write_grammar(asked: Structured) -> str:
-    """For the scheduler's library; quick."""
+    """For the library that computes masks; quick."""
     matcher = _matcher()
     grammar: str
     if asked.json_object:
         grammar = matcher.grammar_from_json_schema('{"type":"object"}', defaults=_JSON)
     elif asked.json_schema is not None:
         schema = asked.json_schema if isinstance(asked.json_schema, str) else json.dumps(asked.json_schema)
-        grammar = matcher.grammar_from_json_schema(schema, defaults=_JSON)
+        grammar = matcher.grammar_from_json_schema(schema, defaults=_JSON, overrides=_STRICT)
     elif asked.regex is not None:
         grammar = matcher.grammar_from_regex(asked.regex)
     elif asked.choice is not None:
