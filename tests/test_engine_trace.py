@@ -211,7 +211,7 @@ def test_nothing_loaded_is_walked_by_the_collector(tmp_path: Path) -> None:
         "from tercet.engine.child import ChildSpec, SupervisorLink\n"
         "from tercet.engine.config import EngineConfig\n"
         "from tercet.ipc.addresses import make_addresses\n"
-        "from tercet.ipc.messages import Begin, Limits\n"
+        "from tercet.ipc.process_messages import Begin, Limits\n"
         "import msgspec, numpy\n"
         "read, write = os.pipe()\n"
         "spec = ChildSpec('scheduler', 0, EngineConfig(model='m'), 'm', make_addresses(1))\n"
