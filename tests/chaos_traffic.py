@@ -93,7 +93,7 @@ class Traffic:
         self._num_door_faults = 0
         self.stopping = False
 
-    async def run(self, num_clients: int = 2, num_streams: int = 2, num_http: int = 3) -> None:
+    async def run(self, num_clients: int, num_streams: int, num_http: int) -> None:
         async with anyio.create_task_group() as tasks:
             for client in range(num_clients):
                 tasks.start_soon(self._be_client, client, num_streams)
