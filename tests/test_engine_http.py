@@ -203,43 +203,6 @@ async def test_leaving_cancels(daemon: Daemon, aclient: AsyncOpenAI) -> None:
     assert await num_steps_when_idle(daemon, after_stream) < after_stream + 400
 
 
-@pytest.mark.parametrize(
-    ("change", "kind", "param", "words"),
-    [
-        ({"model": "other"}, openai.NotFoundError, "model", "'other'; want 'tiny'"),
-        ({"temperature": -1}, openai.BadRequestError, "temperature", "temperature is -1"),
-        ({"top_p": 2}, openai.BadRequestError, "top_p", "at most 1"),
-        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "at least 1"),
-        ({"max_tokens": 9999}, openai.BadRequestError, "max_tokens", "the context is 512"),
-        ({"seed": "x"}, openai.BadRequestError, "seed", "Expected `int | null`"),
-        ({"stop": ["x"] * 17}, openai.BadRequestError, "stop", "at most 16"),
-        ({"messages": []}, openai.BadRequestError, "messages", "length >= 1"),
-        ({"messages": [{"role": "user"}]}, openai.BadRequestError, "messages[0].content", "want text"),
-        (
-            {"messages": [{"role": "user", "content": "x " * 600}]},
-            openai.BadRequestError,
-            "messages",
-            "the context holds 512",
-        ),
-        ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of", "unknown field `best_of`"),
-        ({"extra_body": {"max_completion_tokens": 3}}, openai.BadRequestError, "max_completion_tokens", "one of them"),
-        ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options", "without stream"),
-    ],
-)
-@pytest.mark.parametrize("stream", [False, True])
-def test_refusals_name_the_field(
-    client: OpenAI, change: dict[str, object], kind: type[openai.APIStatusError], param: str, words: str, stream: bool
-) -> None:
-    if stream and "stream_options" in change:
-        return
-    arguments = {"model": "tiny", "messages": TURNS, "max_tokens": 5, "stream": stream, **change}
-    with pytest.raises(kind) as refused:
-        client.chat.completions.create(**arguments)  # type: ignore[call-overload]
-    assert refused.value.param == param
-    assert words in str(refused.value)
-    assert refused.value.type == ("not_found_error" if kind is openai.NotFoundError else "invalid_request_error")
-
-
 def test_models_tokens_and_versions(client: OpenAI, raw: httpx.Client) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.model_extra) == ("tiny", {"max_model_len": 512})

@@ -9,7 +9,9 @@ from typing import Any
 
 import httpx
 import msgspec
+import openai
 import pytest
+from openai import OpenAI
 
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
@@ -206,3 +208,47 @@ async def test_of_the_engine(daemon: Daemon, name: str) -> None:
                 await answer({**base, name: case.value})
         else:
             assert await answer({**base, name: case.value}) != await answer(base)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "param", "words"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "model", "'other'; want 'tiny'"),
+        ({"temperature": -1}, openai.BadRequestError, "temperature", "temperature is -1"),
+        ({"top_p": 2}, openai.BadRequestError, "top_p", "at most 1"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "at least 1"),
+        ({"max_tokens": 9999}, openai.BadRequestError, "max_tokens", "the context is 512"),
+        ({"seed": "x"}, openai.BadRequestError, "seed", "Expected `int | null`"),
+        ({"stop": ["x"] * 17}, openai.BadRequestError, "stop", "at most 16"),
+        ({"messages": []}, openai.BadRequestError, "messages", "length >= 1"),
+        ({"messages": [{"role": "user"}]}, openai.BadRequestError, "messages[0].content", "want text"),
+        (
+            {"messages": [{"role": "user", "content": "x " * 600}]},
+            openai.BadRequestError,
+            "messages",
+            "the context holds 512",
+        ),
+        ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of", "unknown field `best_of`"),
+        ({"extra_body": {"max_completion_tokens": 3}}, openai.BadRequestError, "max_completion_tokens", "one of them"),
+        ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options", "without stream"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_refusals_through_openai_s_client(
+    daemon: Daemon, change: dict[str, object], kind: type[openai.APIStatusError], param: str, words: str, stream: bool
+) -> None:
+    if stream and "stream_options" in change:
+        return
+    arguments = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 5,
+        "stream": stream,
+        **change,
+    }
+    url = f"{daemon.http}/v1"
+    with OpenAI(base_url=url, api_key="any", max_retries=0, timeout=30) as client, pytest.raises(kind) as refused:
+        client.chat.completions.create(**arguments)  # type: ignore[call-overload]
+    assert refused.value.param == param
+    assert words in str(refused.value)
+    assert refused.value.type == ("not_found_error" if kind is openai.NotFoundError else "invalid_request_error")
