@@ -127,13 +127,16 @@ class Traffic:
                 if draw.random() < 0.1:
                     await self._ask_and_leave(client, case, wanted, draw.randrange(1, 5))
                     continue
-                got = await client.generate(case.prompt, case.params)
+                params = msgspec.structs.replace(case.params, n=draw.choice([1, 1, 3]))
+                generations = await client.generate_several(case.prompt, params)
             except ClientError as error:
                 self._record.wrong.append(f"{case} ended with {error!r}")
                 continue
-            self._finish("socket", number, len(got.token_ids))
-            if msgspec.structs.replace(got, usage=wanted.usage) != wanted:
-                self._record.wrong.append(f"{case}: got {got}, wanted {wanted}")
+            self._finish("socket", number, sum(len(one.token_ids) for one in generations))
+            # Of several answers the first is that of the seed, and without sampling all are.
+            for got in generations if params.temperature == 0 else generations[:1]:
+                if msgspec.structs.replace(got, usage=wanted.usage) != wanted:
+                    self._record.wrong.append(f"{case} ({params.n} answers): got {got}, wanted {wanted}")
 
     def _finish(self, way: str, number: int, num_tokens: int) -> None:
         self._record.finished[way] += 1
