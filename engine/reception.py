@@ -125,6 +125,7 @@ class Reception:
             check_handling(request)
             check_params(request.params, self._rules)
             self._check_prompt(request)
+            self._desk.split(live, list(received_of(request)))
         except Refusal as refusal:
             return self._desk.fail(live, refusal.code, str(refusal))
         return live
@@ -178,7 +179,7 @@ class Reception:
         packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
         handling = request.handling
         goes_on = any(received.values()) or len(received) < request.params.n
-        for answer in self._desk.split(live, list(received)):
+        for answer in live.asked.answers:
             submit = Submit(
                 answer.number,
                 packed,
