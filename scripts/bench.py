@@ -1,8 +1,9 @@
-"""Measure engines, by `bench.py offline|serve|doors|host|planner|trace …`. Performance claims come from here only.
+"""Measure engines, by `bench.py offline|serve|doors|structured|host|planner|trace …`. All claims come from here.
 
 offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
 serve:   requests at a rate, from a running engine or any OpenAI endpoint: waiting times, throughput, goodput.
 doors:   the same requests by the engine's socket and by HTTP: what the HTTP door adds.
+structured: what answers that have to match a grammar cost those beside them.
 host:    the engine around a worker that computes nothing: what processes and messages alone can carry.
 planner: the scheduler's pure core alone.
 trace:   nothing new: one Chrome trace out of what the processes of an engine left in its --trace-dir.
@@ -23,6 +24,7 @@ from bench_doors import add_door_flags, run_doors
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
 from bench_serve import add_serve_flags, run_serve
+from bench_structured import add_structured_flags, run_structured
 from bench_trace import RunRecord, run_trace
 from engine_flags import add_engine_flags
 from shapes import SHAPES, write_shape
@@ -126,6 +128,7 @@ def main() -> int:
     trace.add_argument("trace", type=Path, help="the file to write; it opens in ui.perfetto.dev")
     add_serve_flags(commands.add_parser("serve", help="requests at a rate, from a socket or an OpenAI endpoint"))
     add_door_flags(commands.add_parser("doors", help="what the HTTP door adds"))
+    add_structured_flags(commands.add_parser("structured", help="what answers with a grammar cost those beside them"))
     add_host_flags(commands.add_parser("host", help="the engine around a worker that computes nothing"))
     commands.add_parser("planner", help="microseconds of the scheduler's core per step")
     for command in commands.choices.values():
@@ -140,6 +143,8 @@ def main() -> int:
                 parser.error(str(error))
         case "doors":
             rows = run_doors(arguments)
+        case "structured":
+            rows = run_structured(arguments)
         case "host":
             rows = run_host(arguments)
         case "serve":
