@@ -16,6 +16,9 @@ from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.ipc.step_messages import Allowed, Disallowed, Mask
 
+_SHORTEST_PATIENCE = 0.001
+_LONGEST_PATIENCE = 0.005
+
 
 class MaskSource(Protocol):
     """As `GrammarLink`."""
@@ -36,6 +39,7 @@ class Constraints:
         self._most = most
         self._followed: dict[int, Followed] = {}
         self._requests: dict[Followed, Request] = {}
+        self._patient_until = 0.0
 
     @property
     def is_full(self) -> bool:
@@ -71,8 +75,10 @@ class Constraints:
         for number in list(self._followed):
             self.end(number)
 
-    def accept(self, arrays: SlotArrays, slots: NDArray[np.int32], token_ids: NDArray[np.int32]) -> None:
-        """What these slots sampled; who ended with it has left already."""
+    def accept(
+        self, arrays: SlotArrays, slots: NDArray[np.int32], token_ids: NDArray[np.int32], now: float, spare: float
+    ) -> None:
+        """What these slots sampled; who ended with it has left already. The next plan has `spare` seconds' time."""
         if not self._followed or self._source is None:
             return
         rows = np.flatnonzero(arrays.constrained[slots] & arrays.alive[slots])
@@ -82,6 +88,12 @@ class Constraints:
         numbers = arrays.number[slots[rows]].tolist()
         followed = [self._followed[number] for number in numbers]
         self._source.extend(zip(followed, token_ids[rows].tolist(), strict=True))
+        if spare >= _SHORTEST_PATIENCE:
+            self._patient_until = now + min(spare, _LONGEST_PATIENCE)
+
+    def patience(self, arrays: SlotArrays, now: float) -> float:
+        """Seconds for which it is good to wait for masks that may come in time for the next plan."""
+        return max(0.0, self._patient_until - now) if arrays.any_lacks_mask else 0.0
 
     def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""

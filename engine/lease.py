@@ -27,9 +27,14 @@ class Lease:
         self._last = now if more_in_flight else None
 
     @property
+    def step_seconds(self) -> float:
+        """How long a decode step takes; 0 as long as nothing is known."""
+        return sum(self._intervals) / len(self._intervals) if self._intervals else 0.0
+
+    @property
     def steps(self) -> int:
         """What the next plan may grant; as long as nothing is known, the most."""
-        mean = sum(self._intervals) / len(self._intervals) if self._intervals else 0.0
+        mean = self.step_seconds
         if mean * self._most_steps <= self._seconds:
             return self._most_steps
         return max(1, math.ceil(self._seconds / mean))

@@ -26,18 +26,7 @@ from tercet.engine.residents import Counters, Residents
 from tercet.engine.step_logs import select_rows
 from tercet.engine.waiting_line import WaitingLine, never_fits
 from tercet.ipc.process_messages import WorkersRestarted
-from tercet.ipc.step_messages import (
-    Abort,
-    Allowed,
-    Disallowed,
-    Forget,
-    Load,
-    Sampled,
-    Step,
-    Submit,
-    Tokens,
-    Unservable,
-)
+from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
 
 @dataclass(frozen=True)
@@ -184,7 +173,7 @@ class Planner:
 
     def plan(self, now: float) -> Step | None:
         """The next plan, if there is one to make and fewer than `run_ahead` are in flight."""
-        if len(self._in_flight) >= self._settings.run_ahead:
+        if len(self._in_flight) >= self._settings.run_ahead or self.patience(now):
             return None
         budget = self._settings.max_num_batched_tokens
         draft = PlanDraft()
@@ -206,6 +195,10 @@ class Planner:
         self._counters.steps += count
         self._share(draft.chunks)
         return step
+
+    def patience(self, now: float) -> float:
+        """Seconds for which planning waits for masks: what is in flight keeps the workers busy meanwhile."""
+        return self._constraints.patience(self._slots, now) if self._in_flight else 0.0
 
     def _share(self, chunks: list[tuple[int, int, int]]) -> None:
         """What a plan computes of prompts serves later ones, which workers run after it."""
@@ -270,7 +263,7 @@ class Planner:
         prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)  # while those that end here have their slots
         for request in leaving:
             self._leave(request, comes_back=False)
-        self._constraints.accept(self._slots, slots, token_ids)
+        self._constraints.accept(self._slots, slots, token_ids, now, self._lease.step_seconds / 4)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
         if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of

@@ -82,7 +82,8 @@ class StepLoop:
         link.subscribe(self._commands.put)
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
-        message = inbox.receive(_RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds))
+        seconds = _RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds)
+        message = inbox.receive(self._planner.patience(time.monotonic()) or seconds)
         self._work(inbox, message, time.monotonic())
 
     def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:

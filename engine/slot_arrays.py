@@ -63,6 +63,10 @@ class SlotArrays:
         """Whether a long lease would keep some slot from its next step, which waits for its last token."""
         return bool((self.constrained & self.decoding).any())
 
+    @property
+    def any_lacks_mask(self) -> bool:
+        return bool((self.lacks_mask & self.decoding).any())
+
     def longest_lease(self, slots: Slots) -> int:
         """Steps after which none of these has anything left to sample."""
         return int((self._max_length[slots] - 1 - self.planned[slots]).max())

@@ -214,3 +214,34 @@ def test_a_family_with_a_grammar() -> None:
     run.finish()
     assert sorted(run.ended) == [0, 1, 2]
     assert all(len(run.said[number]) == 7 for number in range(3))
+
+
+@pytest.mark.parametrize(("delay", "share"), [(0.001, 1 / 2), (0.004, 1 / 3)])
+def test_the_next_plan_waits_a_moment_for_masks(delay: float, share: float) -> None:
+    """Steps of 10 ms, two in flight: a mask that takes a moment comes in time, a late one holds nobody up."""
+    run = MaskedRun(settings(max_num_seqs=2))
+    run.planner.submit(submit(0, [1, 2], max_tokens=150), 0.0)
+    run.planner.submit(constrained(1, [3, 4], max_tokens=100), 0.0)
+    plans = []
+
+    def plan(now: float) -> bool:
+        step = run.planner.plan(now)
+        if step is not None:
+            run.worker.issue(step)
+            plans.append(len(step.masks))
+        return step is not None
+
+    for moment in range(100):
+        now = moment / 100
+        if run.worker.in_flight:
+            run.planner.complete(run.worker.execute(), now)
+        if not plan(now):
+            assert 0 < run.planner.patience(now) < 0.0026
+            if delay > run.planner.patience(now):
+                assert plan(now + 0.0026)
+        if run.masks.asked:
+            run.answer()
+        while plan(now + delay):
+            pass
+        assert run.worker.in_flight == 2
+    assert sum(plans[10:]) / len(plans[10:]) == pytest.approx(share, abs=0.03)

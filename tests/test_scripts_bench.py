@@ -114,3 +114,16 @@ def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
         assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(80)
     assert http["cpu_us_per_event"]["http"] > socket["cpu_us_per_event"]["http"]
     assert "tokens/s: HTTP" in done.stdout
+
+
+def test_plain_streams_beside_those_with_a_grammar(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    size = ["--streams", "2", "--beside", "1", "--tokens", "12", "--rounds", "1"]
+    where = ["--model", str(checkpoint("llama")), "--device", "cpu"]
+    done = bench("structured", *where, *size, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["company"] for row in rows] == ["none", "plain", "grammar"]
+    assert [row["beside_tokens_per_s"] > 0 for row in rows] == [False, True, True]
+    assert all(row["tokens_per_s"] > 0 for row in rows)
+    assert "beside grammar: " in done.stdout
