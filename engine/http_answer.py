@@ -46,6 +46,8 @@ class Answer:
         self._handling: dict[str, Any] = {
             "cache_salt": body.cache_salt or "",
             "priority": body.priority or 0,
+            "queue_timeout": body.queue_timeout,
+            "timeout": body.timeout,
             "options": options,
         }
         self._num_each = _num_choices(body.n, len(prompts))

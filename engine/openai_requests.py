@@ -98,6 +98,10 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     structured_outputs: StructuredOutputs | None = None
     cache_salt: str | None = None
     priority: Int | None = None
+    queue_timeout: float | None = None
+    """Seconds that the request may wait for its turn."""
+    timeout: float | None = None
+    """Seconds that it may take in all."""
     return_token_ids: bool | None = None
     prompt_logprobs: Int | None = None
     """As vLLM has it: of the prompt's tokens, with so many of the likeliest."""
@@ -110,6 +114,10 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """What only makes sense together."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(400, "stream_options came without stream; want both or neither", param="stream_options")
+        if self.timeout is not None and not 0 < self.timeout <= MOST_SECONDS:
+            raise ApiError(
+                400, f"timeout is {self.timeout}; want more than 0 and at most {MOST_SECONDS} seconds", param="timeout"
+            )
         if self.stream and self.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs came with stream; want one of them", param="prompt_logprobs")
 
@@ -256,6 +264,8 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     model: str | None = None
 
 
+MOST_SECONDS = 10_000_000
+"""As of the engine's own times."""
 MAX_PROMPTS = 256
 """In one request for completions."""
 

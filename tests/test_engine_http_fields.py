@@ -76,6 +76,8 @@ EXTRAS = {
     "structured_outputs": Case({"choice": ["one", "two"]}, EOS),
     "cache_salt": Case("mine"),
     "priority": refused(2**40),
+    "queue_timeout": refused(-1),
+    "timeout": refused(1e8),
     "return_token_ids": Case(True),
 }
 COMPLETION = {
@@ -252,3 +254,12 @@ def test_refusals_through_openai_s_client(
     assert refused.value.param == param
     assert words in str(refused.value)
     assert refused.value.type == ("not_found_error" if kind is openai.NotFoundError else "invalid_request_error")
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_request_has_so_long(daemon: Daemon, path: str) -> None:
+    answer = ask(daemon, path, {"max_tokens": 300, "timeout": 0.001})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "timed_out"
+    stream = ask(daemon, path, {"max_tokens": 300, "timeout": 0.05, "stream": True})
+    assert stream.status_code == 504 or '"code":"timed_out"' in stream.text.split("data: ")[-2]
