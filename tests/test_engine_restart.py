@@ -39,8 +39,15 @@ def undisturbed(llm: LLM) -> list[list[int]]:
     return generate(llm, PROMPTS, PARAMS)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("name", ["worker", "scheduler", "tokenizer"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("worker", signal.SIGKILL),
+        ("worker", signal.SIGSTOP),
+        ("scheduler", signal.SIGKILL),
+        ("tokenizer", signal.SIGSTOP),
+    ],
+)
 async def test_streams_go_on(llm: LLM, undisturbed: list[list[int]], name: str, number: signal.Signals) -> None:
     got: list[list[int]] = [[] for _ in PROMPTS]
     late: list[Generation] = []
