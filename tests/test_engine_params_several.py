@@ -1,16 +1,18 @@
 """`n` answers to one prompt by the whole engine, through every door but HTTP: what their seeds say, computed once."""
 
+import re
 from collections.abc import Iterator
 
 import anyio
 import anyio.to_thread
 import pytest
+from msgspec import structs
 
 from checkpoints import random_prompts
 from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client, RequestRefused
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import SamplingParams, Structured
 from whole_engine import PAGE_SIZE, bytes_of_pages, generate, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
@@ -71,6 +73,20 @@ async def test_the_prompt_is_computed_once(plain: LLM) -> None:
     assert cached == [0] + [len(prompt) - 1] * 5
     assert [one.prompt_logprobs is None for one in generations] == [False] + [True] * 5
     assert len(generations[0].prompt_logprobs or ()) == len(prompt) - 1
+
+
+def test_what_shapes_one_answer_shapes_each(plain: LLM) -> None:
+    """Grammars, penalties and biases are each answer's own."""
+    form = Structured(regex="(red|green|blue)( [a-z]{2}){3,5}")
+    params = SamplingParams(n=3, seed=3, max_tokens=40, structured=form, presence_penalty=1.0, logit_bias={50: 3.0})
+    (output,) = plain.generate("the cat sat on the mat", params, use_tqdm=False)
+    each = [structs.replace(params, n=1, seed=seed) for seed in (3, 4, 5)]
+    singles = plain.generate(["the cat sat on the mat"] * 3, each, use_tqdm=False)
+    texts = [one.text for one in output.outputs]
+    assert texts == [single.outputs[0].text for single in singles]
+    assert len(set(texts)) == 3
+    assert form.regex is not None
+    assert all(re.fullmatch(form.regex, text) for text in texts)
 
 
 async def test_streams_of_several(plain: LLM) -> None:
