@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
 from tercet.engine.llm import LLM, RequestOutput
@@ -164,6 +165,20 @@ def test_with_prefix_hits(real_heads: Path, alone: list[list[int]]) -> None:
             output.usage.num_cached_tokens == (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE
             for output, prompt in zip(outputs, prompts, strict=True)
         )
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_several_answers_are_those_of_their_seeds(real_heads: Path, caching: bool) -> None:
+    """Batch-invariant, so to the bit: on copied pages, more answers than slots, among others that run ahead."""
+    prompts = requests(6)[0]
+    params = [SamplingParams(seed=100 * i, n=(1, 7, 20)[i % 3], max_tokens=40, ignore_eos=True) for i in range(6)]
+    with invariant(real_heads, enable_prefix_caching=caching) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        for prompt, param, output in zip(prompts, params, outputs, strict=True):
+            assert param.seed is not None
+            each = [structs.replace(param, n=1, seed=param.seed + index) for index in range(param.n)]
+            assert [one.token_ids for one in output.outputs] == generate(llm, [prompt] * param.n, each)
+        wait_until_empty(llm.address)
 
 
 # ----------------------------------------------------------------------------------------------- its record
