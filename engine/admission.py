@@ -43,5 +43,7 @@ class Admission:
             if self._constraints.is_full:
                 return False
             self._constraints.begin(first)
+            if first.is_suspect:  # it has to run alone: nobody passes
+                return False
             self._waiting.set_aside(first)
         return first is not None and self._residents.can_admit(first)

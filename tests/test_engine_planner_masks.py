@@ -204,6 +204,26 @@ def test_who_gets_no_mask_fails_alone() -> None:
     assert set(run.ended) == {2}
 
 
+def test_a_suspect_is_not_passed_while_its_mask_is_computed() -> None:
+    """Who ran when workers died runs alone: the next death has to name one."""
+    run = MaskedRun(settings())
+    assert run.planner.submit(constrained(0, [1, 2, 3], max_tokens=9), 0.0) is None
+    assert not run.plan()
+    run.answer()
+    run.plan()
+    assert restart(run, "a step failed") == []
+    run._expected.clear()
+    assert run.planner.submit(submit(1, [4, 5], max_tokens=9), 0.0) is None
+    assert not run.plan()
+    run.answer()
+    run.plan()
+    (failed,) = restart(run, "a step failed")
+    assert failed.number == 0
+    run._expected.clear()
+    run.finish()
+    assert set(run.ended) == {1}
+
+
 def test_a_family_with_a_grammar() -> None:
     run = MaskedRun(settings())
     first = constrained(0, list(range(9)), seed=4, max_tokens=7)
