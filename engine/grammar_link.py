@@ -115,6 +115,7 @@ class GrammarLink:
         assert self._process.stdin is not None
         assert self._outbox is not None
         how = self._process.returncode
+        print(f"the process that reads grammars ended with status {how}; it is replaced", file=sys.stderr, flush=True)
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         self._outbox.abandon()

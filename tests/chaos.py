@@ -28,7 +28,11 @@ from whole_engine import bytes_of_pages, wait_until_empty
 FAMILY = "qwen3"
 HEARTBEAT = 1.5
 KILLED, HANGS, PAUSES = "is killed", "hangs", "stops and goes on"
-DECK = [*product(["tokenizer", "scheduler", "worker", "http"], [KILLED, HANGS, PAUSES]), ("supervisor", PAUSES)]
+DECK = [
+    *product(["tokenizer", "scheduler", "worker", "http"], [KILLED, HANGS, PAUSES]),
+    ("supervisor", PAUSES),
+    ("grammar_process", KILLED),
+]
 """Each kind of fault once; kills are dealt more often."""
 ROLES = ("tokenizer", "scheduler", "worker", "http")
 
@@ -67,7 +71,13 @@ async def strike(
 ) -> None:
     """One fault."""
     supervisor = psutil.Process(process.process.pid)
-    found = [supervisor] if name == "supervisor" else children(supervisor.pid, name)
+    match name:
+        case "supervisor":
+            found = [supervisor]
+        case "grammar_process":
+            found = [one for parent in children(supervisor.pid, "scheduler") for one in children(parent.pid, name)]
+        case _:
+            found = children(supervisor.pid, name)
     if not found:  # it is just being replaced
         return
     if name == "http":
@@ -105,7 +115,10 @@ async def episode(
     await anyio.to_thread.run_sync(wait_until_empty, process.address)
     counts = [len(children(supervisor.pid, name)) for name in ROLES]
     assert counts == [1, 1, num_ranks, 1], counts
-    assert len(supervisor.children(recursive=True)) == 3 + num_ranks
+    (scheduler,) = children(supervisor.pid, "scheduler")
+    num_helpers = len(children(scheduler.pid, "grammar_process"))
+    assert num_helpers <= 1
+    assert len(supervisor.children(recursive=True)) == 3 + num_ranks + num_helpers
     assert supervisor.num_fds() == num_files, "the supervisor has files of the dead open"
     (door,) = children(supervisor.pid, "http")
     connections = [one for one in door.net_connections("tcp") if one.status != psutil.CONN_LISTEN]

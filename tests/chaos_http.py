@@ -58,6 +58,7 @@ def _request(prompt: list[int], params: SamplingParams) -> bytes:
             "max_tokens": params.max_tokens,
             "stop": params.stop or None,
             "ignore_eos": params.ignore_eos,
+            "structured_outputs": None if params.structured is None else {"regex": params.structured.regex},
             "return_token_ids": True,
             "stream": True,
         }

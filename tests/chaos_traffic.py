@@ -14,7 +14,7 @@ import msgspec
 from chaos_http import Cut, Refused, ask_http
 from checkpoints import random_prompts
 from tercet.ipc.client import Client, ClientError, Generation
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import SamplingParams, Structured
 
 NUM_CASES = 12
 _RECOVERY_SECONDS = 150.0
@@ -57,7 +57,7 @@ class Case:
 
 
 def cases(seed: int) -> list[Case]:
-    """Greedy and sampled, short and long, some with a stop string."""
+    """Greedy and sampled, short and long, some with a stop string, every fourth held to a form."""
     draw = random.Random(seed)
     return [
         Case(
@@ -67,10 +67,11 @@ def cases(seed: int) -> list[Case]:
                 seed=draw.randrange(2**62),
                 max_tokens=draw.choice([5, 60, 200]),
                 stop=draw.choice([(), (), "ab", "e"]),
-                ignore_eos=True,
+                ignore_eos=bool(index % 4),
+                structured=None if index % 4 else Structured(regex="[a-z ]{80,90}"),
             ),
         )
-        for prompt in random_prompts(NUM_CASES, 3, 90, seed=seed)
+        for index, prompt in enumerate(random_prompts(NUM_CASES, 3, 90, seed=seed))
     ]
 
 
