@@ -93,7 +93,7 @@ class Constraints:
 
     def patience(self, arrays: SlotArrays, now: float) -> float:
         """Seconds for which it is good to wait for masks that may come in time for the next plan."""
-        return max(0.0, self._patient_until - now) if arrays.any_lacks_mask else 0.0
+        return self._patient_until - now if self._patient_until > now and arrays.any_lacks_mask else 0.0
 
     def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""
