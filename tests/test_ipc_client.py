@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
 
 from tercet.ipc import client as client_module
 from tercet.ipc.client import (
@@ -284,27 +283,6 @@ async def test_an_engine_that_hangs(engine: TokenizerProcess, monkeypatch: pytes
         again = asyncio.ensure_future(client.generate("y"))
         await play(engine, "back")
         assert (await again).text == "back"
-
-
-async def test_nobody_there(tmp_path: Path) -> None:
-    began = time.monotonic()
-    with pytest.raises(EngineDied, match=r"nothing answers at ipc://.* within 0\.3 s"):
-        async with Client(f"ipc://{tmp_path}/nobody", connect_timeout=0.3):
-            pass
-    assert time.monotonic() - began < 3
-    with pytest.raises(ValueError, match="want ipc://PATH or tcp://HOST:PORT"):
-        async with Client("nonsense"):
-            pass
-
-
-async def test_somebody_who_accepts_and_says_nothing(tmp_path: Path) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    mute = context.socket(zmq.ROUTER)
-    mute.bind(f"ipc://{tmp_path}/mute")
-    with pytest.raises(EngineDied, match="nothing answers"):
-        async with Client(f"ipc://{tmp_path}/mute", connect_timeout=0.3):
-            pass
-    context.destroy(linger=0)
 
 
 def test_one_small_tree() -> None:
