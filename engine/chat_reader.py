@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from tercet.engine.openai_responses import CallOut, ChatDelta, FunctionOut
 from tercet.engine.reasoning import ReasoningReader, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
-from tercet.ipc.messages import ReasoningFormat, ToolFormat
+from tercet.ipc.answers import ReasoningFormat, ToolFormat
 
 
 class ChatReader:

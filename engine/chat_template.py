@@ -16,7 +16,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tercet.engine.errors import UnsupportedModel
-from tercet.ipc.messages import ChatMessage, ChatOptions, ReasoningFormat, ToolFormat
+from tercet.ipc.answers import ReasoningFormat, ToolFormat
+from tercet.ipc.messages import ChatMessage, ChatOptions
 
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
 """What a request may tell the template; any other name could replace what the template relies on."""

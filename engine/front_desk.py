@@ -14,7 +14,8 @@ from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
 from tercet.engine.request_check import stop_strings
-from tercet.ipc.messages import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, SamplingParams, Usage
+from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, Usage
+from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Ended, Load, Logs, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
 
 Item = Delta | Finished | Failed | Logprobs | PromptLogprobs

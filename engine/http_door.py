@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from tercet.engine.http_errors import ApiError
 from tercet.engine.metrics import Metrics
 from tercet.engine.request_log import RequestLog
+from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Client, ClientError
-from tercet.ipc.messages import EngineInfo
 
 _GAUGES_SECONDS = 2.0
 

@@ -8,7 +8,7 @@ from array import array
 import msgspec
 
 from tercet.engine.detokenizer import Detokenizer
-from tercet.ipc.messages import TokenLogprob
+from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.step_messages import Sibling, Started, Submit
 
 Client = bytes

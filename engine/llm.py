@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.ipc.answers import FinishReason, TokenLogprob, Usage
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
 from tercet.ipc.call import usage_of_all
 from tercet.ipc.client import Client, Generation
-from tercet.ipc.messages import ChatMessage, FinishReason, SamplingParams, TokenLogprob, Usage
+from tercet.ipc.messages import ChatMessage, SamplingParams
 
 Prompt = str | Sequence[int]
 

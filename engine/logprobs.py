@@ -7,7 +7,7 @@ and the bits of theirs.
 from collections.abc import Iterator
 
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import TokenLogprob
+from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.step_messages import Logs, PromptLogs
 
 MAX_LOGPROBS = 20

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from tercet.engine.process_load import ProcessLoad
+from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Generation
-from tercet.ipc.messages import EngineInfo
 
 _PREFIXES = ("tercet:", "vllm:")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)

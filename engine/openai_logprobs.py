@@ -5,7 +5,7 @@ from itertools import accumulate
 
 import msgspec
 
-from tercet.ipc.messages import TokenLogprob
+from tercet.ipc.answers import TokenLogprob
 
 Rows = Sequence[Sequence[TokenLogprob]]
 

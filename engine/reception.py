@@ -29,23 +29,8 @@ from tercet.engine.request_check import (
 )
 from tercet.engine.structured_check import check_compiles
 from tercet.engine.text_codec import TextCodec, TextRefused
-from tercet.ipc.messages import (
-    Chat,
-    Detokenize,
-    Detokenized,
-    EngineInfo,
-    Failed,
-    FromClient,
-    Generate,
-    GenerateIds,
-    Question,
-    ReasoningFormat,
-    Rejected,
-    Request,
-    Tokenize,
-    Tokenized,
-    ToolFormat,
-)
+from tercet.ipc.answers import Detokenized, EngineInfo, Failed, ReasoningFormat, Rejected, Tokenized, ToolFormat
+from tercet.ipc.messages import Chat, Detokenize, FromClient, Generate, GenerateIds, Question, Request, Tokenize
 from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536

@@ -11,7 +11,7 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from tercet.engine.pages import PrefixHasher
-from tercet.ipc.messages import FinishReason, Usage
+from tercet.ipc.answers import FinishReason, Usage
 from tercet.ipc.step_messages import Sampling, Submit
 
 

@@ -28,20 +28,9 @@ from tercet.engine.rules import make_rules
 from tercet.engine.scheduler_line import SchedulerLine
 from tercet.engine.text_codec import load_codec
 from tercet.engine.trace import Span, open_lane, record_collections
+from tercet.ipc.answers import Batch, Failed, Finished, Rejected, ToClient
 from tercet.ipc.front_door import Delivery, FrontDoor
-from tercet.ipc.messages import (
-    Batch,
-    Cancel,
-    Detokenize,
-    Failed,
-    Finished,
-    Hello,
-    Question,
-    Rejected,
-    Request,
-    ToClient,
-    Tokenize,
-)
+from tercet.ipc.messages import Cancel, Detokenize, Hello, Question, Request, Tokenize
 from tercet.ipc.process_messages import Abandon, Drain, Limits, Loaded, SchedulerRestarted, Serving, ToChild
 from tercet.ipc.sockets import AsyncInbox, Outbox
 from tercet.ipc.step_messages import Load, ToTokenizer

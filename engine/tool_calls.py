@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.ipc.messages import ToolFormat
+from tercet.ipc.answers import ToolFormat
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -11,7 +11,8 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.openai_messages import Tool
-from tercet.ipc.messages import Structured, ToolFormat
+from tercet.ipc.answers import ToolFormat
+from tercet.ipc.messages import Structured
 
 Tokenize = Callable[[str], Awaitable[list[int]]]
 _MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")

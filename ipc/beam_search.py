@@ -11,8 +11,9 @@ from typing import Literal, cast
 import anyio
 import msgspec
 
+from tercet.ipc.answers import EngineInfo, TokenLogprob
 from tercet.ipc.client import Client, RequestRefused
-from tercet.ipc.messages import ChatMessage, ChatOptions, EngineInfo, SamplingParams, TokenLogprob
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 from tercet.ipc.prompt import Prompt
 
 _MOST_LOGPROBS = 20

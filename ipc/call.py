@@ -10,17 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 import anyio
 import msgspec
 
-from tercet.ipc.messages import (
-    Delta,
-    Failed,
-    Finished,
-    FinishReason,
-    Logprobs,
-    PromptLogprobs,
-    Request,
-    TokenLogprob,
-    Usage,
-)
+from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, TokenLogprob, Usage
+from tercet.ipc.messages import Request
 
 
 class ClientError(Exception):

@@ -5,18 +5,9 @@ It knows no socket: `send` is the client's.
 
 from collections.abc import Callable, Iterator
 
+from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptLogprobs, Rejected
 from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
-from tercet.ipc.messages import (
-    Cancel,
-    Delta,
-    Failed,
-    Finished,
-    FromClient,
-    Logprobs,
-    PromptLogprobs,
-    Rejected,
-    Request,
-)
+from tercet.ipc.messages import Cancel, FromClient, Request
 
 _MOST_LOSSES = 4
 """A request that sees so many connections end and no news between them is given up: it may be what ends them."""

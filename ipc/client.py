@@ -12,6 +12,7 @@ from typing import Self
 import anyio
 import msgspec
 
+from tercet.ipc.answers import Batch, Detokenized, EngineInfo, Failed, Rejected, ToClient, Tokenized
 from tercet.ipc.call import (
     Call,
     ClientError,
@@ -27,23 +28,16 @@ from tercet.ipc.calls import Calls
 from tercet.ipc.lifeline import Lifeline
 from tercet.ipc.messages import (
     MAX_ANSWERS,
-    Batch,
     ChatMessage,
     ChatOptions,
     Detokenize,
-    Detokenized,
-    EngineInfo,
-    Failed,
     FromClient,
     GenerateIds,
     Handling,
     Hello,
-    Rejected,
     Request,
     SamplingParams,
-    ToClient,
     Tokenize,
-    Tokenized,
 )
 from tercet.ipc.prompt import Prompt, make_request, pack_ids
 from tercet.ipc.questions import Questions

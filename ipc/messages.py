@@ -1,4 +1,4 @@
-"""Every message between a client and the engine, and the union each of them decodes.
+"""Every message of a client to the engine, and the union that the engine decodes; the other way goes `answers.py`.
 
 Messages are MessagePack arrays whose first element names the kind: `["Cancel", "my-request"]`. What a person writes
 by hand (`SamplingParams`, `ChatMessage`) is a map, so fields can be left out. Number arrays travel as bytes: int32
@@ -8,14 +8,9 @@ This module knows shapes, not rules: whether a temperature makes sense is decide
 (`engine/request_check.py`).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
-
-FinishReason = Literal["stop", "length", "cancelled"]
-ToolFormat = Literal["none", "hermes", "llama3", "mistral"]
-ReasoningFormat = Literal["none", "think", "think_opened"]
-"""think: between <think> and </think>; think_opened: the same, and the prompt has opened it already."""
 
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,144 +174,6 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     """Ask who is there; answered with `EngineInfo`. Doubles as a ping."""
 
 
-class Usage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What one finished request consumed, and where its time went."""
-
-    num_prompt_tokens: int
-    num_generated_tokens: int
-    num_cached_tokens: int
-    num_preemptions: int
-    queued_s: float
-    prefill_s: float
-    decode_s: float
-
-
-class Delta(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """New text of a running request. All deltas in order, concatenated, are the final text."""
-
-    request_id: str
-    text: str
-    token_ids: bytes
-    seed: int | None = None
-    """In the first of each answer, if the request samples and brought none: the one it was given."""
-    index: int = 0
-    """Which of n answers."""
-
-
-class Finished(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The one good end of an answer. `text` and `token_ids` are what no earlier `Delta` carried.
-
-    A request with n answers ends when all of them have.
-    """
-
-    request_id: str
-    text: str
-    token_ids: bytes
-    reason: FinishReason
-    stop: str | int | None
-    """The stop string or token id that ended it, if one did."""
-    usage: Usage
-    index: int = 0
-
-
-class Failed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The one bad end of a request, all its answers included: refused, or failed on the way."""
-
-    request_id: str
-    code: str
-    message: str
-    retry_after: float | None = None
-    """Seconds after which it is worth asking again, where that is known."""
-
-
-class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """A message that never became a request: not decodable, of an unknown kind, or a request id that is in use.
-
-    A live request of the same id goes on undisturbed.
-    """
-
-    request_id: str | None
-    code: str
-    message: str
-
-
-class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """What a client may want to know before it asks."""
-
-    model: str
-    version: str
-    max_model_len: int
-    vocab_size: int
-    num_running: int
-    num_waiting: int
-    num_free_pages: int
-    """Pages of the KV cache that a new request could have; those that only the prefix cache remembers count."""
-    num_pages: int
-    num_steps: int
-    num_preemptions: int
-    num_prefix_queries: int
-    """Prompt tokens looked up in the prefix cache."""
-    num_prefix_hits: int
-    tool_format: ToolFormat = "none"
-    """How the model writes tool calls, as its chat template shows."""
-    reasoning_format: ReasoningFormat = "none"
-    eos_ids: tuple[int, ...] = ()
-    """Tokens with which the model ends a text."""
-
-
-class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The answer to `Tokenize`."""
-
-    request_id: str
-    token_ids: bytes
-
-
-class Detokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The answer to `Detokenize`."""
-
-    request_id: str
-    text: str
-
-
-class TokenLogprob(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """How likely the model itself found a token, before any parameter had its say."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    """1: no token was likelier."""
-    token: bytes
-    """What it adds to the text: UTF-8, or a part of a character."""
-
-    @property
-    def text(self) -> str:
-        """The token as far as it is text."""
-        return self.token.decode(errors="replace")
-
-
-class Logprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Of each token of the `Delta` or `Finished` that follows: itself, then the likeliest tokens in its place."""
-
-    request_id: str
-    tokens: tuple[tuple[TokenLogprob, ...], ...]
-    index: int = 0
-
-
-class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The same of tokens of the prompt, from `position` on. The first token, at position 0, has none."""
-
-    request_id: str
-    position: int
-    tokens: tuple[tuple[TokenLogprob, ...], ...]
-
-
-class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Everything one step has for one client, in order."""
-
-    items: tuple[Delta | Finished | Failed | Logprobs | PromptLogprobs, ...]
-
-
 Request = Generate | GenerateIds | Chat
 Question = Tokenize | Detokenize
 FromClient = Request | Question | Cancel | Hello
-ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized

@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 import anyio
 
+from tercet.ipc.answers import Detokenized, Failed, Tokenized
 from tercet.ipc.call import ClientError, EngineDied, error_of
-from tercet.ipc.messages import Detokenized, Failed, Question, Tokenized
+from tercet.ipc.messages import Question
 
 Answer = Tokenized | Detokenized
 _DEADLINE_S = 60.0

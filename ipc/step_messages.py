@@ -6,7 +6,7 @@ outside speaks them.
 
 import msgspec
 
-from tercet.ipc.messages import FinishReason, Usage
+from tercet.ipc.answers import FinishReason, Usage
 
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
 

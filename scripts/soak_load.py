@@ -12,20 +12,9 @@ from dataclasses import dataclass, field
 import msgspec
 import zmq
 
+from tercet.ipc.answers import Batch, Delta, EngineInfo, Failed, Finished, ToClient
 from tercet.ipc.connection import Connection
-from tercet.ipc.messages import (
-    Batch,
-    Cancel,
-    Delta,
-    EngineInfo,
-    Failed,
-    Finished,
-    FromClient,
-    GenerateIds,
-    Hello,
-    SamplingParams,
-    ToClient,
-)
+from tercet.ipc.messages import Cancel, FromClient, GenerateIds, Hello, SamplingParams
 
 _SILENCE_S = 60.0
 """With requests in the engine, so long without a word means that it hangs."""

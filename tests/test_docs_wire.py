@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from raw_client import RawClient
-from tercet.ipc import messages
+from tercet.ipc import answers, messages
 from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
@@ -167,7 +167,7 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
 
 
 def test_the_tables_name_every_message_and_field() -> None:
-    for union in (messages.FromClient, messages.ToClient | messages.Batch.__annotations__["items"].__args__[0]):
+    for union in (messages.FromClient, answers.ToClient | answers.Batch.__annotations__["items"].__args__[0]):
         for kind in union.__args__:
             fields = [field.name for field in msgspec.structs.fields(kind)]
             row = ", ".join([f'"{kind.__name__}"', *fields])
@@ -175,5 +175,5 @@ def test_the_tables_name_every_message_and_field() -> None:
     for described in (messages.SamplingParams, messages.Handling, messages.ChatMessage, messages.ChatOptions):
         for field in msgspec.structs.fields(described):
             assert f"| `{field.name}` |" in WIRE or f"`{field.name}` (" in WIRE
-    usage = [field.name for field in msgspec.structs.fields(messages.Usage)]
+    usage = [field.name for field in msgspec.structs.fields(answers.Usage)]
     assert f"`[{', '.join(usage)}]`" in WIRE.replace("\n", " ")

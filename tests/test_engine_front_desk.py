@@ -9,7 +9,8 @@ import pytest
 from tercet.engine.front_desk import FrontDesk, Item
 from tercet.engine.live import Client, Live
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import Delta, Failed, Finished, SamplingParams
+from tercet.ipc.answers import Delta, Failed, Finished
+from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Ended, Load, Sampling, Started, Submit, Tokens, Unservable
 from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 

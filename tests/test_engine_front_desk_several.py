@@ -7,7 +7,8 @@ import pytest
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Live
 from tercet.engine.pieces import Pieces
-from tercet.ipc.messages import Delta, Failed, Finished, SamplingParams
+from tercet.ipc.answers import Delta, Failed, Finished
+from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Ended, Sampling, Submit, Unservable
 from tokenizer_process import USAGE, byte_tokenizer, tokens
 

@@ -12,8 +12,8 @@ from tercet.engine.chat_reader import ChatReader
 from tercet.engine.http_chat import _ChatChunks
 from tercet.engine.http_completions import _CompletionChunks
 from tercet.engine.http_events import Chunks, events
+from tercet.ipc.answers import ReasoningFormat, Usage
 from tercet.ipc.client import Generation, Piece
-from tercet.ipc.messages import ReasoningFormat, Usage
 
 CHARACTERS = 'ab "\\\n\r\t\0{}<>/é東🙂\N{OBJECT REPLACEMENT CHARACTER}\u2028'
 ANSWER: Any = SimpleNamespace(id="x-1", created=1, model='of "text"', usage=lambda generations: None)

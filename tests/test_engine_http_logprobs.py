@@ -9,8 +9,9 @@ from openai import BadRequestError, OpenAI
 
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
+from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.client import Client, Generation
-from tercet.ipc.messages import ChatMessage, SamplingParams, TokenLogprob
+from tercet.ipc.messages import ChatMessage, SamplingParams
 
 TURNS = [{"role": "user", "content": "naïve café 東京"}]
 IGNORE_EOS = {"ignore_eos": True}

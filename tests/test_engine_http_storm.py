@@ -9,8 +9,8 @@ import psutil
 from checkpoints import checkpoint
 from daemon import Daemon, free_port
 from engine_children import children
+from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Client
-from tercet.ipc.messages import EngineInfo
 
 NUM_STREAMS = 500
 NUM_TOKENS = 24

@@ -11,8 +11,9 @@ import torch
 from checkpoints import checkpoint, random_prompts, reference_model, tokenizer
 from raw_client import RawClient
 from tercet.engine.llm import LLM, RequestOutput
+from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.client import Client
-from tercet.ipc.messages import SamplingParams, TokenLogprob
+from tercet.ipc.messages import SamplingParams
 from tercet.ipc.prompt import pack_ids
 from whole_engine import bytes_of_pages, tiny_engine, wait_until_empty
 

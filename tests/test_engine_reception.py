@@ -13,18 +13,8 @@ import msgspec
 import pytest
 import zmq
 
-from tercet.ipc.messages import (
-    Cancel,
-    Chat,
-    ChatMessage,
-    Failed,
-    Finished,
-    Generate,
-    GenerateIds,
-    Hello,
-    Rejected,
-    SamplingParams,
-)
+from tercet.ipc.answers import Failed, Finished, Rejected
+from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds, Hello, SamplingParams
 from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import (
     USAGE,

@@ -12,20 +12,8 @@ import msgspec
 import pytest
 import zmq
 
-from tercet.ipc.messages import (
-    Batch,
-    Cancel,
-    Chat,
-    ChatMessage,
-    EngineInfo,
-    Failed,
-    Finished,
-    Generate,
-    GenerateIds,
-    Hello,
-    SamplingParams,
-    ToClient,
-)
+from tercet.ipc.answers import Batch, EngineInfo, Failed, Finished, ToClient
+from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds, Hello, SamplingParams
 from tercet.ipc.step_messages import Abort, Ended, Load, Unservable
 from tokenizer_process import (
     EOS,

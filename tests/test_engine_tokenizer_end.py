@@ -15,7 +15,8 @@ import zmq
 from tercet.engine.child import ChildSpec, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import make_addresses
-from tercet.ipc.messages import Cancel, Chat, ChatMessage, Failed, Generate, GenerateIds
+from tercet.ipc.answers import Failed
+from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds
 from tercet.ipc.process_messages import Abandon, Beat, Drain, LastWords
 from tercet.ipc.step_messages import Ended
 from tokenizer_process import (

@@ -7,7 +7,7 @@ import pytest
 
 from tercet.engine.reasoning import ReasoningReader, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
-from tercet.ipc.messages import ToolFormat
+from tercet.ipc.answers import ToolFormat
 
 TIME = Call("get_time", '{"zone": "Europe/Zürich"}')
 SUM = Call("add", '{"a": 1, "b": [2, {"c": "}</tool"}]}')

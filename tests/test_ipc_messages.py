@@ -9,14 +9,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from message_strategy import struct_of
-from tercet.ipc import messages, process_messages, step_messages
-from tercet.ipc.messages import Batch, Cancel, Chat, ChatMessage, Generate, Hello, SamplingParams
+from tercet.ipc import answers, messages, process_messages, step_messages
+from tercet.ipc.answers import Batch
+from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, Hello, SamplingParams
 from tercet.ipc.step_messages import Submit
 
+ALL = (messages, answers, step_messages, process_messages)
 UNIONS = {
     name: getattr(module, name)
     for module, names in (
-        (messages, ("FromClient", "ToClient")),
+        (messages, ("FromClient",)),
+        (answers, ("ToClient",)),
         (step_messages, ("ToTokenizer", "ToScheduler")),
         (process_messages, ("ToChild", "FromChild", "FromSupervisor")),
     )
@@ -105,7 +108,7 @@ def test_random_bytes_are_refused_as_such() -> None:
 
 
 def test_messages_are_frozen_and_closed() -> None:
-    for value in (value for module in (messages, step_messages, process_messages) for value in vars(module).values()):
+    for value in (value for module in ALL for value in vars(module).values()):
         if isinstance(value, type) and issubclass(value, msgspec.Struct) and value is not msgspec.Struct:
             assert value.__struct_config__.frozen, value
             assert value.__struct_config__.forbid_unknown_fields, value

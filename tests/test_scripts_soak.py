@@ -7,7 +7,8 @@ import sys
 
 from checkpoints import checkpoint
 from daemon import SCRIPTS, free_port
-from tercet.ipc.messages import Batch, Delta, Failed, Finished, SamplingParams, Usage
+from tercet.ipc.answers import Batch, Delta, Failed, Finished, Usage
+from tercet.ipc.messages import SamplingParams
 from whole_engine import PAGE_SIZE, bytes_of_pages
 
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tercet.engine.child import ChildSpec, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import Addresses, make_addresses
-from tercet.ipc.messages import Usage
+from tercet.ipc.answers import Usage
 from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving, ToChild
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Abort, Ended, Submit, Tokens, ToTokenizer

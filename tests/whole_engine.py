@@ -10,8 +10,9 @@ import torch
 
 from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
 from tercet.engine.llm import LLM, RequestOutput
+from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Client
-from tercet.ipc.messages import EngineInfo, SamplingParams
+from tercet.ipc.messages import SamplingParams
 
 NUM_TOKENS = 64
 PAGE_SIZE = 16

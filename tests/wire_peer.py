@@ -5,7 +5,8 @@ from typing import Any
 import msgspec
 import zmq
 
-from tercet.ipc.messages import Batch, Delta, Failed, Finished, FromClient, Generate, ToClient
+from tercet.ipc.answers import Batch, Delta, Failed, Finished, ToClient
+from tercet.ipc.messages import FromClient, Generate
 from tercet.ipc.step_messages import Ended
 from tokenizer_process import USAGE, TokenizerProcess
 
