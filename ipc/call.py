@@ -93,6 +93,8 @@ class Call:
         """Connections that ended since there was any news."""
         self._waits: tuple[ClientError, float] | None = None
         """For a successor of the engine: what to say if none comes, and when."""
+        self.has_begun = False
+        """Whether any of an answer has come."""
         self._streamed = streamed
         self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
         self._num_left = request.params.n
@@ -126,7 +128,7 @@ class Call:
         return True
 
     def add(self, delta: Delta) -> None:
-        self.num_losses = 0
+        self.num_losses, self.has_begun = 0, True
         if delta.seed is not None:  # what is still to come, after a loss, is drawn with the same
             params = msgspec.structs.replace(self.request.params, seed=delta.seed)
             self.request = msgspec.structs.replace(self.request, params=params)

@@ -3,11 +3,13 @@
 It knows no socket: `send` is the client's.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptLogprobs, Rejected
 from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
 from tercet.ipc.messages import Cancel, FromClient, Request
+
+Item = Delta | Finished | Failed | Logprobs | PromptLogprobs
 
 _MOST_LOSSES = 4
 """A request that sees so many connections end and no news between them is given up: it may be what ends them."""
@@ -43,7 +45,15 @@ class Calls:
         for name in self._calls:
             self._send(Cancel(name))
 
-    def take(self, item: Delta | Finished | Failed | Logprobs | PromptLogprobs, now: float) -> None:
+    def in_turn(self, items: Iterable[Item]) -> list[Item]:
+        """First tokens go before those of answers that have begun: their readers wait longest."""
+        return sorted(items, key=self._has_begun)
+
+    def _has_begun(self, item: Item) -> bool:
+        call = self._calls.get(item.request_id)
+        return call is None or call.has_begun
+
+    def take(self, item: Item, now: float) -> None:
         """News of one of them, or of one that is no more."""
         call = self._calls.get(item.request_id)
         if call is None:

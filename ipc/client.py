@@ -250,7 +250,7 @@ class Client:
         match message := self._decoder.decode(encoded):
             case Batch(items=items):
                 now = asyncio.get_running_loop().time()
-                for item in items:
+                for item in self._calls.in_turn(items):
                     self._calls.take(item, now)
             case Failed():
                 if not self._questions.fail(message):

@@ -1,0 +1,29 @@
+"""The live requests of one client: whose news comes first."""
+
+from tercet.ipc.answers import Delta, Finished, Logprobs, TokenLogprob, Usage
+from tercet.ipc.calls import Calls
+from tercet.ipc.messages import Generate, SamplingParams
+
+ID = (5).to_bytes(4, "little")
+USAGE = Usage(1, 1, 0, 0, 0.0, 0.0, 0.0)
+
+
+def test_who_waits_for_the_first_token_is_served_first() -> None:
+    calls = Calls(lambda message: None, 0)
+    for name in "abcd":
+        calls.open(Generate(name, "x", SamplingParams(logprobs=0)), streamed=True)
+    for name in "ac":
+        calls.take(Delta(name, "1", ID), 0.0)
+    row = Logprobs("b", ((TokenLogprob(5, -1.0, 1, b"x"),),))
+    step = (
+        Delta("a", "2", ID),
+        row,
+        Delta("b", "1", ID),
+        Delta("c", "2", ID),
+        Finished("d", "1", ID, "stop", 5, USAGE),
+    )
+    assert calls.in_turn(step) == [step[1], step[2], step[4], step[0], step[3]]
+    for item in step:
+        calls.take(item, 0.0)
+    step = (Delta("a", "3", ID), Delta("b", "2", ID), Delta("gone", "1", ID))
+    assert calls.in_turn(step) == list(step), "all have begun"
