@@ -10,8 +10,6 @@ from tercet.engine.pieces import Pieces
 from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.step_messages import Logs, PromptLogs
 
-MAX_LOGPROBS = 20
-
 
 def unpack_rows(logs: Logs) -> "memoryview[int]":
     return memoryview(logs.rows).cast("i")

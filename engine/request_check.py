@@ -13,11 +13,10 @@ from typing import TypeVar
 from msgspec import structs
 
 from tercet.engine.logits_check import adjustments_of, check_adjustments
-from tercet.engine.logprobs import MAX_LOGPROBS
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.engine.text_codec import GenerationDefaults
-from tercet.ipc.messages import MAX_ANSWERS, Request, SamplingParams
+from tercet.ipc.messages import MAX_ANSWERS, MAX_LOGPROBS, Request, SamplingParams
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Sampling
 

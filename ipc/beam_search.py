@@ -13,11 +13,9 @@ import msgspec
 
 from tercet.ipc.answers import EngineInfo, TokenLogprob
 from tercet.ipc.client import Client, RequestRefused
-from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
+from tercet.ipc.messages import MAX_LOGPROBS, ChatMessage, ChatOptions, SamplingParams
 from tercet.ipc.prompt import Prompt
 
-_MOST_LOGPROBS = 20
-"""The engine tells so many of the likeliest tokens."""
 _LARGEST_LENGTH_PENALTY = 10.0
 
 
@@ -173,10 +171,10 @@ async def _beam(client: Client, search: BeamSearch, score: float, hypothesis: Hy
 
 
 def _check(params: BeamSearchParams, num_eos: int) -> None:
-    if not 1 <= params.beam_width <= _MOST_LOGPROBS - num_eos:
+    if not 1 <= params.beam_width <= MAX_LOGPROBS - num_eos:
         raise ValueError(
-            f"beam_width is {params.beam_width}; want 1 to {_MOST_LOGPROBS - num_eos}: with the model's {num_eos} "
-            f"end-of-sequence ids at most {_MOST_LOGPROBS}, as many log-probabilities as the engine tells"
+            f"beam_width is {params.beam_width}; want 1 to {MAX_LOGPROBS - num_eos}: with the model's {num_eos} "
+            f"end-of-sequence ids at most {MAX_LOGPROBS}, as many log-probabilities as the engine tells"
         )
     if params.max_tokens < 1:
         raise ValueError(f"max_tokens is {params.max_tokens}; want at least 1")

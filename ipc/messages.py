@@ -12,6 +12,9 @@ from typing import Any
 
 import msgspec
 
+MAX_LOGPROBS = 20
+"""Of the likeliest tokens, so many are told at most."""
+
 
 class FunctionCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a model wants called."""

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tercet.ipc.messages import MAX_LOGPROBS
 from tercet.ipc.step_messages import Logs, PromptLogs
 from tercet.model.decoder import Decoder
 from tercet.triton_kernels.log_probabilities import log_probabilities
 
-MAX_LOGPROBS = 20
 _BLOCK = 64
 """Prompt tokens whose logits are there at a time."""
 

@@ -1,4 +1,4 @@
-"""What many tests share: models made on the spot, no threads fighting over two cores, kernels watched in memory."""
+"""What many tests share: models made on the spot, sockets, no threads fighting over two cores, memory under watch."""
 
 import json
 import os
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from bounds import check_bounds
@@ -27,3 +28,17 @@ def nan_memory() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent / "nan_memory"), prepend=os.pathsep)
         yield
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where nobody listens yet."""
+    return f"ipc://{tmp_path}/s"
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    """Whose sockets end with the test."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(linger=0)

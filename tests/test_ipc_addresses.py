@@ -2,7 +2,6 @@
 
 import socket as os_socket
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,18 +12,6 @@ from tercet.ipc.addresses import Addresses, check_listen_address, make_addresses
 from tercet.ipc.front_door import FrontDoor
 from tercet.ipc.sockets import AddressInUse, Inbox, Outbox
 from tercet.ipc.step_messages import Abort
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/s"
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def test_addresses_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,25 +3,10 @@
 import asyncio
 import socket as os_socket
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 import zmq
 
 from tercet.ipc.front_door import Delivery, FrontDoor
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/s"
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def free_port() -> int:

@@ -5,8 +5,6 @@ import random
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,18 +14,6 @@ from tercet.ipc.sockets import AsyncInbox, Inbox, Outbox, Readiness
 from tercet.ipc.step_messages import Abort, Load, Sampled, Submit, Tokens, ToTokenizer
 
 LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8)
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return f"ipc://{tmp_path}/s"
-
-
-@pytest.fixture
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    yield context
-    context.destroy(linger=0)
 
 
 def test_a_sender_may_come_before_the_receiver(address: str) -> None:
