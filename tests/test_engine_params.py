@@ -15,7 +15,7 @@ from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from tercet.ipc.prompt import pack_ids
-from whole_engine import bytes_of_pages, generate, tiny_engine, wait_until_empty
+from whole_engine import disturbances, generate, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -101,15 +101,7 @@ def test_drawn(engine: LLM) -> None:
         check_answer(prompt, one, answer)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6},
-        {"kv_cache_memory": bytes_of_pages(FAMILY, 12), "max_num_seqs": 32, "max_num_batched_tokens": 64},
-        {"tensor_parallel_size": 2},
-    ],
-    ids=["chunks", "preempted", "ranks"],
-)
+@pytest.mark.parametrize("options", disturbances(FAMILY))
 def test_under_disturbance(options: dict[str, Any]) -> None:
     params = [params_of(index) for index in range(len(PROMPTS))]
     with tiny_engine(FAMILY, **options) as llm:

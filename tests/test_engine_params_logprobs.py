@@ -15,7 +15,7 @@ from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 from tercet.ipc.prompt import pack_ids
-from whole_engine import bytes_of_pages, tiny_engine, wait_until_empty
+from whole_engine import disturbances, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -113,15 +113,7 @@ def test_among_others_and_after_prefix_hits(engine: LLM) -> None:
     wait_until_empty(engine.address)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6},
-        {"kv_cache_memory": bytes_of_pages(FAMILY, 12), "max_num_seqs": 32, "max_num_batched_tokens": 64},
-        {"tensor_parallel_size": 2},
-    ],
-    ids=["chunks", "preempted", "ranks"],
-)
+@pytest.mark.parametrize("options", disturbances(FAMILY))
 def test_under_disturbance(options: dict[str, Any]) -> None:
     params = [params_of(index) for index in range(len(PROMPTS))]
     with tiny_engine(FAMILY, **options) as llm:

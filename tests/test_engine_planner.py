@@ -27,6 +27,19 @@ def settings(**changes: object) -> PlannerSettings:
     return PlannerSettings(**{**base, **changes})  # type: ignore[arg-type]
 
 
+def tight_sizes(draw: random.Random) -> dict[str, int]:
+    """Few slots, pages and tokens of a step: whatever can be in the way of a random load is."""
+    return {
+        "max_num_seqs": draw.choice([1, 3, 8]),
+        "max_num_batched_tokens": draw.choice([8, 17, 64]),
+        "num_pages": draw.choice([24, 30, 60]),
+        "page_size": draw.choice([2, 4]),
+        "run_ahead": draw.randint(1, 3),
+        "max_lease": draw.choice([1, 2, 8]),
+        "max_model_len": 44,
+    }
+
+
 def submit(number: int, prompt: list[int], salt: str = "", **sampling: object) -> Submit:
     base = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1, "max_tokens": 5, "min_tokens": 0}
     stop_ids = np.array(sampling.pop("stops", []), np.int32).tobytes()
@@ -89,14 +102,8 @@ class Run:
 def test_random_loads_say_what_undisturbed_requests_say(seed: int) -> None:
     draw = random.Random(seed)
     chosen = settings(
-        max_num_seqs=draw.choice([1, 3, 8]),
-        max_num_batched_tokens=draw.choice([8, 17, 64]),
-        num_pages=draw.choice([24, 30, 60]),
-        page_size=draw.choice([2, 4]),
-        run_ahead=draw.randint(1, 3),
-        max_lease=draw.choice([1, 2, 8]),
+        **tight_sizes(draw),
         enable_prefix_caching=draw.random() < 0.8,
-        max_model_len=44,
         deterministic=draw.random() < 0.4,
     )
     run = Run(chosen)

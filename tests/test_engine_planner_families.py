@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from simulated_worker import VOCABULARY, undisturbed
 from tercet.engine.planner import Planner
 from tercet.ipc.step_messages import Abort, Sibling, Submit
-from test_engine_planner import Run, settings, submit
+from test_engine_planner import Run, settings, submit, tight_sizes
 from test_engine_planner_restart import prompt_of, restart
 
 
@@ -154,14 +154,8 @@ def test_random_loads_say_what_single_answers_say(seed: int) -> None:
     deterministic = draw.random() < 0.4
     run = Run(
         settings(
-            max_num_seqs=draw.choice([1, 3, 8]),
-            max_num_batched_tokens=draw.choice([8, 17, 64]),
-            num_pages=draw.choice([24, 30, 60]),
-            page_size=draw.choice([2, 4]),
-            run_ahead=draw.randint(1, 3),
-            max_lease=draw.choice([1, 2, 8]),
+            **tight_sizes(draw),
             enable_prefix_caching=draw.random() < 0.5,
-            max_model_len=44,
             deterministic=deterministic,
         )
     )

@@ -15,7 +15,7 @@ from tercet.engine.grammar_link import Followed
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Sibling, Submit
-from test_engine_planner import Run, settings, submit
+from test_engine_planner import Run, settings, submit, tight_sizes
 from test_engine_planner_restart import prompt_of, restart
 
 ANY = Allowed(b"", ())
@@ -118,13 +118,7 @@ def constrained(number: int, prompt: list[int], **sampling: object) -> Submit:
 def test_random_loads_with_late_masks(seed: int) -> None:
     draw = random.Random(seed)
     chosen = settings(
-        max_num_seqs=draw.choice([1, 3, 8]),
-        max_num_batched_tokens=draw.choice([8, 17, 64]),
-        num_pages=draw.choice([24, 30, 60]),
-        page_size=draw.choice([2, 4]),
-        run_ahead=draw.randint(1, 3),
-        max_lease=draw.choice([1, 2, 8]),
-        max_model_len=44,
+        **tight_sizes(draw),
         deterministic=draw.random() < 0.4,
     )
     run = MaskedRun(chosen)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import pytest
 import torch
 
 from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
@@ -30,6 +31,17 @@ def bytes_of_pages(family: str, num_pages: int) -> int:
     config = reference_model(checkpoint(family)).config
     per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim(config)
     return num_pages * PAGE_SIZE * per_token
+
+
+def disturbances(family: str) -> list[Any]:
+    """Options of engines that cut prompts into chunks, preempt requests, or divide the model: what must not matter."""
+    preempting = {"kv_cache_memory": bytes_of_pages(family, 12), "max_num_seqs": 32, "max_num_batched_tokens": 64}
+    cutting = {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6}
+    return [
+        pytest.param(cutting, id="chunks"),
+        pytest.param(preempting, id="preempted"),
+        pytest.param({"tensor_parallel_size": 2}, id="ranks"),
+    ]
 
 
 def head_dim(config: Any) -> int:
