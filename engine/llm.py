@@ -1,17 +1,19 @@
 """The offline API: `LLM(model).generate(prompts, params)`. It starts the same processes as the daemon.
 
-A synchronous face on the async client: one event loop in a thread of its own carries all requests.
+A synchronous face on the async client, whose event loop turns while somebody waits for answers: what a client owes an
+idle engine, ZeroMQ's own threads do.
 """
 
+import asyncio
 import atexit
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
 import anyio
-import anyio.from_thread
 import msgspec
 from tqdm import tqdm
 
+from tercet.engine.borrowed_loop import BorrowedLoop
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.ipc.answers import FinishReason, TokenLogprob, Usage
@@ -65,16 +67,13 @@ class LLM:
         unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
         config = EngineConfig(model=model, **{**unbounded, **options})
         self._engine = EngineProcess(config)
-        self._portal_context = anyio.from_thread.start_blocking_portal()
-        self._portal = self._portal_context.__enter__()
-        self._client_context = self._portal.wrap_async_context_manager(
-            Client(self._engine.address, key=config.listen_key)
-        )
-        self._client = self._client_context.__enter__()
+        self._client = Client(self._engine.address, key=config.listen_key)
+        self._loop = BorrowedLoop()
+        self._loop.run(self._client.__aenter__)
         self._open = True
         self._engine.on_death(self._mourn)
-        # A program that ends without `close` must not leave it to the garbage collector, which comes when the loop's
-        # thread has stopped for good.
+        # A program that ends without `close` must not leave it to the garbage collector, which comes too late for
+        # threads and loops.
         atexit.register(self.close)
 
     def generate(
@@ -104,7 +103,7 @@ class LLM:
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         """For one prompt or many, texts or token ids, in order: the likeliest answers as wholes, best first."""
         self._check_open()
-        return self._portal.call(self._search_all, _as_prompts(prompts), params)
+        return self._loop.run(lambda: self._search_all(_as_prompts(prompts), params))
 
     @property
     def address(self) -> str:
@@ -121,14 +120,14 @@ class LLM:
             return
         self._open = False
         atexit.unregister(self.close)
-        self._client_context.__exit__(None, None, None)
-        self._portal_context.__exit__(None, None, None)
+        self._loop.run(self._client.__aexit__)
+        self._loop.close()
         self._engine.close()
 
     def _mourn(self, reason: str) -> None:
         """Who waits for an answer is told at once."""
         if self._open:
-            self._portal.start_task_soon(self._client.give_up, reason)
+            self._loop.soon(self._client.give_up, reason)
 
     def __enter__(self) -> Self:
         return self
@@ -147,36 +146,30 @@ class LLM:
             raise ValueError(
                 f"got {len(prompts)} prompts and {len(each)} params; want one params for all or one for each"
             )
-        return self._portal.call(self._generate_all, prompts, each, use_tqdm)
+        if not use_tqdm:
+            return self._loop.run(lambda: self._generate_all(prompts, each, None))
+        with tqdm(total=len(prompts), desc="generate", unit="req") as bar:
+            return self._loop.run(lambda: self._generate_all(prompts, each, _Rates(bar)))
 
     async def _generate_all(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams], use_tqdm: bool
+        self, prompts: Sequence[Any], params: Sequence[SamplingParams], rates: "_Rates | None"
     ) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(prompts)
-        num_prompt = num_generated = 0
-        places = anyio.Semaphore(max(1, _MOST_LIVE // max((1, *(one.n for one in params)))))
-        with tqdm(total=len(prompts), desc="generate", unit="req", disable=not use_tqdm) as bar:
+        places = _places(max((1, *(one.n for one in params))))
 
-            async def one(index: int) -> None:
-                nonlocal num_prompt, num_generated
-                async with places:
-                    generations = await self._client.generate_several(prompts[index], params[index])
-                outputs[index] = output = _output(prompts[index], generations)
-                num_prompt += output.usage.num_prompt_tokens
-                num_generated += output.usage.num_generated_tokens
-                seconds = max(bar.format_dict["elapsed"], 1e-9)
-                bar.set_postfix_str(
-                    f"prefill {num_prompt / seconds:.0f} tok/s, decode {num_generated / seconds:.0f} tok/s",
-                    refresh=False,
-                )
-                bar.update()
+        async def one(index: int) -> None:
+            async with places:
+                generations = await self._client.generate_several(prompts[index], params[index])
+            outputs[index] = output = _output(prompts[index], generations)
+            if rates is not None:
+                rates.count(output.usage)
 
-            await _for_each(one, len(prompts))
+        await _for_each(one, len(prompts))
         return [output for output in outputs if output is not None]
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         found: list[list[Beam]] = [[]] * len(prompts)
-        places = anyio.Semaphore(max(1, _MOST_LIVE // max(1, params.beam_width)))
+        places = _places(max(1, params.beam_width))
 
         async def one(index: int) -> None:
             async with places:
@@ -186,12 +179,39 @@ class LLM:
         return found
 
 
+class _Rates:
+    """What a progress bar says beside its count."""
+
+    def __init__(self, bar: "tqdm[Any]") -> None:
+        self._bar = bar
+        self._num_prompt = self._num_generated = 0
+
+    def count(self, usage: Usage) -> None:
+        """One more is done."""
+        self._num_prompt += usage.num_prompt_tokens
+        self._num_generated += usage.num_generated_tokens
+        seconds = max(self._bar.format_dict["elapsed"], 1e-9)
+        self._bar.set_postfix_str(
+            f"prefill {self._num_prompt / seconds:.0f} tok/s, decode {self._num_generated / seconds:.0f} tok/s",
+            refresh=False,
+        )
+        self._bar.update()
+
+
+def _places(answers_each: int) -> anyio.Semaphore:
+    """For requests of so many answers each."""
+    return anyio.Semaphore(max(1, _MOST_LIVE // answers_each), fast_acquire=True)
+
+
 async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int) -> None:
     """All at once; the first error is raised and cancels the others."""
+    if count == 1:
+        await work(0)
+        return
     try:
-        async with anyio.create_task_group() as tasks:
+        async with asyncio.TaskGroup() as tasks:
             for index in range(count):
-                tasks.start_soon(work, index)
+                tasks.create_task(work(index))
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
 

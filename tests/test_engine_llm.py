@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -79,6 +80,14 @@ def test_a_refusal_is_an_exception_and_the_engine_goes_on(llm: LLM) -> None:
         llm.generate([[2**40]], GREEDY, use_tqdm=False)
     wait_until_empty(llm.address)  # the others of a refused batch were cancelled
     assert len(llm.generate([5, 6], SHORT, use_tqdm=False)[0].outputs[0].token_ids) == 5
+
+
+def test_threads_generate_at_once(llm: LLM) -> None:
+    prompts = [[7, 8, index] for index in range(3, 9)]
+    alone = ids_of(llm.generate(prompts, SHORT, use_tqdm=False))
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        several = list(threads.map(lambda prompt: llm.generate(prompt, SHORT, use_tqdm=False)[0], prompts))
+    assert ids_of(several) == alone
 
 
 def test_the_bar_shows_rates(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
