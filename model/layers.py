@@ -55,11 +55,15 @@ class Layer:
         step's attention is divided, the same for all layers.
         """
         weights = self.weights
-        qkv_TN = self._norm_linear(residual_TD, update_TD, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
+        # Only prefill is padded so much that it pays to look how many tokens there are.
+        rows = inputs.num_tokens_1 if inputs.chunk_slots_C.shape[0] else None
+        qkv_TN = self._norm_linear(
+            residual_TD, update_TD, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N, rows
+        )
         attended_TH = self._attention(qkv_TN, inputs, page_table_SM, kv, plan)
-        update_TD = self._add(attended_TH, weights.o_DQ, weights.o_bias_D, residual_TD)
-        gated_TF = self._gate(residual_TD, update_TD)
-        return self._add(gated_TF, weights.down_DF, weights.down_bias_D, residual_TD)
+        update_TD = self._add(attended_TH, weights.o_DQ, weights.o_bias_D, residual_TD, rows)
+        gated_TF = self._gate(residual_TD, update_TD, rows)
+        return self._add(gated_TF, weights.down_DF, weights.down_bias_D, residual_TD, rows)
 
     def _attention(
         self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan
@@ -113,6 +117,8 @@ class Layer:
             k_cache,
             v_cache,
             out_THD.shape[1],
+            inputs.num_tokens_1,
+            first,
         )
         num_decodes = inputs.decode_slots_B.shape[0]
         scale = self.config.head_dim**-0.5
@@ -146,36 +152,49 @@ class Layer:
                 out=out_THD[num_decodes:],
             )
 
-    def _gate(self, residual_TD: Tensor, update_TD: Tensor | None) -> Tensor:
+    def _gate(self, residual_TD: Tensor, update_TD: Tensor | None, rows: Tensor | None) -> Tensor:
         weights, eps = self.weights, self.config.rms_norm_eps
         norm_D, weight_2FD = weights.post_norm_D, weights.gate_up_2FD
         if not self.interleaved:
-            return silu_and_mul(self._norm_linear(residual_TD, update_TD, norm_D, weight_2FD, weights.gate_up_bias_2F))
+            bias_2F = weights.gate_up_bias_2F
+            return silu_and_mul(self._norm_linear(residual_TD, update_TD, norm_D, weight_2FD, bias_2F, rows))
         if update_TD is None:
-            return rms_norm_matmul_silu_and_mul(residual_TD, norm_D, eps, weight_2FD, deterministic=self.deterministic)
-        x_TD = self._add_rms_norm(update_TD, residual_TD, norm_D)
-        return matmul_silu_and_mul(x_TD, weight_2FD, deterministic=self.deterministic)
+            return rms_norm_matmul_silu_and_mul(
+                residual_TD, norm_D, eps, weight_2FD, deterministic=self.deterministic, rows=rows
+            )
+        x_TD = self._add_rms_norm(update_TD, residual_TD, norm_D, rows)
+        return matmul_silu_and_mul(x_TD, weight_2FD, deterministic=self.deterministic, rows=rows)
 
     def _norm_linear(
-        self, residual_TD: Tensor, update_TD: Tensor | None, norm_D: Tensor, weight_ND: Tensor, bias_N: Tensor | None
+        self,
+        residual_TD: Tensor,
+        update_TD: Tensor | None,
+        norm_D: Tensor,
+        weight_ND: Tensor,
+        bias_N: Tensor | None,
+        rows: Tensor | None,
     ) -> Tensor:
         """Add the update, if there is one, to the residual; norm and project that."""
         eps = self.config.rms_norm_eps
         if update_TD is None:
-            return rms_norm_linear(residual_TD, norm_D, eps, weight_ND, bias_N, deterministic=self.deterministic)
-        x_TD = self._add_rms_norm(update_TD, residual_TD, norm_D)
-        return linear(x_TD, weight_ND, bias_N, deterministic=self.deterministic)
+            return rms_norm_linear(
+                residual_TD, norm_D, eps, weight_ND, bias_N, deterministic=self.deterministic, rows=rows
+            )
+        x_TD = self._add_rms_norm(update_TD, residual_TD, norm_D, rows)
+        return linear(x_TD, weight_ND, bias_N, deterministic=self.deterministic, rows=rows)
 
-    def _add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, residual_TD: Tensor) -> Tensor | None:
+    def _add(
+        self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, residual_TD: Tensor, rows: Tensor | None
+    ) -> Tensor | None:
         """Add a block's projection to the residual, or return it as the update, which is to be summed over ranks."""
         if self.group.size == 1 and bias_D is None:
-            linear_add(x_TN, weight_DN, residual_TD, deterministic=self.deterministic)
+            linear_add(x_TN, weight_DN, residual_TD, deterministic=self.deterministic, rows=rows)
             return None
         # A bias counts once, not once a rank.
         bias_D = bias_D if self.group.rank == 0 else None
-        return linear(x_TN, weight_DN, bias_D, deterministic=self.deterministic)
+        return linear(x_TN, weight_DN, bias_D, deterministic=self.deterministic, rows=rows)
 
-    def _add_rms_norm(self, update_TD: Tensor, residual_TD: Tensor, norm_D: Tensor) -> Tensor:
+    def _add_rms_norm(self, update_TD: Tensor, residual_TD: Tensor, norm_D: Tensor, rows: Tensor | None) -> Tensor:
         """Add the update's sum over ranks into the residual; the total, normed: in one kernel where ranks are peers.
 
         That kernel's norm sums in another order, and which rows it serves depends on the batch: not deterministic.
@@ -184,4 +203,4 @@ class Layer:
         if not self.deterministic and (inboxes := self.group.inboxes_for(update_TD)):
             return all_reduce_add_rms_norm(update_TD, residual_TD, norm_D, eps, inboxes)
         self.group.all_reduce(update_TD, deterministic=self.deterministic)
-        return add_rms_norm(update_TD, residual_TD, norm_D, eps)
+        return add_rms_norm(update_TD, residual_TD, norm_D, eps, rows)

@@ -3,7 +3,8 @@
 On two Zen 5 cores the reordered products of a 135M model in fp32 take 10 ms for one row and 18 ms for 16; those of
 `torch.nn.functional.linear` take 34 ms and 66 ms.
 
-`deterministic` asks the kernels for a row's bits not to depend on M; in oneDNN it changes nothing.
+`deterministic` asks the kernels for a row's bits not to depend on M; in oneDNN it changes nothing. `rows`: how many
+rows there are in truth, on the device; kernels may leave out those behind.
 
 Shape suffixes: M rows (tokens), K reduced size, N output size.
 """
@@ -26,28 +27,39 @@ def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight_NK) if fits else weight_NK
 
 
-def linear(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, deterministic: bool) -> Tensor:
+def linear(
+    x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, deterministic: bool, rows: Tensor | None = None
+) -> Tensor:
     """x W^T (+ bias): [M, K] x [N, K] -> [M, N]."""
     if weight_NK.is_mkldnn:
         return _onednn(x_MK, weight_NK, bias_N)
-    return matmul(x_MK, weight_NK, bias_N, deterministic=deterministic)
+    return matmul(x_MK, weight_NK, bias_N, deterministic=deterministic, rows=rows)
 
 
 def rms_norm_linear(
-    x_MK: Tensor, norm_K: Tensor, eps: float, weight_NK: Tensor, bias_N: Tensor | None, *, deterministic: bool
+    x_MK: Tensor,
+    norm_K: Tensor,
+    eps: float,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    *,
+    deterministic: bool,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """`linear` of the normed rows of x."""
     if weight_NK.is_mkldnn:
         return _onednn(rms_norm(x_MK, norm_K, eps), weight_NK, bias_N)
-    return rms_norm_matmul(x_MK, norm_K, eps, weight_NK, bias_N, deterministic=deterministic)
+    return rms_norm_matmul(x_MK, norm_K, eps, weight_NK, bias_N, deterministic=deterministic, rows=rows)
 
 
-def linear_add(x_MK: Tensor, weight_NK: Tensor, residual_MN: Tensor, *, deterministic: bool) -> None:
+def linear_add(
+    x_MK: Tensor, weight_NK: Tensor, residual_MN: Tensor, *, deterministic: bool, rows: Tensor | None = None
+) -> None:
     """residual += x W^T, in place."""
     if weight_NK.is_mkldnn:
         residual_MN.add_(_onednn(x_MK, weight_NK, None))
     else:
-        matmul_add(x_MK, weight_NK, residual_MN, deterministic=deterministic)
+        matmul_add(x_MK, weight_NK, residual_MN, deterministic=deterministic, rows=rows)
 
 
 def _onednn(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

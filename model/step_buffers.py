@@ -24,6 +24,7 @@ class StepBuffers:
         self._kv_slots = empty(max_tokens, torch.int64)
         self._decode_lengths, self._query_starts = empty(max_rows), empty(max_rows + 1)
         self._sample_rows, self._sample_positions = empty(max_rows), empty(max_rows)
+        self._num_tokens = empty(1)
 
     def cut(self, shape: StepShape) -> tuple[StepInputs, StepRows]:
         """Views of this shape."""
@@ -41,6 +42,7 @@ class StepBuffers:
             chunk_starts_C=starts_C,
             query_starts_C1=self._query_starts[: C + 1],
             sample_rows_R=self._sample_rows[:R],
+            num_tokens_1=self._num_tokens,
         )
         return inputs, StepRows(slots_R, starts_C, self._words_W[lengths : lengths + C], self._sample_positions[:R])
 

@@ -1,5 +1,8 @@
 """How large a step is, padding included: exact on a CPU, in a few fixed sizes on a GPU, where graphs need them.
 
+Launched kernel by kernel, a step of 8,192 tokens of a small model takes the host longer than the GPU: every shape that
+a plain step can have is a graph.
+
 Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 """
 
@@ -7,14 +10,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_GRAPH_TOKENS = (64, 128, 256, 512, 1024)
-"""Prefill tokens of graphs. With fewer than 64, attention takes smaller tiles, which do not give the same bits. Longer
-steps take so long that launching them kernel by kernel hides behind the last one, and padding them would cost more."""
-_GRAPH_CHUNKS = 8
-_EAGER_TOKENS = 128
+_FEWEST_TOKENS = 64
+"""With fewer prefill tokens attention takes smaller tiles, which do not give the same bits."""
+_FEW_TOKENS = 1024
+"""Up to here padding is felt: steps have graphs for several numbers of decodes. In longer ones kernels leave out what
+is padding, and the rows that only sample are little beside them."""
+_TOKENS_MULTIPLE = 128
+_CHUNKS = (8, 64)
+"""More are padded to the most there can be."""
 _ADJUSTED_DECODES = (1, 8, 32, 128)
 """Fewer graphs than of plain steps: those that adjust logits are rarer, and start-up has to be short."""
-"""Longer steps are padded to a multiple of this."""
 
 
 class StepShape(NamedTuple):
@@ -28,7 +33,7 @@ class StepShape(NamedTuple):
     adjusted: bool = False
     """Whether some row's logits are changed before sampling."""
     logged: bool = False
-    """Whether somebody wants log-probabilities. With prefill such steps have no graph."""
+    """Whether somebody wants log-probabilities. With prefill, such steps and adjusted ones have no graph."""
 
 
 class Shapes:
@@ -36,32 +41,31 @@ class Shapes:
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
         self._several_ranks = num_ranks > 1
-        self.decodes = _decode_sizes(max_num_seqs)
+        self._decodes = _decode_sizes(max_num_seqs)
         self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < max_num_seqs), max_num_seqs]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
-        largest = _round_up(max_num_seqs, 4)
-        self.decodes_beside_prefill = [0, *(size for size in (8, 64) if size < largest), largest]
-        self._tokens = [size for size in _GRAPH_TOKENS if size <= max_num_batched_tokens]
-        self._chunks = min(_GRAPH_CHUNKS, max_num_seqs)
-        self._max_num_seqs = max_num_seqs
-        self.max_rows = largest + max_num_seqs
-        self.max_tokens = largest + _round_up(max_num_batched_tokens, _EAGER_TOKENS)
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._most_decodes = _round_up(max_num_seqs, 4)
+        self._decodes_beside_few = [0, *(size for size in (8, 64) if size < self._most_decodes), self._most_decodes]
+        self._tokens = _token_sizes(max_num_batched_tokens)
+        self._chunks = [*(size for size in _CHUNKS if size < max_num_seqs), max_num_seqs]
+        self.max_rows = self._most_decodes + max_num_seqs
+        self.max_tokens = self._most_decodes + self._tokens[-1]
 
     def for_graphs(self) -> list[StepShape]:
         """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
-        shapes = [StepShape(size, 0, 0) for size in self.decodes]
+        shapes = [StepShape(size, 0, 0) for size in self._decodes]
         if self._several_ranks:
-            shapes += [StepShape(size, 0, 0, True) for size in self.decodes]
+            shapes += [StepShape(size, 0, 0, True) for size in self._decodes]
         shapes += [
             StepShape(size, 0, 0, self._several_ranks, True, logged)
             for size in self._adjusted_decodes
             for logged in (False, True)
         ]
         shapes += [
-            self._with_chunks(num_decodes, self._chunks, tokens)
-            for tokens in self._tokens
-            for num_decodes in self.decodes_beside_prefill
+            self._with_chunks(num_decodes, chunks, tokens)
+            for chunks in self._chunks
+            for tokens in self._tokens_of(chunks)
+            for num_decodes in self._decodes_beside(chunks, tokens)
         ]
 
         def order(shape: StepShape) -> tuple[int, bool, int]:
@@ -70,19 +74,9 @@ class Shapes:
         return sorted(shapes, key=order)
 
     def for_warm_up(self) -> list[StepShape]:
-        """Steps without a graph that together use every kernel such steps use, the largest among them."""
-        largest = _round_up(self._max_num_batched_tokens, _EAGER_TOKENS)
-        shapes = [self._with_chunks(self.decodes_beside_prefill[-1], self._max_num_seqs, largest)]
-        shapes.append(shapes[0]._replace(adjusted=True, logged=True))
-        chunks = self._chunks
-        while chunks < self._max_num_seqs:  # kernels are compiled for each number of chunks
-            shapes.append(self._with_chunks(0, chunks, largest))
-            chunks *= 2
-        tokens = 2 * self._tokens[-1] if self._tokens else _EAGER_TOKENS
-        while tokens < largest:
-            shapes.append(self._with_chunks(0, self._chunks, tokens))
-            tokens *= 2
-        return shapes
+        """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
+        largest = self._with_chunks(self._most_decodes, self._chunks[-1], self._tokens[-1])
+        return [largest._replace(adjusted=True, logged=True)]
 
     def fit(
         self,
@@ -97,24 +91,27 @@ class Shapes:
         if not num_chunks and (adjusted or logged):
             return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, self._several_ranks, True, logged)
         if not num_chunks:
-            return StepShape(_smallest(self.decodes, num_decodes), 0, 0, whole_logits and self._several_ranks)
-        if self._tokens and num_chunks <= self._chunks and num_tokens <= self._tokens[-1]:
-            padded = _smallest(self.decodes_beside_prefill, num_decodes)
-            shape = self._with_chunks(padded, self._chunks, _smallest(self._tokens, num_tokens))
-        else:
-            padded = _round_up(_smallest([0, *self.decodes], num_decodes), 4)
-            shape = self._with_chunks(padded, self._round_chunks(num_chunks), _round_up(num_tokens, _EAGER_TOKENS))
-        return shape._replace(adjusted=adjusted, logged=logged)
+            return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits and self._several_ranks)
+        chunks = _smallest(self._chunks, num_chunks)
+        tokens = _smallest(self._tokens_of(chunks), num_tokens)
+        padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
+        return self._with_chunks(padded, chunks, tokens)._replace(adjusted=adjusted, logged=logged)
+
+    def _tokens_of(self, chunks: int) -> list[int]:
+        """Prefill tokens of the shapes of so many chunks: few tokens come in few chunks."""
+        if chunks == self._chunks[0]:
+            return self._tokens
+        return [size for size in self._tokens if size >= min(_FEW_TOKENS, self._tokens[-1])]
+
+    def _decodes_beside(self, chunks: int, tokens: int) -> list[int]:
+        """Decode rows of the shapes of so many chunks and prefill tokens."""
+        if chunks > self._chunks[0]:
+            return [self._most_decodes]
+        return self._decodes_beside_few if tokens <= _FEW_TOKENS else [0, self._most_decodes]
 
     def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
         """Ranks gather the logits of steps with prefill in any case: beside it that is little, and it halves graphs."""
         return StepShape(num_decodes, num_chunks, num_tokens, self._several_ranks)
-
-    def _round_chunks(self, num_chunks: int) -> int:
-        chunks = self._chunks
-        while chunks < num_chunks:
-            chunks *= 2
-        return min(chunks, self._max_num_seqs)
 
 
 def _decode_sizes(max_num_seqs: int) -> list[int]:
@@ -123,6 +120,15 @@ def _decode_sizes(max_num_seqs: int) -> list[int]:
     while sizes[-1] < max_num_seqs:
         sizes.append(sizes[-1] + (16 if sizes[-1] < 64 else 32 if sizes[-1] < 256 else 64))
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+
+
+def _token_sizes(max_num_batched_tokens: int) -> list[int]:
+    """Powers of 2, and at last what the longest step takes."""
+    most = _round_up(max(max_num_batched_tokens, _FEWEST_TOKENS), _TOKENS_MULTIPLE)
+    sizes = [_FEWEST_TOKENS]
+    while sizes[-1] * 2 < most:
+        sizes.append(sizes[-1] * 2)
+    return [*sizes, most]
 
 
 def _smallest(sizes: Sequence[int], at_least: int) -> int:

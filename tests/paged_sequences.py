@@ -98,6 +98,7 @@ class Sequences:
             chunk_starts_C=starts,
             query_starts_C1=ends,
             sample_rows_R=rows,
+            num_tokens_1=[num_decodes + ends[-1]],
         )
         hidden_TD = self.decoder.forward(inputs, self.cache, self.page_table_SM)
         return self.decoder.logits(hidden_TD[rows])

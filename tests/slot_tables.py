@@ -63,5 +63,6 @@ def empty_step(
         chunk_starts_C=starts_C,
         query_starts_C1=rubbish(C + 1),
         sample_rows_R=rubbish(B + C),
+        num_tokens_1=rubbish(1),
     )
     return inputs, StepRows(slots_R, starts_C, lengths_C, rubbish(B + C))

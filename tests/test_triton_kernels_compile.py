@@ -40,7 +40,8 @@ def compile_product(
     x, w = meta(rows, K, dtype=dtype), meta(N, K, dtype=dtype)
     out = meta(rows, N // 2 if epilogue == "gate" else N, dtype=dtype)
     with compiling_for(capability) as kernels:
-        launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6)
+        counted = meta(1, dtype=torch.int32)
+        launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6, counted)
     (kernel,) = kernels
     check(kernel, capability)
     if capability == 90:
@@ -98,7 +99,9 @@ def test_pointwise(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = meta(4096, 128, dtype=torch.float32)
     calls: list[Callable[[], object]] = [
         lambda: add_rms_norm.rms_norm(x, w, 1e-6),
+        lambda: add_rms_norm.rms_norm(x, w, 1e-6, positions),
         lambda: add_rms_norm.add_rms_norm(x, x, w, 1e-6),
+        lambda: add_rms_norm.add_rms_norm(x, x, w, 1e-6, positions),
         lambda: add_rms_norm.rms_norm(meta(7, 16, 128), meta(128), 1e-6),
         lambda: embedding.embedding(positions, meta(1000, 4096), 5),
         lambda: silu_and_mul.silu_and_mul(x),

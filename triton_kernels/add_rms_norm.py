@@ -1,5 +1,7 @@
 """RMS norm, alone and fused with the residual add before it. The last dimension is normed: hidden rows or heads.
 
+`rows`: how many rows there are in truth, int32 [1] on the device; those behind may be left as they are.
+
 Shape suffixes: T tokens (or tokens x heads), D the normed size.
 """
 
@@ -21,8 +23,9 @@ _FEW_ROWS = 2048
 
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["T"])
 def _rms_norm_kernel(
-    x_ptr, weight_ptr, out_ptr, eps, T, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, PDL: tl.constexpr
-):
+    x_ptr, weight_ptr, out_ptr, rows_ptr, eps, T,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (T / ROWS,): one program norms ROWS rows in turn, each alone in its registers: so its bits are its own."""
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
@@ -30,6 +33,8 @@ def _rms_norm_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     first = tl.program_id(0) * ROWS
+    if HAS_ROWS:
+        T = tl.minimum(T, tl.load(rows_ptr))
     for row in range(first, tl.minimum(first + ROWS, T)):
         offset = tl.cast(row, tl.int64) * D
         x = tl.load(x_ptr + offset + columns, mask=mask, other=0.0).to(tl.float32)
@@ -39,8 +44,9 @@ def _rms_norm_kernel(
 
 @triton.jit
 def _add_rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, eps, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr
-):
+    x_ptr, residual_ptr, weight_ptr, out_ptr, rows_ptr, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (T,): one program adds one row into the residual and norms the rounded sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_D)
@@ -48,6 +54,8 @@ def _add_rms_norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     let_next_start(PDL)
     wait_for_previous(PDL)
+    if HAS_ROWS:
+        mask &= row < tl.load(rows_ptr)
     x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
     # Rounded before the norm: the same numbers as when another kernel had written the residual.
@@ -58,7 +66,7 @@ def _add_rms_norm_kernel(
     tl.store(out_ptr + row * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
     """Norm the last dimension of `x_TD` ([..., D]) and scale it. Mutates nothing; sums in fp32; graph-safe."""
     _check(x_TD, weight_D)
     if not use_kernels(x_TD):
@@ -66,12 +74,15 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     out_TD = torch.empty_like(x_TD)
     D = x_TD.shape[-1]
     if T := x_TD.numel() // D:
-        rows = 1 if T <= _FEW_ROWS else 8
-        _rms_norm_kernel[(triton.cdiv(T, rows),)](x_TD, weight_D, out_TD, eps, T, D=D, ROWS=rows, **_options(D, x_TD))
+        each = 1 if T <= _FEW_ROWS else 8
+        _rms_norm_kernel[(triton.cdiv(T, each),)](
+            x_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
+            D=D, ROWS=each, HAS_ROWS=rows is not None, **_options(D, x_TD),
+        )  # fmt: skip
     return out_TD
 
 
-def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
     """Add `x_TD` into `residual_TD` in place; return the sum, normed and scaled. Sums in fp32; graph-safe."""
     _check(x_TD, weight_D)
     check_shape("residual", residual_TD, *x_TD.shape)
@@ -81,7 +92,10 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     out_TD = torch.empty_like(x_TD)
     D = x_TD.shape[-1]
     if T := x_TD.numel() // D:
-        _add_rms_norm_kernel[(T,)](x_TD, residual_TD, weight_D, out_TD, eps, D=D, **_options(D, x_TD))
+        _add_rms_norm_kernel[(T,)](
+            x_TD, residual_TD, weight_D, out_TD, x_TD if rows is None else rows, eps,
+            D=D, HAS_ROWS=rows is not None, **_options(D, x_TD),
+        )  # fmt: skip
     return out_TD
 
 

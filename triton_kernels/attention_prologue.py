@@ -18,6 +18,7 @@ from tercet.triton_kernels.write_kv import write_kv
 
 _FEW_TOKENS = 512
 """Up to here a program for each token and kv head; beyond, programs for several."""
+_SIZES = ["T", "num_cells", "P", "first_row"]
 
 
 @triton.jit
@@ -44,11 +45,13 @@ def norm_and_turn(
     return x * cos + tl.where(columns < half, -y, y) * sin
 
 
-@triton.jit(do_not_specialize=["T", "num_cells", "P"], do_not_specialize_on_alignment=["T", "num_cells", "P"])
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _prologue_kernel(
     qkv_ptr, positions_ptr, kv_slots_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr, v_cache_ptr, q_ptr,
-    T, num_cells, P, H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    rows_ptr, T, num_cells, P, first_row,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, HAS_ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / TOKENS, KV_HEADS): one program owns a kv head of some tokens and the q heads that share it.
 
@@ -64,6 +67,8 @@ def _prologue_kernel(
     q_mask = (group < G) & (columns < D)
     one = tl.arange(0, 1)[:, None]
     first = tl.program_id(0) * TOKENS
+    if HAS_ROWS:
+        T = tl.minimum(T, tl.load(rows_ptr) - first_row)
     for token in range(first, tl.minimum(first + TOKENS, T)):
         row = tl.cast(token, tl.int64)
         position = tl.load(positions_ptr + row).to(tl.int64)
@@ -92,10 +97,13 @@ def attention_prologue(
     k_cache: Tensor,
     v_cache: Tensor,
     num_q_heads: int,
+    rows: Tensor | None = None,
+    first_row: int = 0,
 ) -> Tensor:
     """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`.
 
-    May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe.
+    May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe. `rows`: how many rows there are in truth, int32
+    [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are.
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     T = qkv_TN.shape[0]
@@ -122,10 +130,10 @@ def attention_prologue(
         _prologue_kernel[(triton.cdiv(T, tokens), num_kv_heads)](
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
-            T, num_pages * page_size, cos_sin_PR.shape[0],
+            positions_T if rows is None else rows, T, num_pages * page_size, cos_sin_PR.shape[0], first_row,
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
             TOKENS=tokens, BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads),
-            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, num_warps=1,
+            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, HAS_ROWS=rows is not None, num_warps=1,
             **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD

@@ -1,6 +1,7 @@
 """Products with weights, y = x W^T, and what is fused around them: bias, residual add, SiLU gate, norm before.
 
-Knows which kernel serves which size; knows neither layers nor ranks.
+Knows which kernel serves which size; knows neither layers nor ranks. `rows`: how many rows there are in truth, int32
+[1] on the device; those behind may be left uncomputed.
 
 Shape suffixes: M rows (tokens), K reduced size, N output size, F intermediate size, 2F gate and up rows in turns.
 """
@@ -20,7 +21,13 @@ _NORMING = ("vector", "split")
 
 
 def matmul(
-    x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None, out: Tensor | None = None, *, deterministic: bool = False
+    x_MK: Tensor,
+    w_NK: Tensor,
+    bias_N: Tensor | None = None,
+    out: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """x W^T (+ bias): [M, K] x [N, K] -> [M, N] in x's type, written to `out` if given. Sums in fp32; graph-safe.
 
@@ -35,28 +42,32 @@ def matmul(
         return y_MN if out is None else out.copy_(y_MN)
     if out is None:
         out = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
-    _run("matmul", x_MK, w_NK, out, "store", deterministic, bias_N)
+    _run("matmul", x_MK, w_NK, out, "store", deterministic, bias_N, rows)
     return out
 
 
-def matmul_add(x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor, *, deterministic: bool = False) -> None:
+def matmul_add(
+    x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor, *, deterministic: bool = False, rows: Tensor | None = None
+) -> None:
     """residual += x W^T, in place: [M, K] x [N, K] into [M, N]. Sums in fp32, rounds once; graph-safe."""
     _check(x_MK, w_NK)
     check_shape("residual", residual_MN, x_MK.shape[0], w_NK.shape[0])
     check_same("residual", residual_MN, x_MK)
     if use_kernels(x_MK):
-        _run("matmul_add", x_MK, w_NK, residual_MN, "add", deterministic)
+        _run("matmul_add", x_MK, w_NK, residual_MN, "add", deterministic, None, rows)
     else:
         matmul_add_reference(x_MK, w_NK, residual_MN)
 
 
-def matmul_silu_and_mul(x_MK: Tensor, w_2FK: Tensor, *, deterministic: bool = False) -> Tensor:
+def matmul_silu_and_mul(
+    x_MK: Tensor, w_2FK: Tensor, *, deterministic: bool = False, rows: Tensor | None = None
+) -> Tensor:
     """silu(gate) * up of x W^T, gate and up rows of W in turns: [M, K] x [2F, K] -> [M, F]. fp32 inside; graph-safe."""
     _check_pairs(x_MK, w_2FK)
     if not use_kernels(x_MK):
         return matmul_silu_and_mul_reference(x_MK, w_2FK)
     out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
-    _run("matmul_silu_and_mul", x_MK, w_2FK, out_MF, "gate", deterministic)
+    _run("matmul_silu_and_mul", x_MK, w_2FK, out_MF, "gate", deterministic, None, rows)
     return out_MF
 
 
@@ -68,25 +79,32 @@ def rms_norm_matmul(
     bias_N: Tensor | None = None,
     *,
     deterministic: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """`matmul` of the normed rows of x, in one kernel where few rows make that pay. Mutates nothing; graph-safe."""
     _check(x_MK, w_NK, bias_N)
     config = _norming_config("rms_norm_matmul", x_MK, norm_K, w_NK, deterministic)
     if config is None:
-        return matmul(rms_norm(x_MK, norm_K, eps), w_NK, bias_N, deterministic=deterministic)
+        return matmul(rms_norm(x_MK, norm_K, eps, rows), w_NK, bias_N, deterministic=deterministic, rows=rows)
     out_MN = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
     launch_matmul(config, x_MK, w_NK, out_MN, "store", bias_N, norm_K, eps)
     return out_MN
 
 
 def rms_norm_matmul_silu_and_mul(
-    x_MK: Tensor, norm_K: Tensor, eps: float, w_2FK: Tensor, *, deterministic: bool = False
+    x_MK: Tensor,
+    norm_K: Tensor,
+    eps: float,
+    w_2FK: Tensor,
+    *,
+    deterministic: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """`matmul_silu_and_mul` of the normed rows of x, in one kernel where few rows make that pay. Graph-safe."""
     _check_pairs(x_MK, w_2FK)
     config = _norming_config("rms_norm_matmul_silu_and_mul", x_MK, norm_K, w_2FK, deterministic)
     if config is None:
-        return matmul_silu_and_mul(rms_norm(x_MK, norm_K, eps), w_2FK, deterministic=deterministic)
+        return matmul_silu_and_mul(rms_norm(x_MK, norm_K, eps, rows), w_2FK, deterministic=deterministic, rows=rows)
     out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
     launch_matmul(config, x_MK, w_2FK, out_MF, "gate", None, norm_K, eps)
     return out_MF
@@ -108,7 +126,14 @@ def matmul_silu_and_mul_reference(x_MK: Tensor, w_2FK: Tensor) -> Tensor:
 
 
 def _run(
-    op: str, x_MK: Tensor, w_NK: Tensor, out: Tensor, epilogue: str, deterministic: bool, bias_N: Tensor | None = None
+    op: str,
+    x_MK: Tensor,
+    w_NK: Tensor,
+    out: Tensor,
+    epilogue: str,
+    deterministic: bool,
+    bias_N: Tensor | None,
+    rows: Tensor | None,
 ) -> None:
     if not out.numel():
         return
@@ -117,7 +142,7 @@ def _run(
         config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
     elif config.kernel == "hopper" and bias_N is not None:
         config = MatmulConfig("persistent", 128, 256, 64, num_warps=8)
-    launch_matmul(config, x_MK, w_NK, out, epilogue, bias_N)
+    launch_matmul(config, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
 
 
 def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulConfig:

@@ -123,10 +123,13 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def hopper_kernel(
-    x_desc, w_desc, out_desc, out_ptr, M, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr, PDL: gl.constexpr,
+    x_desc, w_desc, out_desc, out_ptr, rows_ptr, M, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
+    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_ROWS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
+    if HAS_ROWS:  # how many there are in truth
+        M = gl.minimum(M, gl.load(rows_ptr))
     BLOCK_M: gl.constexpr = x_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]

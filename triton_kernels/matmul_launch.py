@@ -30,10 +30,12 @@ def launch_matmul(
     bias_N: Tensor | None = None,
     norm_K: Tensor | None = None,
     eps: float = 0.0,
+    rows: Tensor | None = None,
 ) -> None:
     """Run one product as `config` says. `out` is [M, N], or [M, N / 2] for the gate. Graph-safe: fixed grids.
 
-    `norm_K` needs a kernel that can norm its rows: vector or split.
+    `norm_K` needs a kernel that can norm its rows: vector or split. `rows`: how many rows there are in truth, int32 [1]
+    on the device; kernels for many rows leave out tiles behind them.
     """
     M, K = x_MK.shape
     N = w_NK.shape[0]
@@ -53,6 +55,7 @@ def launch_matmul(
         fixed["launch_pdl"] = True
     bias = out if bias_N is None else bias_N
     norm = x_MK if norm_K is None else norm_K
+    counted = {"rows_ptr": out if rows is None else rows, "HAS_ROWS": rows is not None}
     width = config.block_n * 3 // 2 if config.extra else config.block_n
     tiles_n = triton.cdiv(N, width)
     tiles = triton.cdiv(M, config.block_m) * tiles_n
@@ -76,15 +79,16 @@ def launch_matmul(
         case "tile":
             assert norm_K is None
             tile_kernel[(tiles,)](
-                x_MK, w_NK, bias, out, M, BLOCK_M=config.block_m, GROUP_M=config.group_m, PRECISION=precision, **fixed
-            )
+                x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, PRECISION=precision,
+                **counted, **fixed,
+            )  # fmt: skip
         case "wave":
             assert norm_K is None
             wave_kernel[(tiles,)](
                 TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n // 2, config.block_k]),
-                w_NK, bias, out, M, BLOCK_M=config.block_m, EXTRA=config.extra, PREFETCH=prefetch, **fixed,
+                w_NK, bias, out, M=M, BLOCK_M=config.block_m, EXTRA=config.extra, PREFETCH=prefetch, **counted, **fixed,
             )  # fmt: skip
         case "hopper":
             assert norm_K is None
@@ -94,8 +98,8 @@ def launch_matmul(
                 _hopper_descriptor(x_MK, config.block_m, config.block_k),
                 _hopper_descriptor(w_NK, config.block_n, config.block_k),
                 _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
-                out, M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
-                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl,
+                out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
+                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None
@@ -105,7 +109,7 @@ def launch_matmul(
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 bias,
                 TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 2]),
-                M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **fixed,
+                M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **counted, **fixed,
             )  # fmt: skip
         case _:
             raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted one of {KERNELS}")

@@ -1,5 +1,8 @@
-"""Products for many rows, output tile by output tile, K in plain order: a pointer kernel for every card, and a
-two kernels that load through Hopper's tensor memory accelerator (TMA), for a wave of tiles and for many waves.
+"""Products for many rows, output tile by output tile, K in plain order: a pointer kernel for every card, and two
+kernels that load through Hopper's tensor memory accelerator (TMA), for a wave of tiles and for many waves.
+
+With HAS_ROWS the device says how many rows there are in truth: a graph is as large as its largest step, and tiles of
+nothing but padding are left out.
 
 Shape suffixes: M rows, K reduced size, N output size.
 """
@@ -23,9 +26,9 @@ def _tile_of(index, num_m, num_n, GROUP_M: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def tile_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),): one program owns one output tile."""
     num_m = tl.cdiv(M, BLOCK_M)
@@ -40,6 +43,8 @@ def tile_kernel(
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + w_rows[None, :] * K + columns[:, None]
     let_next_start(PDL)
     wait_for_previous(PDL)
+    if HAS_ROWS and tile_m * BLOCK_M >= tl.load(rows_ptr):
+        return
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
         if K % BLOCK_K:
@@ -54,9 +59,9 @@ def tile_kernel(
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def wave_kernel(
-    x_desc, w_desc, half_desc, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_desc, w_desc, half_desc, w_ptr, bias_ptr, out_ptr, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EXTRA: tl.constexpr,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(M / BLOCK_M) * ceil(N / width),): one program owns one output tile; TMA clips what lies outside.
 
@@ -72,6 +77,8 @@ def wave_kernel(
         prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
     let_next_start(PDL)
     wait_for_previous(PDL)
+    if HAS_ROWS and start_m >= tl.load(rows_ptr):
+        return
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if EXTRA:
         extra = tl.zeros((BLOCK_M, BLOCK_N // 2), tl.float32)
@@ -89,11 +96,14 @@ def wave_kernel(
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def persistent_kernel(
-    x_desc, w_desc, bias_ptr, out_desc, M, N: tl.constexpr, K: tl.constexpr,
+    x_desc, w_desc, bias_ptr, out_desc, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    NUM_PROGRAMS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PDL: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
+    if HAS_ROWS:
+        M = tl.minimum(M, tl.load(rows_ptr))
     num_m = tl.cdiv(M, BLOCK_M)
     num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     let_next_start(PDL)

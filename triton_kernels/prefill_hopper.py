@@ -219,7 +219,7 @@ def hopper_prefill_kernel(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
         )
     num_pairs = gl.load(tiles_ptr + N * RECORD) * H
-    _clear_padding(tiles_ptr, out_ptr, num_pairs, N * H, H, D, NUM_PROGRAMS, dtype)
+    _clear_padding(tiles_ptr, out_ptr, num_pairs, gl.load(tiles_ptr + N * RECORD + 1) * H, H, D, NUM_PROGRAMS, dtype)
     unit = scale * 1.4426950408889634
     gl.warp_specialize(
         [

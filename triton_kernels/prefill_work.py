@@ -24,7 +24,8 @@ class PrefillWork:
 
     tiles_N8: Tensor
     """int32 records: first token, number of queries, position of the first, slot, tokens that the last query sees
-    (0: padding), tokens of the sequence that the cache holds. One record more has the number of tiles of chunks."""
+    (0: padding), tokens of the sequence that the cache holds. One record more has the number of tiles of chunks, and
+    that number with those of padding."""
     block_q: int
 
     @property
@@ -90,6 +91,8 @@ def _cut_kernel(
     tl.store(record_ptr + 5, start + count, mask=mask)
     if tl.program_id(0) == 0:
         tl.store(tiles_ptr + N * RECORD, num_tiles)
+        padded = tl.maximum(T - tl.load(query_starts_ptr + C), 0)
+        tl.store(tiles_ptr + N * RECORD + 1, num_tiles + tl.cdiv(padded, BLOCK_Q))
 
 
 def plan_prefill_work(

@@ -40,6 +40,8 @@ class StepInputs:
     """Offset of each chunk's first token among the prefill tokens, and the end of the last."""
     sample_rows_R: Tensor
     """The token whose hidden state a row samples from."""
+    num_tokens_1: Tensor
+    """How many tokens there are, all decode rows among them: what lies behind is padding."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, pad
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _prepare_kernel(
     slots_ptr, chunk_starts_ptr, chunk_lengths_ptr, page_table_ptr, token_ids_ptr, length_ptr, done_ptr,
-    input_ids_ptr, positions_ptr, kv_slots_ptr, decode_lengths_ptr, query_starts_ptr, sample_rows_ptr,
+    input_ids_ptr, positions_ptr, kv_slots_ptr, decode_lengths_ptr, query_starts_ptr, sample_rows_ptr, num_tokens_ptr,
     sample_positions_ptr, B, T, S, L, M, num_pages,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -123,6 +125,7 @@ def _prepare_kernel(
         if tile == num_decode_tiles:
             tl.store(query_starts_ptr + chunk, end - chunk_length, mask=chunk_mask)
             tl.store(query_starts_ptr + C, tl.sum(chunk_length, 0))
+            tl.store(num_tokens_ptr, B + tl.sum(chunk_length, 0))
             chunk_slot = tl.load(slots_ptr + B + chunk, mask=chunk_mask, other=-1)
             chunk_start = tl.load(chunk_starts_ptr + chunk, mask=chunk_mask, other=0)
             known = tl.load(length_ptr + chunk_slot, mask=(chunk_slot >= 0) & (chunk_slot < S), other=-1)
@@ -145,7 +148,7 @@ def prepare(rows: StepRows, table: SlotTable, inputs: StepInputs, *, page_size: 
     _prepare_kernel[(tiles,)](
         rows.slots_R, rows.chunk_starts_C, rows.chunk_lengths_C, table.page_table_SM, table.token_ids_SL,
         table.length_S, table.done_S, inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T,
-        inputs.decode_lengths_B, inputs.query_starts_C1, inputs.sample_rows_R, rows.positions_R,
+        inputs.decode_lengths_B, inputs.query_starts_C1, inputs.sample_rows_R, inputs.num_tokens_1, rows.positions_R,
         B, T, S, L, table.page_table_SM.shape[1], num_pages,
         C=C, BLOCK_C=triton.next_power_of_2(max(C, 1)), BLOCK=_BLOCK, PAGE=page_size, num_warps=2,
         **overlap_options(rows.slots_R),
@@ -182,6 +185,7 @@ def prepare_reference(rows: StepRows, table: SlotTable, inputs: StepInputs, *, p
     inputs.decode_lengths_B.copy_(length_B)
     inputs.query_starts_C1[0] = 0
     inputs.query_starts_C1[1:] = ends_C.int()
+    inputs.num_tokens_1[0] = B + num_tokens
     inputs.sample_rows_R[:B] = torch.arange(B)
     inputs.sample_rows_R[B:] = B + (ends_C - 1).clamp(min=0).int()
     known_C = table.length_S[chunk_slots_C]
@@ -204,6 +208,7 @@ def _check(rows: StepRows, table: SlotTable, inputs: StepInputs) -> tuple[int, i
         "chunk_starts": (inputs.chunk_starts_C, C),
         "query_starts": (inputs.query_starts_C1, C + 1),
         "sample_rows": (inputs.sample_rows_R, B + C),
+        "num_tokens": (inputs.num_tokens_1, 1),
         "slots": (rows.slots_R, B + C),
         "plan's chunk_starts": (rows.chunk_starts_C, C),
         "chunk_lengths": (rows.chunk_lengths_C, C),
