@@ -27,6 +27,7 @@ class Heads:
 
     def __str__(self) -> str:
         options = [f"window{self.window}"] * bool(self.window) + ["softcap"] * bool(self.softcap)
+        options += ["alibi"] * self.alibi
         return "-".join([f"{self.num_q}q{self.num_kv}kv", f"{self.dim}d", f"page{self.page}", *options])
 
 

@@ -195,6 +195,10 @@ HEADS = [
     Heads(9, 3, 64, 64),
     Heads(28, 4, 128, 64, window=700),
     Heads(8, 8, 80, 64, alibi=True),
+    Heads(8, 8, 128, 64, alibi=True, softcap=20.0),
+    Heads(8, 2, 64, 64, softcap=20.0),
+    Heads(8, 2, 96, 64),
+    Heads(8, 2, 256, 64),
     Heads(8, 2, 256, 64, softcap=20.0),
 ]  # fmt: skip
 LENGTHS = [1, 31, 64, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 77] + [4500] * (not INTERPRETED)

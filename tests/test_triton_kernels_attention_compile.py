@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from ptx_arithmetic import exponentials
 from tercet.triton_kernels import (
     attention,
     attention_prologue,
@@ -35,10 +36,11 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         (90, 32, 8, 128, {"window": 4096}),
         (90, 7, 1, 64, {"softcap": 30.0}),
         (90, 8, 8, 80, {"alibi_slopes_H": True}),
+        (90, 8, 8, 64, {"alibi_slopes_H": True, "softcap": 30.0}),
         (90, 8, 2, 96, {}),
         (90, 8, 4, 256, {}),
         (80, 16, 8, 128, {}),
-        (89, 9, 3, 64, {}),
+        (89, 9, 3, 64, {"alibi_slopes_H": True}),
     ],
 )
 def test_compile(
@@ -51,7 +53,7 @@ def test_compile(
             monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
         monkeypatch.setattr(prefill_attention, "is_hopper", lambda device: True)
     if "alibi_slopes_H" in options:
-        options = {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
+        options = options | {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
     caches = meta(100, kv_heads, 64, head_dim), meta(100, kv_heads, 64, head_dim)
     table, indices, cos_sin = (
         meta(9, 64, dtype=torch.int32),
@@ -70,9 +72,13 @@ def test_compile(
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
     # The decode rows: their plan, splits and merge. Prefill and its plan, two prologues, the write.
     assert len(kernels) == 8
+    (prefill,) = (kernel for kernel in kernels if kernel.name.endswith("prefill_kernel"))
+    # Every score of a tile by the same arithmetic, masked or not, and nothing of it left to the assembler.
+    found = exponentials(prefill.asm["ptx"])
+    assert len(found) == 1 + ("softcap" in options), found
+    assert not any("?" in expression for expression in found), found
     if capability == 90:
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
-        (prefill,) = (kernel for kernel in kernels if kernel.name.endswith("prefill_kernel"))
         assert (prefill.name == "hopper_prefill_kernel") == (head_dim == 128 and not options)
         assert "wgmma" in prefill.asm["ptx"]
 

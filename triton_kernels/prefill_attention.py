@@ -39,16 +39,50 @@ def _load_cells(cache, cell, tokens, columns, D: tl.constexpr, BLOCK_D: tl.const
 
 
 @triton.jit
-def _bend(
-    products, scale, softcap, slopes_ptr, head, queries, positions, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr
-):  # fmt: skip
-    """Scores in units of log 2 from products, where the score is more than the scaled product."""
-    scores = products * scale
+def _score(products, scale, softcap, slope, distances, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
+    """Scores in units of log 2 from products, where the score is more than the scaled product.
+
+    Products that are added to are fused by hand. Left to itself the compiler fuses some elements of a tile one way and
+    some another, and a row's bits follow from where in a tile it stands: from how its prompt was cut into chunks.
+    """
     if SOFTCAP:
-        scores = softcap * (1 - 2 / (tl.exp2(2 * 1.4426950408889634 / softcap * scores) + 1))
+        cap = softcap * 1.4426950408889634
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        shares = 1 / (tl.exp2(products * (2 * 1.4426950408889634 * scale / softcap)) + 1)
+        scores = tl.fma(shares, -2 * cap, cap)
+    else:
+        scores = products * (scale * 1.4426950408889634)
     if ALIBI:
-        scores += tl.load(slopes_ptr + head) * (positions[None, :] - queries[:, None]).to(tl.float32)
-    return scores * 1.4426950408889634
+        scores = tl.fma(distances.to(tl.float32), slope * 1.4426950408889634, scores)
+    return scores
+
+
+@triton.jit
+def _attend(
+    q, k, v, largest, weight, acc, positions, queries, length, scale, softcap, slope,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The sums over one more tile of keys and values: the same bits, masked or not, where a query sees it whole."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if SOFTCAP or ALIBI:
+        scores = _score(scores, scale, softcap, slope, positions[None, :] - queries[:, None], SOFTCAP, ALIBI)
+    if MASKED:
+        seen = positions[None, :] <= queries[:, None]
+        if WINDOW > 0:
+            seen &= positions[None, :] > queries[:, None] - WINDOW
+        scores = tl.where(seen, scores, float("-inf"))
+        # Cells beyond the end may hold anything, NaN too.
+        v = tl.where((positions < length)[:, None], v, 0.0)
+    unit = 1.0 if SOFTCAP or ALIBI else scale * 1.4426950408889634
+    new = tl.maximum(largest, tl.max(scores, 1) * unit)
+    finite = tl.where(new == float("-inf"), 0.0, new) if MASKED else new
+    # Times -1, which costs nothing: what negation compiles to is 0 minus it.
+    weights = tl.exp2(tl.fma(scores, unit, finite[:, None] * -1))
+    rescale = tl.exp2(largest - finite)
+    weight = tl.fma(weight, rescale, tl.sum(weights, 1))
+    acc = acc * rescale[:, None]
+    acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
+    return new, weight, acc
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -82,13 +116,14 @@ def _prefill_kernel(
         low = 0
         if WINDOW > 0:
             low = tl.maximum(first_query - WINDOW + 1, 0) // TILE * TILE
-        # Tiles that every query sees whole need no mask. At odd or large head sizes the compiler has the two loops sum
-        # in different orders, and where one ends follows the chunk: there the second does it all.
+        # Tiles that every query sees whole need no mask. At odd or large head sizes the second loop does all.
         whole = low
         if WINDOW == 0 and D == BLOCK_D and D <= 128:
             whole = (first_query + 1) // TILE * TILE
         tokens = tl.arange(0, TILE)
-        unit = 1.0 if SOFTCAP or ALIBI else scale * 1.4426950408889634
+        slope = 0.0
+        if ALIBI:
+            slope = tl.load(slopes_ptr + head)
         largest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
         weight = tl.zeros((BLOCK_Q,), tl.float32)
         acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
@@ -97,39 +132,19 @@ def _prefill_kernel(
             cell = (page * KV_HEADS + kv_head) * PAGE + start % PAGE
             k = _load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
             v = _load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if SOFTCAP or ALIBI:
-                scores = _bend(scores, scale, softcap, slopes_ptr, head, queries, start + tokens, SOFTCAP, ALIBI)
-            new = tl.maximum(largest, tl.max(scores, 1) * unit)
-            weights = tl.exp2(scores * unit - new[:, None])
-            rescale = tl.exp2(largest - new)
-            weight = weight * rescale + tl.sum(weights, 1)
-            acc = acc * rescale[:, None]
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-            largest = new
+            largest, weight, acc = _attend(
+                q, k, v, largest, weight, acc, start + tokens, queries, length, scale, softcap, slope,
+                False, WINDOW, SOFTCAP, ALIBI, PRECISION,
+            )  # fmt: skip
         for start in tl.range(whole, length, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
             cell = (page * KV_HEADS + kv_head) * PAGE + start % PAGE
             k = _load_cells(k_cache, cell, tokens, columns, D, BLOCK_D, TMA)
             v = _load_cells(v_cache, cell, tokens, columns, D, BLOCK_D, TMA)
-            positions = start + tokens
-            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-            if SOFTCAP or ALIBI:
-                scores = _bend(scores, scale, softcap, slopes_ptr, head, queries, positions, SOFTCAP, ALIBI)
-            seen = positions[None, :] <= queries[:, None]
-            if WINDOW > 0:
-                seen &= positions[None, :] > queries[:, None] - WINDOW
-            scores = tl.where(seen, scores, float("-inf"))
-            # Cells beyond the end may hold anything, NaN too.
-            v = tl.where((positions < length)[:, None], v, 0.0)
-            new = tl.maximum(largest, tl.max(scores, 1) * unit)
-            finite = tl.where(new == float("-inf"), 0.0, new)
-            weights = tl.exp2(scores * unit - finite[:, None])
-            rescale = tl.exp2(largest - finite)
-            weight = weight * rescale + tl.sum(weights, 1)
-            acc = acc * rescale[:, None]
-            acc = tl.dot(weights.to(v.dtype), v, acc, input_precision=PRECISION)
-            largest = new
+            largest, weight, acc = _attend(
+                q, k, v, largest, weight, acc, start + tokens, queries, length, scale, softcap, slope,
+                True, WINDOW, SOFTCAP, ALIBI, PRECISION,
+            )  # fmt: skip
         y = acc / weight[:, None]
         tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=q_mask)
 
