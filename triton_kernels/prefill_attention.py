@@ -116,9 +116,9 @@ def _prefill_kernel(
         low = 0
         if WINDOW > 0:
             low = tl.maximum(first_query - WINDOW + 1, 0) // TILE * TILE
-        # Tiles that every query sees whole need no mask. At odd or large head sizes the second loop does all.
+        # Tiles that every query sees whole need no mask.
         whole = low
-        if WINDOW == 0 and D == BLOCK_D and D <= 128:
+        if WINDOW == 0:
             whole = (first_query + 1) // TILE * TILE
         tokens = tl.arange(0, TILE)
         slope = 0.0
