@@ -72,7 +72,7 @@ class Runner:
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
-        self._prompt_logs: list[tuple[Chunk, Tensor]] = []
+        self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
         """Of the step launched last."""
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
@@ -195,13 +195,12 @@ class Runner:
         if not (shape.logged and shape.num_chunks):
             return
         chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
-        token_ids_SL = self.table.token_ids_SL
-        self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, token_ids_SL)) for chunk in chunks]
+        self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
         logged = self._extras.logged(np.concatenate([self._decodes, self._chunks[0]])[computed])
-        prompts = [(chunk, HostCopy(words_PW)) for chunk, words_PW in self._prompt_logs]
+        prompts = [(chunk, [HostCopy(block) for block in blocks]) for chunk, blocks in self._prompt_logs]
         if logs_RW is None:  # no row samples
             logged[:] = False
             logs_RW = torch.empty(0, 2, dtype=torch.int32)
@@ -225,7 +224,7 @@ class Runner:
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
         shapes = self._shapes.for_graphs()
-        warm_up_prompt_logs(self._decoder, self.table.token_ids_SL)
+        warm_up_prompt_logs(self._decoder, self.table)
         for shape in (*self._shapes.for_warm_up(), *(shapes if enforce_eager else ())):
             self._run_on_gpu(shape)
         if not enforce_eager:

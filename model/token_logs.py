@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tercet.ipc.messages import MAX_LOGPROBS
 from tercet.ipc.step_messages import Logs, PromptLogs
 from tercet.model.decoder import Decoder
+from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.log_probabilities import log_probabilities
+from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
 _BLOCK = 64
 """Prompt tokens whose logits are there at a time."""
@@ -41,23 +42,36 @@ def token_logs(logits_RV: Tensor, token_ids_R: Tensor) -> Tensor:
     return log_probabilities(logits_RV, token_ids_R, min(MAX_LOGPROBS, logits_RV.shape[1]))
 
 
-def prompt_logs(decoder: Decoder, hidden_TD: Tensor, chunk: Chunk, token_ids_SL: Tensor) -> Tensor:
-    """int32 [P, W] of the tokens that follow the chunk's, in blocks of one size: a GPU would compile for others."""
+def prompt_logs(decoder: Decoder, hidden_TD: Tensor, chunk: Chunk, table: SlotTable) -> list[Tensor]:
+    """int32 [P, W] of the tokens that follow the chunk's, in blocks of one size: a GPU would compile for others.
+
+    What is behind the chunk's end pads the last block: rows of no token.
+    """
+    size = chunk.length if hidden_TD.device.type == "cpu" else -(-chunk.length // _BLOCK) * _BLOCK
+    places_3P = np.full((3, size), -1, np.int32)
+    places_3P[0, : chunk.length] = np.arange(chunk.first_token, chunk.first_token + chunk.length)
+    places_3P[1, : chunk.length] = chunk.slot
+    places_3P[2, : chunk.length] = np.arange(chunk.start + 1, chunk.start + 1 + chunk.length)
+    rows_P, slots_P, positions_P = _to_device(places_3P, hidden_TD.device)
     blocks = []
-    for first in range(0, chunk.length, _BLOCK):
-        size = min(_BLOCK, chunk.length - first)
-        padding = _BLOCK - size if hidden_TD.is_cuda else 0
-        hidden_PD = hidden_TD[chunk.first_token + first : chunk.first_token + first + size]
-        position = chunk.start + first + 1
-        token_ids_P = pad(token_ids_SL[chunk.slot, position : position + size], (0, padding)).clone()
-        blocks.append(token_logs(decoder.logits(pad(hidden_PD, (0, 0, 0, padding))), token_ids_P)[:size])
-    return torch.cat(blocks)
+    for first in range(0, size, _BLOCK):
+        block = slice(first, first + _BLOCK)
+        logits_PV = decoder.logits(embedding(rows_P[block], hidden_TD))
+        logs_PW = token_logs(logits_PV, tokens_at(slots_P[block], positions_P[block], table))
+        blocks.append(logs_PW[: chunk.length - first])
+    return blocks
 
 
-def warm_up_prompt_logs(decoder: Decoder, token_ids_SL: Tensor) -> None:
+def warm_up_prompt_logs(decoder: Decoder, table: SlotTable) -> None:
     """Compile what `prompt_logs` launches."""
-    hidden_TD = torch.zeros(1, decoder.config.hidden_size, dtype=decoder.dtype, device=token_ids_SL.device)
-    prompt_logs(decoder, hidden_TD, Chunk(0, 0, 0, 0, 1), token_ids_SL)
+    device = table.token_ids_SL.device
+    hidden_TD = torch.zeros(1, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+    prompt_logs(decoder, hidden_TD, Chunk(0, 0, 0, 0, 1), table)
+
+
+def _to_device(numbers: NDArray[np.int32], device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(numbers)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 class HostCopy:
@@ -83,15 +97,15 @@ class StepLogs:
     places: NDArray[np.intp]
     """Where each of them is in `words`."""
     words: HostCopy
-    prompts: list[tuple[Chunk, HostCopy]]
+    prompts: list[tuple[Chunk, list[HostCopy]]]
 
     def messages(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
         """For the scheduler, once the step is complete."""
         words = self.words.numpy()[self.places]
         logs = Logs(self.rows.astype(np.int32).tobytes(), _num_top(words), words.tobytes()) if len(words) else None
         prompts = []
-        for chunk, copy in self.prompts:
-            words = copy.numpy()
+        for chunk, blocks in self.prompts:
+            words = np.concatenate([block.numpy() for block in blocks])
             prompts.append(PromptLogs(chunk.row, chunk.start + 1, _num_top(words), words.tobytes()))
         return logs, tuple(prompts)
 

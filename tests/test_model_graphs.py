@@ -108,10 +108,12 @@ def test_same_tokens_whatever_the_schedule_and_nothing_compiles(
 def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
     runner = runners[which]
     params = msgspec.structs.replace(GREEDY, max_tokens=500)
-    lengths = {0: 300, 1: 750, 2: 700, 3: 700, 4: 60}
+    lengths = {0: 300, 1: 750, 2: 700, 3: 700, 4: 60, 5: 130}
     told = msgspec.structs.replace(params, logprobs=3, adjustments=Adjustments(1.1, 0.1, 0.1))
+    of_prompt = msgspec.structs.replace(params, prompt_logprobs=2)
     enter = tuple(
-        Enter(slot, pack(*range(length)), length, told if slot == 4 else params) for slot, length in lengths.items()
+        Enter(slot, pack(*range(length)), length, {4: told, 5: of_prompt}.get(slot, params))
+        for slot, length in lengths.items()
     )
     pages = [x for slot in lengths for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -119,18 +121,20 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
             Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
             Step(1, 1, b"", (), b"", pack(1, 0, 750), pack(0)),
             Step(2, 4, b"", (), b"", b"", pack(1, 0)),
-            Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),  # more than any graph takes
+            Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),
             Step(4, 1, b"", (), b"", b"", pack(3, 1, 2, 0)),
             Step(5, 1, b"", (), b"", pack(4, 0, 60), pack(3)),
             Step(6, 2, b"", (), b"", b"", pack(3, 4)),
+            Step(7, 1, b"", (), b"", pack(5, 0, 130), b""),
         ):
             runner.begin(step)
             for index in range(step.count):
                 landing = runner.launch(index)
                 token_ids = landing.wait()
                 assert token_ids.min() >= 0
-                logs, _ = landing.logs()
-                assert (logs is not None) == (step.step_id >= 5)
+                logs, of_prompts = landing.logs()
+                assert (logs is not None) == (step.step_id in (5, 6))
+                assert [len(one.words) // 4 for one in of_prompts] == [129 * 2 * 21] * (step.step_id == 7)
                 if logs is not None:  # of the last row alone
                     assert np.frombuffer(logs.rows, np.int32).tolist() == [1]
                     words = np.frombuffer(logs.words, np.int32)
