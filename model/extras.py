@@ -36,6 +36,8 @@ class Extras:
         self._logged_S = np.zeros(num_slots, np.bool_)
         self._logged_prompt_S = np.zeros(num_slots, np.int32)
         """Length of the prompt whose log-probabilities are wanted; 0 where nobody does."""
+        self._special: set[int] = set()
+        """Slots that want anything of this: usually there is none, and nothing to look up."""
 
     def pack(self, step: Step, base: int, capacity: int) -> Iterator[tuple[NDArray[np.int32], int]]:
         """Runs of at most `capacity` words, each to lie at word `base` of the device's buffer, and their records."""
@@ -46,6 +48,7 @@ class Extras:
             self._logged_S[enter.slot] = sampling.logprobs is not None
             self._logged_prompt_S[enter.slot] = 0 if sampling.prompt_logprobs is None else enter.num_prompt
             adjustments = self._changed(enter)
+            self._note(enter)
             if adjustments is None:
                 continue
             num_words = RECORD_WORDS + (len(adjustments.bias_ids) + len(adjustments.biases)) // 4
@@ -73,7 +76,14 @@ class Extras:
 
     def wanted(self, *slots: NDArray[np.int32]) -> bool:
         """Whether any of these slots wants its logits adjusted."""
-        return any(bool((self._adjusted_S | self._masked_S)[some].any()) for some in slots)
+        return bool(self._special) and any(bool((self._adjusted_S | self._masked_S)[some].any()) for some in slots)
+
+    def any_logged(self, decodes: NDArray[np.int32], chunks: NDArray[np.int32]) -> bool:
+        """Whether log-probabilities are wanted of any of a step's rows, or of its prompts."""
+        if not self._special:
+            return False
+        rows = self._logged_S[decodes].any() or self._logged_S[chunks[0]].any()
+        return bool(rows or self.logged_chunks(0, 0, chunks))
 
     def logged(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Of each slot, whether the log-probabilities of its tokens are wanted."""
@@ -100,6 +110,14 @@ class Extras:
         penalize(adjusted_RV, counts_RV, slots_R, *penalties)
         apply_bitmask(adjusted_RV, slots_R, self._mask_SW)
         return adjusted_RV
+
+    def _note(self, enter: Enter) -> None:
+        sampling = enter.sampling
+        asked = sampling.adjustments, sampling.grammar, sampling.logprobs, sampling.prompt_logprobs
+        if asked == (None, None, None, None):
+            self._special.discard(enter.slot)
+        else:
+            self._special.add(enter.slot)
 
     def _changed(self, enter: Enter) -> Adjustments | None:
         """What is to be written into a slot that is entered; nothing if it is neutral and was."""

@@ -19,13 +19,13 @@ from tercet.model.extras import Extras
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
-from tercet.model.slots import Changes, PlanBuffer, make_slot_table, pack_changes
+from tercet.model.slots import PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
-from tercet.triton_kernels.slot_table import write_pages, write_records
+from tercet.triton_kernels.write_plan import RunSizes, write_plan
 
 _CHANGE_WORDS = 2**18
 """Words of changes in one copy to the device; more go in several."""
@@ -85,7 +85,7 @@ class Runner:
             self._warm_up(settings.enforce_eager, progress)
 
     def begin(self, step: Step) -> None:
-        """Apply what a plan changes and remember its rows: one copy to the device, unless the changes are long."""
+        """Apply what a plan changes and remember its rows: one launch, or one copy, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         for enter in step.enter:
@@ -102,19 +102,16 @@ class Runner:
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all
             self._rows_on_device = rows
-        words, start, stop = self._plan.begin(), 0, 0
+        words, num_rows = self._plan.begin(), 0
         if self._on_gpu:
-            stop = write_rows(words, self._shape, self._decodes, self._chunks, self._dummy)
-        for changes in pack_changes(step, self._row_words, _CHANGE_WORDS):
-            if start:  # more than one run
-                words = self._plan.begin()
-            stop = self._row_words + len(changes.words)
-            words[self._row_words : stop] = changes.words
-            self._plan.send(start, stop)
-            self._apply(changes)
-            start = self._row_words
-        if not start:
-            self._plan.send(0, stop)
+            num_rows = write_rows(words, self._shape, self._decodes, self._chunks, self._dummy)
+        runs = split_changes(step, _CHANGE_WORDS)
+        if not runs:
+            self._plan.send(0, num_rows)
+        for index, changes in enumerate(runs):
+            if index:
+                words, num_rows = self._plan.begin(), 0
+            self._apply(changes.write(words, self._row_words, num_rows))
         if len(pairs := np.frombuffer(step.copies, np.int32)):
             stop = self._row_words + len(pairs)
             self._plan.begin()[self._row_words : stop] = pairs
@@ -131,13 +128,10 @@ class Runner:
         self._prompt_logs = []
         return self._launch_on_gpu() if self._on_gpu else self._launch_on_cpu()
 
-    def _apply(self, changes: Changes) -> None:
-        words_W = self._plan.words_W
-        if changes.num_records:
-            write_records(words_W, self._row_words, changes.num_records, changes.longest, self.table)
-        if changes.num_pages:
-            triples = self._row_words + changes.triples
-            write_pages(words_W, triples, changes.num_pages, self.table, self._num_pages)
+    def _apply(self, sizes: RunSizes) -> None:
+        """What the run that was begun last changes."""
+        write_plan(self._plan.run_W, self._plan.words_W, sizes, self.table, self._num_pages)
+        self._plan.sent()
 
     def _copy(self, num_pairs: int) -> None:
         copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
@@ -187,8 +181,7 @@ class Runner:
         return hidden_TD, inputs, rows
 
     def _is_logged(self) -> bool:
-        slots = np.concatenate([self._decodes, self._chunks[0]])
-        return bool(self._extras.logged(slots).any() or self._extras.logged_chunks(0, 0, self._chunks))
+        return self._extras.any_logged(self._decodes, self._chunks)
 
     def _log_prompts(self, shape: StepShape, hidden_TD: Tensor) -> None:
         """Compute the log-probabilities of the step's prompts, which stay on the device."""
@@ -231,7 +224,8 @@ class Runner:
             self._graphs.capture(shapes, progress)
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
-        self._apply(Changes(np.zeros(0, np.int32), 1, 1, 1))
+        self._plan.begin()[:] = -1
+        self._apply(RunSizes(0, self._row_words, 1, 1, 1))
         self._copy(1)
         self._extras.apply(self._plan.words_W, self._row_words, 1)
         self._landings.restart()

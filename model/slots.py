@@ -6,8 +6,9 @@ Knows layouts; computes nothing.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 
 from tercet.ipc.step_messages import Enter, Step
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, RECORD_WORDS, SlotTable
+from tercet.triton_kernels.write_plan import RunSizes
 
-_RECORD = struct.Struct("<9i3fq2i8i")
+_RECORD = struct.Struct(f"<9i3fq2i{4 * MAX_STOP_IDS}s")
 assert _RECORD.size == 4 * RECORD_WORDS
 
 
@@ -47,77 +49,85 @@ def make_slot_table(max_num_seqs: int, max_model_len: int, page_size: int, devic
     return table
 
 
+class Record(NamedTuple):
+    """A request that enters, and some of the ids that it brings."""
+
+    enter: Enter
+    first: int
+    """Position of the first of these ids."""
+    ids: bytes
+
+
 @dataclass(frozen=True)
 class Changes:
-    """What one run of words changes in the table. Word offsets count from the run's start."""
+    """What one run of words changes in the table."""
 
-    words: NDArray[np.int32]
-    num_records: int
-    longest: int
-    """Most ids that one record brings."""
-    num_pages: int
+    records: Sequence[Record]
+    triples: bytes
 
-    @property
-    def triples(self) -> int:
-        """Where the page table entries start."""
-        return self.num_records * RECORD_WORDS
+    def write(self, words: NDArray[np.int32], base: int, num_rows: int) -> RunSizes:
+        """Write it into a run behind its `num_rows` words of rows, from word `base` on."""
+        run = words.data.cast("B")
+        place = 4 * base
+        ids_place = place + len(self.records) * _RECORD.size + len(self.triples)
+        longest = 0
+        for record in self.records:
+            end = ids_place + len(record.ids)
+            _pack_record(run, place, record, ids_place // 4)
+            run[ids_place:end] = record.ids
+            longest = max(longest, len(record.ids) // 4)
+            place, ids_place = place + _RECORD.size, end
+        run[place : place + len(self.triples)] = self.triples
+        return RunSizes(num_rows, base, len(self.records), longest, len(self.triples) // 12)
 
 
-def pack_changes(step: Step, base: int, capacity: int) -> Iterator[Changes]:
-    """A plan's changes in runs of at most `capacity` words, each to lie at word `base` of the device's buffer.
+def split_changes(step: Step, capacity: int) -> list[Changes]:
+    """A plan's changes in runs of at most `capacity` words.
 
     Slots that are left need no change: nothing names them until they are entered again.
     """
-    triples = np.frombuffer(step.pages, np.int32)
-    if not step.enter and len(triples) <= capacity:
-        if len(triples):
-            yield Changes(triples, 0, 0, len(triples) // 3)
-        return
-    for start in range(0, len(triples), capacity // 3 * 3):
-        part = triples[start : start + capacity // 3 * 3]
-        yield Changes(part, 0, 0, len(part) // 3)
-    longest = max(1, capacity // 2 - RECORD_WORDS)
-    run: list[tuple[Enter, int, NDArray[np.int32]]] = []
+    if not step.enter and not step.pages:
+        return []
+    records = [Record(enter, 0, enter.token_ids) for enter in step.enter]
+    num_bytes = len(step.pages) + sum(_RECORD.size + len(record.ids) for record in records)
+    if num_bytes <= 4 * capacity:  # as nearly always
+        return [Changes(records, step.pages)]
+    part = 12 * (capacity // 3)
+    runs = [Changes((), step.pages[start : start + part]) for start in range(0, len(step.pages), part)]
+    part = 4 * max(1, capacity // 2 - RECORD_WORDS)
+    run: list[Record] = []
     used = 0
     for enter in step.enter:
-        ids = np.frombuffer(enter.token_ids, np.int32)
-        for first in range(0, len(ids), longest):
-            part = ids[first : first + longest]
-            if used + RECORD_WORDS + len(part) > capacity:
-                yield _pack_records(run, base)
+        for start in range(0, len(enter.token_ids), part):
+            record = Record(enter, start // 4, enter.token_ids[start : start + part])
+            size = _RECORD.size + len(record.ids)
+            if used + size > 4 * capacity:
+                runs.append(Changes(run, b""))
                 run, used = [], 0
-            run.append((enter, first, part))
-            used += RECORD_WORDS + len(part)
-    if run:
-        yield _pack_records(run, base)
+            run.append(record)
+            used += size
+    return [*runs, Changes(run, b"")] if run else runs
 
 
-def _pack_records(run: list[tuple[Enter, int, NDArray[np.int32]]], base: int) -> Changes:
-    words = np.empty(sum(RECORD_WORDS + len(ids) for _, _, ids in run), np.int32)
-    offset = len(run) * RECORD_WORDS
-    for index, (enter, first, ids) in enumerate(run):
-        sampling, length = enter.sampling, len(enter.token_ids) // 4
-        stop_ids = np.frombuffer(sampling.stop_ids, np.int32).tolist()
-        if len(stop_ids) > MAX_STOP_IDS:
-            raise ValueError(f"slot {enter.slot}: got {len(stop_ids)} stop ids, wanted at most {MAX_STOP_IDS}")
-        max_length = enter.num_prompt + sampling.max_tokens
-        _RECORD.pack_into(
-            words.data,
-            index * RECORD_WORDS * 4,
-            *(enter.slot, first, len(ids), base + offset),
-            *(length, max_length, enter.num_prompt + sampling.min_tokens, int(length >= max_length), sampling.top_k),
-            *(sampling.temperature, sampling.top_p, sampling.min_p, sampling.seed, enter.num_prompt, 0),
-            *(stop_ids + [-1] * (MAX_STOP_IDS - len(stop_ids))),
-        )
-        words[offset : offset + len(ids)] = ids
-        offset += len(ids)
-    return Changes(words, len(run), max(len(ids) for _, _, ids in run), 0)
+def _pack_record(run: memoryview, place: int, record: Record, ids_word: int) -> None:
+    enter, first, ids = record
+    sampling, length = enter.sampling, len(enter.token_ids) // 4
+    num_stops = len(sampling.stop_ids) // 4
+    if num_stops > MAX_STOP_IDS:
+        raise ValueError(f"slot {enter.slot}: got {num_stops} stop ids, wanted at most {MAX_STOP_IDS}")
+    max_length = enter.num_prompt + sampling.max_tokens
+    _RECORD.pack_into(
+        run, place, enter.slot, first, len(ids) // 4, ids_word,
+        length, max_length, enter.num_prompt + sampling.min_tokens, length >= max_length, sampling.top_k,
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.seed, enter.num_prompt, 0,
+        sampling.stop_ids.ljust(4 * MAX_STOP_IDS, b"\xff"),
+    )  # fmt: skip
 
 
 class PlanBuffer:
-    """Words on the device, filled through a ring of pinned runs: a copy in flight is never overwritten.
+    """Words on the device, filled through a ring of pinned runs: what is on its way is never overwritten.
 
-    On the CPU the device's words are written directly.
+    On the CPU the device's words are written directly, and are the run.
     """
 
     def __init__(self, num_words: int, device: torch.device, depth: int) -> None:
@@ -126,7 +136,7 @@ class PlanBuffer:
         self._turn = 0
         if self._on_gpu:
             self._host = [torch.zeros(num_words, dtype=torch.int32, pin_memory=True) for _ in range(depth)]
-            self._copied = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+            self._read = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         else:
             self._host = [self.words_W]
         self._views: list[NDArray[np.int32]] = [host.numpy() for host in self._host]
@@ -135,11 +145,21 @@ class PlanBuffer:
         """The run to write next; waits if the device still reads it."""
         if self._on_gpu:
             self._turn = (self._turn + 1) % len(self._host)
-            self._copied[self._turn].synchronize()
+            self._read[self._turn].synchronize()
         return self._views[self._turn]
+
+    @property
+    def run_W(self) -> torch.Tensor:
+        """That run, for a kernel that reads it where it is. To be followed by `sent`."""
+        return self._host[self._turn]
 
     def send(self, start: int, stop: int) -> None:
         """Start copying words `start` to `stop` of that run to the device."""
         if self._on_gpu:
             self.words_W[start:stop].copy_(self._host[self._turn][start:stop], non_blocking=True)
-            self._copied[self._turn].record()
+            self.sent()
+
+    def sent(self) -> None:
+        """All that reads that run has been launched."""
+        if self._on_gpu:
+            self._read[self._turn].record()

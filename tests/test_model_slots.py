@@ -10,8 +10,9 @@ from interpreted import rerun_interpreted
 from plan_driver import GREEDY, pack
 from slot_tables import random_table
 from tercet.ipc.step_messages import Enter, Sampling, Step
-from tercet.model.slots import PlanBuffer, make_slot_table, pack_changes
-from tercet.triton_kernels.slot_table import SlotTable, tokens_at, write_pages, write_records
+from tercet.model.slots import PlanBuffer, make_slot_table, split_changes
+from tercet.triton_kernels.slot_table import SlotTable, tokens_at
+from tercet.triton_kernels.write_plan import write_plan
 
 CPU = torch.device("cpu")
 BASE = 10
@@ -21,19 +22,14 @@ NUM_PAGES = 50
 def apply(table: SlotTable, step: Step, capacity: int) -> int:
     """As the runner does; returns the number of runs."""
     buffer = PlanBuffer(BASE + capacity, CPU, 2)
-    runs = 0
-    for changes in pack_changes(step, BASE, capacity):
-        assert len(changes.words) <= capacity
+    runs = split_changes(step, capacity)
+    for changes in runs:
         words = buffer.begin()
         words[:] = -12345  # nothing of an earlier run is left to rely on
-        words[BASE : BASE + len(changes.words)] = changes.words
-        buffer.send(0, BASE + len(changes.words))
-        if changes.num_records:
-            write_records(buffer.words_W, BASE, changes.num_records, changes.longest, table)
-        if changes.num_pages:
-            write_pages(buffer.words_W, BASE + changes.triples, changes.num_pages, table, NUM_PAGES)
-        runs += 1
-    return runs
+        rows = torch.full((BASE,), 7, dtype=torch.int32)
+        write_plan(buffer.run_W, rows, changes.write(words, BASE, 4), table, NUM_PAGES)
+        assert rows.tolist() == [-12345] * 4 + [7] * (BASE - 4)
+    return len(runs)
 
 
 def make_step(enter: tuple[Enter, ...], pages: tuple[int, ...]) -> Step:
@@ -53,7 +49,7 @@ def test_requests_enter(capacity: int) -> None:
     a, b = [5, 6, 7], list(range(100, 260))
     enters = (Enter(4, pack(*a), 2, SAMPLING), Enter(1, pack(*b), len(b), GREEDY))
     runs = apply(table, make_step(enters, (1, 0, 3, 1, 1, 4, 4, 0, 9)), capacity)
-    assert (runs > 2) == (capacity < 1000)
+    assert (runs == 1) == (capacity == 1000)
     assert table.token_ids_SL[4, :3].tolist() == a
     assert table.token_ids_SL[1, : len(b)].tolist() == b
     assert table.length_S.tolist() == [0, len(b), 0, 0, 3, 0, 0]
@@ -108,11 +104,11 @@ def test_tokens_are_looked_up() -> None:
 def test_too_many_stop_ids() -> None:
     sampling = Sampling(1.0, 0, 1.0, 0.0, 0, 1, 0, pack(*range(9)))
     with pytest.raises(ValueError, match="slot 3: got 9 stop ids, wanted at most 8"):
-        list(pack_changes(make_step((Enter(3, pack(1), 1, sampling),), ()), 0, 100))
+        apply(make_slot_table(4, 64, 16, CPU), make_step((Enter(3, pack(1), 1, sampling),), ()), 100)
 
 
 def test_a_step_without_changes_sends_nothing() -> None:
-    assert list(pack_changes(make_step((), ()), 0, 100)) == []
+    assert split_changes(make_step((), ()), 100) == []
 
 
 def test_interpreted() -> None:

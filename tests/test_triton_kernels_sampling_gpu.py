@@ -28,14 +28,8 @@ from tercet.triton_kernels.logits import (
 )
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare, prepare_reference
 from tercet.triton_kernels.sample import sample, sample_reference
-from tercet.triton_kernels.slot_table import (
-    RECORD_WORDS,
-    SlotTable,
-    write_pages,
-    write_pages_reference,
-    write_records,
-    write_records_reference,
-)
+from tercet.triton_kernels.slot_table import RECORD_WORDS, SlotTable
+from tercet.triton_kernels.write_plan import RunSizes, write_plan, write_plan_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -53,31 +47,34 @@ def check_same(got: SlotTable, wanted: SlotTable) -> None:
         assert torch.equal(getattr(got, field.name).cpu(), getattr(wanted, field.name)), field.name
 
 
-def test_slot_table() -> None:
+@pytest.mark.parametrize("num_rows", [0, 3, 99])
+def test_a_plan_is_written(num_rows: int) -> None:
+    """The kernel reads it in the host's pinned memory."""
     table = random_table(20, 40, PAGE, 5000, 0)
     ours = SlotTable(**on_device(table))
-    longest, num_records = 2500, 6
+    longest, num_records, base = 2500, 6, 100
     records = torch.randint(-9, 2**30, (num_records, RECORD_WORDS), dtype=INTS)
     records[:, 9:12] = torch.rand(num_records, 3).view(INTS)  # temperature, top_p, min_p
     records[:, 12:14] = torch.randint(-(2**31), 2**31 - 1, (num_records, 2), dtype=INTS)  # the seed has no sign
-    offset = 100 + records.numel()
+    pairs = random.sample([(slot, index) for slot in range(20) for index in range(40)], 300)
+    triples = [(slot, index, random.randrange(1000)) for slot, index in pairs]
+    triples += [(20, 0, 5), (-1, 0, 5), (3, 40, 5), (3, -1, 5), (5, 5, 1000), (6, 6, -1)]
+    pages = torch.tensor(triples, dtype=INTS).flatten()
+    offset = base + records.numel() + pages.numel()
     for index, (slot, first, count) in enumerate(
         [(3, 0, 2500), (0, 17, 1), (18, 1025, 1024), (7, 2559, 1), (20, 0, 9), (-1, 0, 9)]
     ):
         records[index, :4] = torch.tensor([slot, first, count, offset])
         offset += count
     words = torch.randint(0, 5000, (offset,), dtype=INTS)
-    words[100 : 100 + records.numel()] = records.flatten()
-    write_records(words.to(DEVICE), 100, num_records, longest, ours)
-    write_records_reference(words, 100, num_records, table)
+    changes = torch.cat([records.flatten(), pages])
+    words[base : base + len(changes)] = changes
+    sizes = RunSizes(num_rows, base, num_records, longest, len(triples))
+    our_rows, rows = torch.zeros(base, dtype=INTS, device=DEVICE), torch.zeros(base, dtype=INTS)
+    write_plan(words.pin_memory(), our_rows, sizes, ours, 1000)
+    write_plan_reference(words, rows, sizes, table, 1000)
     check_same(ours, table)
-    pairs = random.sample([(slot, index) for slot in range(20) for index in range(40)], 300)
-    triples = [(slot, index, random.randrange(1000)) for slot, index in pairs]
-    triples += [(20, 0, 5), (-1, 0, 5), (3, 40, 5), (3, -1, 5), (5, 5, 1000), (6, 6, -1)]
-    pages = torch.tensor(triples, dtype=INTS).flatten()
-    write_pages(pages.to(DEVICE), 0, len(triples), ours, 1000)
-    write_pages_reference(pages, 0, len(triples), table, 1000)
-    check_same(ours, table)
+    assert torch.equal(our_rows.cpu(), rows)
 
 
 @pytest.mark.parametrize(("num_decodes", "num_chunks"), [(1, 0), (256, 0), (0, 1), (37, 5), (3, 40)])

@@ -12,17 +12,20 @@ from tercet.triton_kernels import prepare as prepare_module
 from tercet.triton_kernels import sample as sample_module
 from tercet.triton_kernels import sample_shard as sample_shard_module
 from tercet.triton_kernels import slot_table as slot_table_module
+from tercet.triton_kernels import write_plan as write_plan_module
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.slot_table import SlotTable
+from tercet.triton_kernels.write_plan import RunSizes
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 
 @pytest.fixture(autouse=True)
 def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (prepare_module, sample_module, slot_table_module, logits_module, log_probabilities_module):
+    ours = prepare_module, sample_module, slot_table_module, write_plan_module, logits_module, log_probabilities_module
+    for module in ours:
         monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
 
 
@@ -41,14 +44,13 @@ def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = torch.empty(4096, dtype=torch.int32, device="meta")
     with compiling_for(capability) as kernels:
         prepare_module.prepare(rows, table, inputs, page_size=64, num_pages=100)
-        slot_table_module.write_records(words, 0, 2, 5000, table)
-        slot_table_module.write_pages(words, 0, 9, table, 100)
+        write_plan_module.write_plan(words, words, RunSizes(20, 100, 2, 5000, 9), table, 100)
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             for num_rows in (1, 256):
                 logits = torch.empty(num_rows, 151936, dtype=dtype, device="meta")
                 slots = torch.empty(num_rows, dtype=torch.int32, device="meta")
                 sample_module.sample(logits, slots, slots, table)
-    assert len(kernels) == 3 + 3 * 2 * 3
+    assert len(kernels) == 2 + 3 * 2 * 3
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name
     waiting = [kernel.name for kernel in kernels if "griddepcontrol.wait" in kernel.asm["ptx"]]
