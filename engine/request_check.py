@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from tercet.engine.id_range import all_below
 from tercet.engine.logits_check import adjustments_of, check_adjustments
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
@@ -94,9 +95,14 @@ def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules, field: str = "prom
         raise invalid(field, "no tokens", "at least 1 token")
     if len(prompt_ids) >= rules.limits.max_model_len:
         raise _too_long(str(len(prompt_ids)), rules)
-    low, high = min(prompt_ids), max(prompt_ids)
-    if low < 0 or high >= rules.limits.vocab_size:
-        raise invalid(field, f"token id {low if low < 0 else high}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+    _check_ids(prompt_ids, rules, field)
+
+
+def _check_ids(token_ids: Sequence[int], rules: Rules, field: str) -> None:
+    limit = rules.limits.vocab_size
+    if not all_below(token_ids, limit):
+        bad = next(token_id for token_id in token_ids if not 0 <= token_id < limit)
+        raise invalid(field, f"token id {bad}", f"ids from 0 to {limit - 1}")
 
 
 def check_handling(request: Request) -> None:
@@ -128,10 +134,7 @@ def check_received_ids(received_ids: Sequence[int], max_tokens: int, rules: Rule
         return
     if len(received_ids) >= max_tokens:
         raise invalid("received_ids", f"{len(received_ids)} tokens", f"fewer than max_tokens ({max_tokens})")
-    low, high = min(received_ids), max(received_ids)
-    if low < 0 or high >= rules.limits.vocab_size:
-        bad = low if low < 0 else high
-        raise invalid("received_ids", f"token id {bad}", f"ids from 0 to {rules.limits.vocab_size - 1}")
+    _check_ids(received_ids, rules, "received_ids")
 
 
 def unpack_ids(packed: bytes, field: str = "prompt_ids") -> "array[int]":

@@ -38,8 +38,8 @@ from tercet.ipc.step_messages import Load, ToTokenizer
 _TICK_S = 0.25
 _SETTLE_S = 0.1
 """From a connection's end until its socket surely knows."""
-_LONGEST_TURN_S = 0.002
-"""New requests may keep running ones waiting this long."""
+_HEARD_AT_ONCE = 8
+"""New requests may keep running ones waiting for so many of them."""
 _ENCODING_THREADS = 2
 _NUMBER_BITS = 40
 """More requests than one incarnation of this process will see: those of two have different numbers."""
@@ -88,13 +88,11 @@ class Tokenizer:
     # --------------------------------------------------------------------------------- from clients
 
     async def _serve_clients(self) -> None:
-        while True:
-            turn_began = time.monotonic()
-            for client, *frames in await self._door.receive():
-                self._hear(client, frames)
-                if time.monotonic() - turn_began > _LONGEST_TURN_S:
-                    await anyio.lowlevel.checkpoint()
-                    turn_began = time.monotonic()
+        await self._door.deliver(self._hear_all, _HEARD_AT_ONCE)
+
+    def _hear_all(self, messages: list[list[bytes]]) -> None:
+        for client, *frames in messages:
+            self._hear(client, frames)
 
     def _hear(self, client: Client, frames: list[bytes]) -> None:
         match self._reception.decode(frames):
@@ -155,8 +153,7 @@ class Tokenizer:
     # ------------------------------------------------------------------------------- from the scheduler
 
     async def _serve_scheduler(self, inbox: AsyncInbox[ToTokenizer]) -> None:
-        while True:
-            self._speak(await inbox.receive())
+        await inbox.deliver(self._speak)
 
     def _speak(self, messages: list[ToTokenizer]) -> None:
         items, aborts = self._desk.accept(messages, time.monotonic())

@@ -4,11 +4,13 @@ It moves bytes and notices what becomes of the connection; it knows no message. 
 makes a new one, so that nothing queued for a tokenizer that died reaches its successor.
 """
 
+from collections.abc import Callable
+
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from tercet.ipc.keys import unlock
-from tercet.ipc.sockets import Readiness
+from tercet.ipc.readiness import Readiness
 
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 _LINGER_MS = 500
@@ -42,6 +44,10 @@ class Connection:
     async def receive(self) -> list[bytes]:
         """All messages that are there; waits for the first."""
         return [frames[-1] for frames in await self._readiness.receive()]
+
+    async def deliver(self, take: Callable[[list[bytes]], None]) -> None:
+        """Call `take` with all messages that are there, whenever some have come; until it raises."""
+        await self._readiness.deliver(lambda messages: take([frames[-1] for frames in messages]))
 
     def receive_rest(self) -> list[bytes]:
         """All messages that are there; never waits."""

@@ -4,13 +4,14 @@ It delivers and receives bytes, and notices who left. What the bytes mean is dec
 routing id of its connection: a new connection is a new client.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 import zmq
 
 from tercet.ipc.keys import guard
-from tercet.ipc.sockets import MAX_MESSAGE_BYTES, Readiness, bind
+from tercet.ipc.readiness import Messages, Readiness
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES, bind
 
 _UNREAD_BATCHES = 4096
 """Messages that a client may leave unread before it is given up."""
@@ -61,10 +62,10 @@ class FrontDoor:
         self._readiness = Readiness(self._socket)
         self._departures = Readiness(self._monitor)
 
-    async def receive(self) -> list[list[bytes]]:
-        """Everything that has arrived: the client's id, then the frames it sent."""
+    async def deliver(self, take: Callable[[Messages], None], most: int) -> None:
+        """Call `take` with what arrives, at most so many at a time: the client's id, then the frames it sent."""
         assert self._readiness is not None
-        return await self._readiness.receive()
+        await self._readiness.deliver(take, most)
 
     async def departure(self) -> None:
         """Wait until some connection has ended; ZeroMQ does not say whose."""

@@ -51,7 +51,7 @@ class Lifeline:
         """One connection after the other."""
         loop = asyncio.get_running_loop()
         while True:
-            receiving = asyncio.ensure_future(self._receive())
+            receiving = asyncio.ensure_future(self._connection.deliver(self._hear))
             try:
                 while await self._connection.is_up():
                     self.lost_at = None
@@ -68,9 +68,7 @@ class Lifeline:
             self.lost_at = self.lost_at or loop.time()
             self._renewed()
 
-    async def _receive(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            for message in await self._connection.receive():
-                self._take(message)
-            self.last_heard = loop.time()
+    def _hear(self, messages: list[bytes]) -> None:
+        for message in messages:
+            self._take(message)
+        self.last_heard = asyncio.get_running_loop().time()

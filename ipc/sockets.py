@@ -1,22 +1,22 @@
 """Typed ZeroMQ sockets: every process has one inbox, and one outbox per receiver.
 
 What arrives is decoded with the receiver's union, so a message of an unknown shape is an error and nothing else. This
-module knows sockets and encodings; it knows no message. Async sockets wait on ZeroMQ's own file descriptor: cheaper
-than one future per message, and everything that has arrived is handed over at once.
+module knows sockets and encodings; it knows no message.
 """
 
-import asyncio
 import socket as os_socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import msgspec
 import zmq
 
 from tercet.ipc.addresses import check_ipc_path
+from tercet.ipc.readiness import Readiness
 
 Message = TypeVar("Message")
 
+_EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # as enums they cost a microsecond each
 MAX_MESSAGE_BYTES = 16 * 2**20
 """Longest message that a client may send; ZeroMQ closes the connection of one that sends more."""
 _INTERNAL_HWM = 10_000
@@ -39,12 +39,11 @@ class Inbox(Generic[Message]):
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; waits up to `timeout` seconds (None: for ever), None if there was none."""
-        try:
-            return self._decoder.decode(self._socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            if timeout == 0 or not self._socket.poll(None if timeout is None else int(timeout * 1000)):
-                return None
-        return self._decoder.decode(self._socket.recv())
+        if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN and (
+            timeout == 0 or not self._socket.poll(None if timeout is None else int(timeout * 1000))
+        ):
+            return None
+        return self._decoder.decode(self._socket.recv(_NOBLOCK))
 
     def receive_all(self) -> Iterator[Message]:
         """Everything that is already there; never waits."""
@@ -77,7 +76,7 @@ class Outbox:
     def try_send(self, message: msgspec.Struct) -> bool:
         """Send without ever waiting; False if the receiver is too far behind."""
         try:
-            self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
+            self._socket.send(self._encoder.encode(message), _NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -91,44 +90,6 @@ class Outbox:
         self._socket.close(linger=0)
 
 
-class Readiness:
-    """Tells a task of the running event loop that a ZeroMQ socket can be read.
-
-    ZeroMQ's descriptor signals changes, not states, and any call on the socket may swallow a signal. So each signal
-    and each send is followed by a look at the socket's true state, which also clears the signal.
-    """
-
-    def __init__(self, socket: zmq.Socket[bytes]) -> None:
-        self._socket = socket
-        self._readable = asyncio.Event()
-        self._fd: int = socket.FD
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._fd, self.refresh)
-
-    def refresh(self) -> None:
-        """Look at the socket's state; call it after each send on a socket that also receives."""
-        if int(self._socket.EVENTS) & zmq.POLLIN:
-            self._readable.set()
-
-    async def receive(self) -> list[list[bytes]]:
-        """All messages that are there, as lists of frames; waits for the first. For one task at a time."""
-        while True:
-            messages: list[list[bytes]] = []
-            try:
-                while len(messages) < 1000:  # so that a flood cannot keep the loop from everything else
-                    messages.append(self._socket.recv_multipart(zmq.NOBLOCK))
-            except zmq.Again:
-                self._readable.clear()
-            if messages:
-                self.refresh()
-                return messages
-            await self._readable.wait()
-
-    def stop(self) -> None:
-        """Before the socket is closed."""
-        self._loop.remove_reader(self._fd)
-
-
 class AsyncInbox(Generic[Message]):
     """Where an asynchronous process receives."""
 
@@ -137,10 +98,10 @@ class AsyncInbox(Generic[Message]):
         self._readiness = Readiness(self._socket)
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
 
-    async def receive(self) -> list[Message]:
-        """Everything that is there, in order; waits for the first message."""
+    async def deliver(self, take: Callable[[list[Message]], None]) -> None:
+        """Call `take` with everything that is there, in order, whenever something has come; until it raises."""
         decode = self._decoder.decode
-        return [decode(frame) for (frame,) in await self._readiness.receive()]
+        await self._readiness.deliver(lambda messages: take([decode(frame) for (frame,) in messages]))
 
     def close(self) -> None:
         self._readiness.stop()

@@ -7,12 +7,24 @@ import time
 import zmq
 
 from tercet.ipc.front_door import Delivery, FrontDoor
+from tercet.ipc.readiness import Messages
 
 
 def free_port() -> int:
     with os_socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+async def receive(door: FrontDoor) -> Messages:
+    """What comes next."""
+    come: asyncio.Future[Messages] = asyncio.get_running_loop().create_future()
+    delivery = asyncio.ensure_future(door.deliver(come.set_result, 1))
+    try:
+        return await come
+    finally:
+        delivery.cancel()
+        await asyncio.wait([delivery])
 
 
 async def test_several_doors_and_who_has_left(address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
@@ -25,7 +37,7 @@ async def test_several_doors_and_who_has_left(address: str, context: zmq.Context
         for client, where in zip(clients, [address, tcp], strict=True):
             client.connect(where)
             client.send(b"hello")
-            ((name, frame),) = await door.receive()
+            ((name, frame),) = await receive(door)
             assert frame == b"hello"
             assert door.send(name, b"back") is Delivery.SENT
             assert client.poll(5000)
@@ -48,7 +60,7 @@ async def test_sending_to_who_has_left_misses_no_wake_up(address: str, context: 
     try:
         client.connect(address)
         for text in (b"first", b"second", b"third"):
-            receiving = asyncio.ensure_future(door.receive())
+            receiving = asyncio.ensure_future(receive(door))
             await asyncio.sleep(0.05)  # it waits
             client.send(text)
             time.sleep(0.2)  # the message arrives while the event loop is busy with something else
@@ -70,7 +82,7 @@ async def test_a_client_that_does_not_read_is_not_sent_for_ever(
     client.connect(address)
     client.send(b"hello")
     async with asyncio.timeout(10):
-        ((name, _),) = await door.receive()
+        ((name, _),) = await receive(door)
     sent = 0
     while (delivery := door.send(name, bytes(10_000))) is Delivery.SENT:
         sent += 1
@@ -91,7 +103,7 @@ async def test_bytes_that_are_no_zeromq_harm_nobody(address: str, context: zmq.C
     client.connect(address)
     client.send(b"hello")
     async with asyncio.timeout(10):
-        ((_, frame),) = await door.receive()
+        ((_, frame),) = await receive(door)
     assert frame == b"hello"
     client.close(linger=0)
     door.close()

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 import zmq
 
-from tercet.ipc.sockets import AsyncInbox, Inbox, Outbox, Readiness
+from tercet.ipc.readiness import Messages, Readiness
+from tercet.ipc.sockets import AsyncInbox, Inbox, Outbox
 from tercet.ipc.step_messages import Abort, Load, Sampled, Submit, Tokens, ToTokenizer
 
 LOAD = Load(1, 2, 3, 4, 5, 6, 7, 8)
@@ -107,19 +108,58 @@ async def test_async_inbox_loses_nothing_and_keeps_the_order(address: str) -> No
     thread = threading.Thread(target=send)
     thread.start()
     numbers: list[int] = []
-    async with asyncio.timeout(20):
-        while len(numbers) < count:
-            messages = await inbox.receive()
-            assert messages
-            numbers += [
-                int.from_bytes(message.numbers, "little") for message in messages if isinstance(message, Tokens)
-            ]
+
+    def take(messages: list[ToTokenizer]) -> None:
+        assert messages
+        numbers.extend(int.from_bytes(one.numbers, "little") for one in messages if isinstance(one, Tokens))
+        if len(numbers) == count:
+            raise EOFError
+
+    with pytest.raises(EOFError):
+        async with asyncio.timeout(20):
+            await inbox.deliver(take)
     assert numbers == list(range(count))
     thread.join()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
-            await inbox.receive()
+            await inbox.deliver(take)
     inbox.close()
+
+
+@pytest.mark.parametrize("most", [1, 2, 1000])
+async def test_what_answers_while_it_is_called_misses_nothing(
+    address: str, context: zmq.Context[zmq.Socket[bytes]], most: int
+) -> None:
+    """Both sides are called with what comes, and send meanwhile."""
+    router, dealer = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    router.bind(address)
+    dealer.connect(address)
+    ends = Readiness(router), Readiness(dealer)
+    rounds, width, received = 1500, 3, 0
+
+    def echo(messages: Messages) -> None:
+        assert 0 < len(messages) <= most
+        for frames in messages:
+            router.send_multipart(frames)
+            ends[0].refresh()
+
+    def play(messages: Messages) -> None:
+        nonlocal received
+        assert 0 < len(messages) <= most
+        for _ in messages:
+            received += 1
+            dealer.send(b"ball")
+            ends[1].refresh()
+        if received >= rounds:
+            raise EOFError
+
+    for _ in range(width):
+        dealer.send(b"ball")
+    with pytest.raises(EOFError):
+        async with asyncio.timeout(20):
+            await asyncio.gather(ends[0].deliver(echo, most), ends[1].deliver(play, most))
+    for end in ends:
+        end.stop()
 
 
 async def test_a_socket_that_sends_and_receives_misses_no_wake_up(
