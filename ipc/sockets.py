@@ -13,6 +13,7 @@ import zmq
 
 from tercet.ipc.addresses import check_ipc_path
 from tercet.ipc.readiness import Readiness
+from tercet.ipc.vigil import Vigil
 
 Message = TypeVar("Message")
 
@@ -33,17 +34,28 @@ class AddressInUse(OSError):
 class Inbox(Generic[Message]):
     """Where a synchronous process receives. Not thread-safe."""
 
-    def __init__(self, address: str, union: object, context: zmq.Context[zmq.Socket[bytes]] | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        union: object,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        vigil: Vigil | None = None,
+    ) -> None:
+        """During the `vigil` it does not sleep while it waits."""
         self._socket = _bind_pull(address, context)
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
+        self._vigil = vigil or Vigil(0)
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; waits up to `timeout` seconds (None: for ever), None if there was none."""
         if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN and (
-            timeout == 0 or not self._socket.poll(None if timeout is None else int(timeout * 1000))
+            timeout == 0 or not self._vigil.wait(self._poll, timeout)
         ):
             return None
         return self._decoder.decode(self._socket.recv(_NOBLOCK))
+
+    def _poll(self, timeout: float | None) -> int:
+        return self._socket.poll(None if timeout is None else int(timeout * 1000))
 
     def receive_all(self) -> Iterator[Message]:
         """Everything that is already there; never waits."""

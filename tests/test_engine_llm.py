@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import pytest
 
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from tercet.engine.llm import LLM
-from tercet.ipc.client import RequestRefused
+from tercet.ipc.client import EngineDied, RequestRefused
 from tercet.ipc.messages import SamplingParams
 from whole_engine import GREEDY, ids_of, tiny_engine, wait_until_empty
 
@@ -105,6 +106,16 @@ def test_closed() -> None:
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
         engine.generate([5], SHORT)
+
+
+def test_closing_ends_what_another_thread_waits_for() -> None:
+    engine = tiny_engine("llama")
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(engine.generate, [5, 6], SamplingParams(max_tokens=400, ignore_eos=True))
+        time.sleep(0.1)
+        engine.close()
+        with pytest.raises((EngineDied, RuntimeError), match="closed"):
+            waiting.result(timeout=30)
 
 
 PROGRAM = """
