@@ -7,6 +7,7 @@ libraries print is sent to standard error instead. Pipes and not sockets, becaus
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import os
 import shutil
@@ -27,6 +28,8 @@ from tercet.ipc.process_messages import Beat, Begin, FromChild, LastWords, Limit
 from tercet.ipc.sockets import clear_stale_file
 
 _PR_SET_PDEATHSIG = 1
+SAY_WHERE = signal.SIGUSR1
+"""On it a child prints the stacks of all its threads, even if none of them runs Python code any more."""
 
 
 class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +140,7 @@ def run(main: Callable[[SupervisorLink], None]) -> None:
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group; only the supervisor acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.register(SAY_WHERE)
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     # Not sys.stdin: the interpreter closes that at its end, and dies of it while the link's thread is reading.

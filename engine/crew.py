@@ -6,15 +6,18 @@ It knows nothing of why one is started, nor of what becomes of the others when o
 import contextlib
 import os
 import selectors
+import time
 from collections.abc import Callable
 
 import msgspec
 
-from tercet.engine.child import ChildSpec
+from tercet.engine.child import SAY_WHERE, ChildSpec
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import Addresses
 from tercet.ipc.process_messages import FromChild, Limits
+
+_SAYING_SECONDS = 0.1
 
 
 class Crew:
@@ -54,6 +57,16 @@ class Crew:
         """Safe in signal handlers and other threads."""
         with contextlib.suppress(OSError):  # it has ended already
             os.write(self._wake_write, b"x")
+
+    def kill_hung(self, hung: list[Child]) -> None:
+        """They and those they may be waiting for print first where they stand: it is all that can be known."""
+        for child in self.children:
+            if child in hung or any(child.role == other.role for other in hung):
+                child.process.send_signal(SAY_WHERE)
+        time.sleep(_SAYING_SECONDS)
+        for child in hung:
+            child.hung = True
+            child.process.kill()
 
     def take_dead(self) -> list[Child]:
         """Reaped, to be dealt with now."""

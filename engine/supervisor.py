@@ -182,10 +182,8 @@ class Supervisor:
             for child in self._crew.children:
                 child.last_heard = now
         self._last_turn = now
-        for child in self._crew.children:
-            if child.is_silent(now, self._config.heartbeat_timeout):
-                child.hung = True
-                child.process.kill()
+        if hung := [child for child in self._crew.children if child.is_silent(now, self._config.heartbeat_timeout)]:
+            self._crew.kill_hung(hung)
         if may_exit in self._crew.dead and may_exit.process.wait() == 0:
             self._crew.dead.remove(may_exit)
         if self._crew.dead:

@@ -17,7 +17,7 @@ from tercet.triton_kernels.all_reduce import Inboxes, inbox_shape, words_of
 _LOG = logging.getLogger(__name__)
 _ROOM_BYTES = 2 * 2**20
 """Most of a message. Inboxes take 4 x ranks times that: two calls in turn, and a number beside each word."""
-_BYTES = {2: 256 * 2**10}
+_BYTES = {2: 2 * 2**20}
 _BYTES_OTHERWISE = 128 * 2**10
 """Up to which size a sum goes through peer memory, by number of ranks: where `scripts/bench_all_reduce.py` sees it win.
 A rank sends all it has to each of the others, so more ranks gain less."""

@@ -1,7 +1,10 @@
 """Any process of a live engine dies or hangs: streams pause and go on, and say what an undisturbed run says."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -160,6 +163,24 @@ async def test_a_request_that_kills_workers_is_refused_after_two_tries(
         assert token_ids == [1000 + (start + i) % 500 for i in range(500)]
     assert len(ends) == 10
     assert not first.is_running()
+
+
+_HANG = """
+import sys
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+with LLM(sys.argv[1], load_format="null", heartbeat_timeout=1, max_restarts=10) as llm:
+    llm.generate([[5, 6662]], SamplingParams(max_tokens=5))
+"""
+
+
+def test_a_worker_that_hangs_says_where(ids_only_model: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent / "poison"), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", _HANG, str(ids_only_model)]
+    env = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert "worker 0 hung: it said nothing for" in run.stderr
+    assert re.search(r"\[worker 0\] Current thread .*:\n(\[worker 0\] .*\n)*.* in run_steps\n", run.stderr), run.stderr
 
 
 def test_a_worker_that_always_dies_ends_the_engine(ids_only_model: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from tercet.triton_kernels import tuning
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul import (
     matmul,
@@ -17,7 +18,7 @@ from tercet.triton_kernels.matmul import (
     rms_norm_matmul_silu_and_mul,
 )
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.tuning import MatmulConfig, heuristic
+from tercet.triton_kernels.tuning import MatmulConfig, choose_matmul, heuristic
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16]
@@ -145,6 +146,19 @@ def test_bad_input(message: str, call: object) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_heuristic_keeps_plain_order(bucket: int, dtype: torch.dtype) -> None:
     assert heuristic(bucket, 4096, 1024, dtype, True).kernel in ("skinny", "tile", "persistent", "wave", "hopper")
+
+
+def test_weights_of_nearly_the_same_size_share_what_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "gpu_name", lambda device: "NVIDIA H200")
+    monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
+
+    def choose(op: str, rows: int, N: int, K: int, deterministic: bool = False) -> MatmulConfig:
+        return choose_matmul(op, rows, N, K, torch.bfloat16, deterministic, torch.device("cuda"))
+
+    for rows in (1, 8, 64, 256, 8192):
+        assert choose("matmul", rows, 128_256, 4096) == choose("matmul", rows, 151_936, 4096)
+        assert choose("matmul", rows, 3072, 4096, True) == choose("matmul_add", rows, 4096, 4096, True)
+        assert choose("matmul", rows, 50, 64) == heuristic(rows, 50, 64, torch.bfloat16, False, True)
 
 
 def test_interpreted() -> None:

@@ -38,7 +38,7 @@ FOR_MANY = [
 ]
 ON_GPU = [
     MatmulConfig("tile", 128, 128, 64, 8),
-    MatmulConfig("persistent", 128, 256, 64, 8, 4),
+    MatmulConfig("persistent", 128, 256, 64, 8, 3),
     MatmulConfig("wave", 128, 128, 64, 4, 6),
     MatmulConfig("hopper", 128, 256, 64, 4, 4),
     MatmulConfig("hopper", 256, 128, 64, 4, 4, 4),

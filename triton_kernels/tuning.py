@@ -1,4 +1,5 @@
-"""Which kernel and which block sizes serve a product: a table measured offline per GPU, a heuristic elsewhere.
+"""Which kernel and which block sizes serve a product: a table measured offline per GPU, also for weights of nearly the
+same size, and a heuristic elsewhere.
 
 Nothing is measured here, and nothing at run time: `scripts/tune.py` writes `tuned/<GPU name>.json`. Two calls with the
 same sizes and bucket of rows always get the same answer, so their bits agree from run to run.
@@ -6,6 +7,7 @@ same sizes and bucket of rows always get the same answer, so their bits agree fr
 
 import functools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +21,8 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", *PLAIN_ORDER)
 NEED_TMA = ("wave", "persistent", "hopper")
+_NEAR = 2.0
+"""How far weights may be, in doublings of N and twice those of K, from others whose configurations they share."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,31 @@ def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
 def _choose(
     op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str, hopper: bool
 ) -> MatmulConfig:  # fmt: skip
-    tuned = load_table(gpu).get(table_key(op, N, K, dtype, deterministic), {})
+    tuned = load_table(gpu).get(table_key(op, N, K, dtype, deterministic)) or _nearest(
+        gpu, op, N, K, dtype, deterministic
+    )
     # The nearest larger bucket serves too.
     for larger in sorted(tuned):
         if larger >= bucket:
             return tuned[larger]
     return heuristic(bucket, N, K, dtype, deterministic, hopper)
+
+
+def _nearest(gpu: str, op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> dict[int, MatmulConfig]:
+    """What was tuned for weights of nearly this size, if there are any: closer than a heuristic comes.
+
+    Rather for a longer K than for a shorter one, of which a kernel may have held all at once.
+    """
+    found: list[tuple[float, dict[int, MatmulConfig]]] = []
+    for key, buckets in load_table(gpu).items():
+        other, size, _, _ = key.split(" ")
+        other_n, other_k = map(int, size.split("x"))
+        longer = math.log2(other_k / K)
+        distance = abs(math.log2(other_n / N)) + (2 * longer if longer > 0 else -3 * longer)
+        same = other == op or {other, op} == {"matmul", "matmul_add"}
+        if same and distance <= _NEAR and key == table_key(other, other_n, other_k, dtype, deterministic):
+            found.append((distance, buckets))
+    return min(found, key=lambda pair: pair[0])[1] if found else {}
 
 
 def heuristic(

@@ -3,8 +3,8 @@
 import importlib.abc
 import importlib.util
 import os
-import signal
 import sys
+import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -24,7 +24,7 @@ def poison(module: ModuleType) -> None:
             if RAISES in ids:
                 raise ArithmeticError("NaN everywhere")
             if HANGS in ids:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                time.sleep(86_400)
         begin(self, step)
 
     module.NullRunner.begin = begin_or_die  # type: ignore[attr-defined]
