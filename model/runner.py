@@ -18,14 +18,15 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
+from tercet.model.plan_writer import PlanWriter
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
-from tercet.model.slots import PlanBuffer, make_slot_table, split_changes
+from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
-from tercet.triton_kernels.write_plan import RunSizes, write_plan
+from tercet.triton_kernels.write_plan import HEADER_WORDS
 
 _CHANGE_WORDS = 2**18
 """Words of changes in one copy to the device; more go in several."""
@@ -68,7 +69,8 @@ class Runner:
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size)
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
-        self._plan = PlanBuffer(self._row_words + _CHANGE_WORDS, device, settings.run_ahead + 2)
+        self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
+        self._writer = PlanWriter(self._plan, self._row_words, self.table, self._num_pages)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
@@ -85,7 +87,7 @@ class Runner:
             self._warm_up(settings.enforce_eager, progress)
 
     def begin(self, step: Step) -> None:
-        """Apply what a plan changes and remember its rows: one launch, or one copy, unless the changes are long."""
+        """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         for enter in step.enter:
@@ -105,13 +107,11 @@ class Runner:
         words, num_rows = self._plan.begin(), 0
         if self._on_gpu:
             num_rows = write_rows(words, self._shape, self._decodes, self._chunks, self._dummy)
-        runs = split_changes(step, _CHANGE_WORDS)
-        if not runs:
-            self._plan.send(0, num_rows)
-        for index, changes in enumerate(runs):
-            if index:
+        rows_alone = [NO_CHANGES] if self._on_gpu else []
+        for index, changes in enumerate(split_changes(step, _CHANGE_WORDS) or rows_alone):
+            if index:  # more than one run
                 words, num_rows = self._plan.begin(), 0
-            self._apply(changes.write(words, self._row_words, num_rows))
+            self._writer.write(changes.write(words, self._row_words, num_rows))
         if len(pairs := np.frombuffer(step.copies, np.int32)):
             stop = self._row_words + len(pairs)
             self._plan.begin()[self._row_words : stop] = pairs
@@ -127,11 +127,6 @@ class Runner:
         """Run step `index` of the plan's lease."""
         self._prompt_logs = []
         return self._launch_on_gpu() if self._on_gpu else self._launch_on_cpu()
-
-    def _apply(self, sizes: RunSizes) -> None:
-        """What the run that was begun last changes."""
-        write_plan(self._plan.run_W, self._plan.words_W, sizes, self.table, self._num_pages)
-        self._plan.sent()
 
     def _copy(self, num_pairs: int) -> None:
         copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
@@ -224,8 +219,9 @@ class Runner:
             self._graphs.capture(shapes, progress)
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
-        self._plan.begin()[:] = -1
-        self._apply(RunSizes(0, self._row_words, 1, 1, 1))
+        self._writer.compile()
+        if not enforce_eager:
+            self._writer.capture()
         self._copy(1)
         self._extras.apply(self._plan.words_W, self._row_words, 1)
         self._landings.restart()

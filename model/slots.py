@@ -1,8 +1,8 @@
 """Plans on their way to the device: the slot table's tensors, and a `Step` packed into one run of int32 words.
 
-The words of a plan: the rows (slots of decodes and chunks, starts and lengths of chunks), then records of requests that
-enter, then entries of page tables, then the ids that the records bring. What is too long for one run goes in several.
-Knows layouts; computes nothing.
+The words of a plan: the rows (slots of decodes and chunks, starts and lengths of chunks), then a header, records of
+requests that enter, entries of page tables, the ids that the records bring. What is too long for one run goes in
+several. Knows layouts; computes nothing.
 """
 
 import struct
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from tercet.ipc.step_messages import Enter, Step
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, RECORD_WORDS, SlotTable
-from tercet.triton_kernels.write_plan import RunSizes
+from tercet.triton_kernels.write_plan import HEADER_WORDS, RunSizes
 
 _RECORD = struct.Struct(f"<9i3fq2i{4 * MAX_STOP_IDS}s")
-assert _RECORD.size == 4 * RECORD_WORDS
+_HEADER = struct.Struct("<4i")
+assert (_RECORD.size, _HEADER.size) == (4 * RECORD_WORDS, 4 * HEADER_WORDS)
 
 
 def make_slot_table(max_num_seqs: int, max_model_len: int, page_size: int, device: torch.device) -> SlotTable:
@@ -66,9 +67,10 @@ class Changes:
     triples: bytes
 
     def write(self, words: NDArray[np.int32], base: int, num_rows: int) -> RunSizes:
-        """Write it into a run behind its `num_rows` words of rows, from word `base` on."""
+        """Write it into a run behind its `num_rows` words of rows, its header at word `base`."""
         run = words.data.cast("B")
-        place = 4 * base
+        _HEADER.pack_into(run, 4 * base, num_rows, len(self.records), len(self.triples) // 12, 0)
+        place = 4 * base + _HEADER.size
         ids_place = place + len(self.records) * _RECORD.size + len(self.triples)
         longest = 0
         for record in self.records:
@@ -79,6 +81,10 @@ class Changes:
             place, ids_place = place + _RECORD.size, end
         run[place : place + len(self.triples)] = self.triples
         return RunSizes(num_rows, base, len(self.records), longest, len(self.triples) // 12)
+
+
+NO_CHANGES = Changes((), b"")
+"""A run may bring rows alone."""
 
 
 def split_changes(step: Step, capacity: int) -> list[Changes]:
@@ -127,7 +133,8 @@ def _pack_record(run: memoryview, place: int, record: Record, ids_word: int) -> 
 class PlanBuffer:
     """Words on the device, filled through a ring of pinned runs: what is on its way is never overwritten.
 
-    On the CPU the device's words are written directly, and are the run.
+    On the CPU the device's words are written directly, and are the run. A kernel may read a run where it is, instead of
+    its copy (`send`); it is to be followed by `sent`.
     """
 
     def __init__(self, num_words: int, device: torch.device, depth: int) -> None:
@@ -135,28 +142,28 @@ class PlanBuffer:
         self._on_gpu = device.type == "cuda"
         self._turn = 0
         if self._on_gpu:
-            self._host = [torch.zeros(num_words, dtype=torch.int32, pin_memory=True) for _ in range(depth)]
+            self.runs = [torch.zeros(num_words, dtype=torch.int32, pin_memory=True) for _ in range(depth)]
             self._read = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
         else:
-            self._host = [self.words_W]
-        self._views: list[NDArray[np.int32]] = [host.numpy() for host in self._host]
+            self.runs = [self.words_W]
+        self._views: list[NDArray[np.int32]] = [host.numpy() for host in self.runs]
 
     def begin(self) -> NDArray[np.int32]:
         """The run to write next; waits if the device still reads it."""
         if self._on_gpu:
-            self._turn = (self._turn + 1) % len(self._host)
+            self._turn = (self._turn + 1) % len(self.runs)
             self._read[self._turn].synchronize()
         return self._views[self._turn]
 
     @property
-    def run_W(self) -> torch.Tensor:
-        """That run, for a kernel that reads it where it is. To be followed by `sent`."""
-        return self._host[self._turn]
+    def turn(self) -> int:
+        """Which of `runs` that is."""
+        return self._turn
 
     def send(self, start: int, stop: int) -> None:
         """Start copying words `start` to `stop` of that run to the device."""
         if self._on_gpu:
-            self.words_W[start:stop].copy_(self._host[self._turn][start:stop], non_blocking=True)
+            self.words_W[start:stop].copy_(self.runs[self._turn][start:stop], non_blocking=True)
             self.sent()
 
     def sent(self) -> None:

@@ -11,23 +11,29 @@ from plan_driver import GREEDY, pack
 from slot_tables import random_table
 from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.slots import PlanBuffer, make_slot_table, split_changes
+from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
-from tercet.triton_kernels.write_plan import write_plan
+from tercet.triton_kernels.write_plan import HEADER_WORDS, RunSizes, write_plan, write_small_plan
 
 CPU = torch.device("cpu")
 BASE = 10
 NUM_PAGES = 50
 
 
-def apply(table: SlotTable, step: Step, capacity: int) -> int:
-    """As the runner does; returns the number of runs."""
-    buffer = PlanBuffer(BASE + capacity, CPU, 2)
+def apply(table: SlotTable, step: Step, capacity: int, small: bool = False) -> int:
+    """As the runner does, or `small`: as its graph; returns the number of runs."""
+    buffer = PlanBuffer(BASE + HEADER_WORDS + capacity, CPU, 2)
     runs = split_changes(step, capacity)
     for changes in runs:
         words = buffer.begin()
         words[:] = -12345  # nothing of an earlier run is left to rely on
         rows = torch.full((BASE,), 7, dtype=torch.int32)
-        write_plan(buffer.run_W, rows, changes.write(words, BASE, 4), table, NUM_PAGES)
+        sizes = changes.write(words, BASE, 4)
+        if small:
+            assert sizes.are_small
+            write_small_plan(buffer.words_W, rows, BASE, table, NUM_PAGES)
+        else:
+            write_plan(buffer.words_W, rows, sizes, table, NUM_PAGES)
         assert rows.tolist() == [-12345] * 4 + [7] * (BASE - 4)
     return len(runs)
 
@@ -42,13 +48,13 @@ SAMPLING = Sampling(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("capacity", [60, 100, 1000])
-def test_requests_enter(capacity: int) -> None:
+@pytest.mark.parametrize(("capacity", "small"), [(60, False), (100, False), (1000, False), (1000, INTERPRETED)])
+def test_requests_enter(capacity: int, small: bool) -> None:
     table = make_slot_table(6, 200, 16, CPU)
     untouched = make_slot_table(6, 200, 16, CPU)
     a, b = [5, 6, 7], list(range(100, 260))
     enters = (Enter(4, pack(*a), 2, SAMPLING), Enter(1, pack(*b), len(b), GREEDY))
-    runs = apply(table, make_step(enters, (1, 0, 3, 1, 1, 4, 4, 0, 9)), capacity)
+    runs = apply(table, make_step(enters, (1, 0, 3, 1, 1, 4, 4, 0, 9)), capacity, small)
     assert (runs == 1) == (capacity == 1000)
     assert table.token_ids_SL[4, :3].tolist() == a
     assert table.token_ids_SL[1, : len(b)].tolist() == b
@@ -68,6 +74,14 @@ def test_requests_enter(capacity: int) -> None:
     for field in fields(SlotTable):
         rest = [0, 2, 3, 5, 6]
         assert torch.equal(getattr(table, field.name)[rest], getattr(untouched, field.name)[rest]), field.name
+
+
+def test_which_plans_are_small() -> None:
+    """One program more than there are records, and as many tiles as the longest part has."""
+    assert RunSizes(0, 8, 8, 16 * 1024, 3).are_small
+    assert RunSizes(16 * 1024, 16 * 1024, 0, 0, 16 * 1024).are_small
+    for large in (RunSizes(0, 8, 9, 1, 0), RunSizes(0, 8, 1, 16 * 1024 + 1, 0), RunSizes(0, 8, 0, 0, 16 * 1024 + 1)):
+        assert not large.are_small
 
 
 def test_seeds_of_every_size() -> None:

@@ -29,7 +29,7 @@ from tercet.triton_kernels.logits import (
 from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare, prepare_reference
 from tercet.triton_kernels.sample import sample, sample_reference
 from tercet.triton_kernels.slot_table import RECORD_WORDS, SlotTable
-from tercet.triton_kernels.write_plan import RunSizes, write_plan, write_plan_reference
+from tercet.triton_kernels.write_plan import HEADER_WORDS, RunSizes, write_plan, write_plan_reference, write_small_plan
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -47,12 +47,14 @@ def check_same(got: SlotTable, wanted: SlotTable) -> None:
         assert torch.equal(getattr(got, field.name).cpu(), getattr(wanted, field.name)), field.name
 
 
+@pytest.mark.parametrize("replayed", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 3, 99])
-def test_a_plan_is_written(num_rows: int) -> None:
-    """The kernel reads it in the host's pinned memory."""
+def test_a_plan_is_written(num_rows: int, replayed: bool) -> None:
+    """The kernel reads it in the host's pinned memory, whatever is there by then."""
     table = random_table(20, 40, PAGE, 5000, 0)
     ours = SlotTable(**on_device(table))
     longest, num_records, base = 2500, 6, 100
+    first_record = base + HEADER_WORDS
     records = torch.randint(-9, 2**30, (num_records, RECORD_WORDS), dtype=INTS)
     records[:, 9:12] = torch.rand(num_records, 3).view(INTS)  # temperature, top_p, min_p
     records[:, 12:14] = torch.randint(-(2**31), 2**31 - 1, (num_records, 2), dtype=INTS)  # the seed has no sign
@@ -60,18 +62,33 @@ def test_a_plan_is_written(num_rows: int) -> None:
     triples = [(slot, index, random.randrange(1000)) for slot, index in pairs]
     triples += [(20, 0, 5), (-1, 0, 5), (3, 40, 5), (3, -1, 5), (5, 5, 1000), (6, 6, -1)]
     pages = torch.tensor(triples, dtype=INTS).flatten()
-    offset = base + records.numel() + pages.numel()
+    offset = first_record + records.numel() + pages.numel()
     for index, (slot, first, count) in enumerate(
         [(3, 0, 2500), (0, 17, 1), (18, 1025, 1024), (7, 2559, 1), (20, 0, 9), (-1, 0, 9)]
     ):
         records[index, :4] = torch.tensor([slot, first, count, offset])
         offset += count
     words = torch.randint(0, 5000, (offset,), dtype=INTS)
-    changes = torch.cat([records.flatten(), pages])
+    header = torch.tensor([num_rows, num_records, len(triples), 0], dtype=INTS)
+    changes = torch.cat([header, records.flatten(), pages])
     words[base : base + len(changes)] = changes
     sizes = RunSizes(num_rows, base, num_records, longest, len(triples))
     our_rows, rows = torch.zeros(base, dtype=INTS, device=DEVICE), torch.zeros(base, dtype=INTS)
-    write_plan(words.pin_memory(), our_rows, sizes, ours, 1000)
+    run = torch.full_like(words, -1).pin_memory()
+    if replayed:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            write_small_plan(run, our_rows, base, ours, 1000)  # compiles, and changes nothing
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin()
+            write_small_plan(run, our_rows, base, ours, 1000)
+            graph.capture_end()
+            run.copy_(words)
+            graph.replay()
+        torch.cuda.synchronize()
+    else:
+        write_plan(words.pin_memory(), our_rows, sizes, ours, 1000)
     write_plan_reference(words, rows, sizes, table, 1000)
     check_same(ours, table)
     assert torch.equal(our_rows.cpu(), rows)
