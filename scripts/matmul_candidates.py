@@ -61,7 +61,7 @@ def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
     N, K = product.N, product.K
     found: list[MatmulConfig] = []
     if product.normed and num_rows > 1:
-        return list(_splits(max(num_rows, 8), N, K)) if num_rows <= 16 else []
+        return list(_splits(max(num_rows, 8), N, K)) if num_rows <= 64 else []
     if num_rows == 1:
         return list(
             _vectors(K, 2 if product.epilogue == "gate" else 1)
@@ -102,7 +102,7 @@ def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                 for stages in (3, 5):
                     shared = stages * step * (block_n + block_m) * 2
                     if shared <= _SHARED_BYTES:
-                        for prefetch in (0, 128) if rows <= 16 else (0,):
+                        for prefetch in (0, 128):
                             yield MatmulConfig(
                                 "split", block_m, block_n, block_k, warps, stages, splits, prefetch=prefetch
                             )
