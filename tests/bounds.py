@@ -61,6 +61,8 @@ def _spans(argument: object) -> list[tuple[int, int]]:
     """First address of a tensor, and the one behind its last."""
     if isinstance(argument, TensorDescriptor):
         return _spans(argument.base)
+    if isinstance(argument, tuple):
+        return [span for element in argument for span in _spans(element)]
     if not isinstance(argument, torch.Tensor) or not argument.numel():
         return []
     last = sum((size - 1) * stride for size, stride in zip(argument.shape, argument.stride(), strict=True))

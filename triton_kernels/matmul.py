@@ -83,7 +83,7 @@ def rms_norm_matmul(
 ) -> Tensor:
     """`matmul` of the normed rows of x, in one kernel where few rows make that pay. Mutates nothing; graph-safe."""
     _check(x_MK, w_NK, bias_N)
-    config = _norming_config("rms_norm_matmul", x_MK, norm_K, w_NK, deterministic)
+    config = norming_config("rms_norm_matmul", x_MK, norm_K, w_NK, deterministic)
     if config is None:
         return matmul(rms_norm(x_MK, norm_K, eps, rows), w_NK, bias_N, deterministic=deterministic, rows=rows)
     out_MN = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
@@ -102,7 +102,7 @@ def rms_norm_matmul_silu_and_mul(
 ) -> Tensor:
     """`matmul_silu_and_mul` of the normed rows of x, in one kernel where few rows make that pay. Graph-safe."""
     _check_pairs(x_MK, w_2FK)
-    config = _norming_config("rms_norm_matmul_silu_and_mul", x_MK, norm_K, w_2FK, deterministic)
+    config = norming_config("rms_norm_matmul_silu_and_mul", x_MK, norm_K, w_2FK, deterministic)
     if config is None:
         return matmul_silu_and_mul(rms_norm(x_MK, norm_K, eps, rows), w_2FK, deterministic=deterministic, rows=rows)
     out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
@@ -150,7 +150,7 @@ def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulC
     return choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, deterministic, x_MK.device)
 
 
-def _norming_config(
+def norming_config(
     op: str, x_MK: Tensor, norm_K: Tensor, w_NK: Tensor, deterministic: bool
 ) -> MatmulConfig | None:  # fmt: skip
     """The kernel that norms its own rows, or None: then the norm runs first, on its own.

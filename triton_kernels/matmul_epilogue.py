@@ -9,9 +9,12 @@ Shape suffixes: M rows, N output columns (before the gate halves them).
 import triton
 import triton.language as tl
 
+from tercet.triton_kernels.matmul_draw import draw_tile, load_rows
+
 STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)  # into what the output holds: the residual
 GATE = tl.constexpr(2)  # silu(even columns) * odd columns
+SAMPLE = tl.constexpr(3)  # the columns are logits: nothing but each row's best score of the tile
 
 
 @triton.jit
@@ -43,12 +46,33 @@ def load_residual(
 
 
 @triton.jit
+def begin_draw(draw, rows, M, EPILOGUE: tl.constexpr):
+    """What a tile of logits needs to know of its rows; of no use elsewhere."""
+    if EPILOGUE == SAMPLE:
+        return load_rows(draw, rows, M)
+    return rows
+
+
+@triton.jit
+def turn_ring(draw, EPILOGUE: tl.constexpr):
+    """The first program of a product that draws moves the ring on, after its wait: others read it until then."""
+    if EPILOGUE == SAMPLE and tl.program_id(0) == 0:
+        tl.store(draw.turn, (tl.load(draw.turn) + 1) % draw.depth)
+
+
+@triton.jit
 def finish_with(
-    acc_MN, bias_N, residual_MN, rows, start_n, out_ptr, M,
+    acc_MN, bias_N, residual_MN, facts, rows, start_n, tile, out_ptr, draw, M,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    """Bias, gate or residual, rounding once, and the store of what lies inside the output."""
+    """Bias, gate or residual, rounding once, and the store of what lies inside the output; or the draw.
+
+    `facts`: what `begin_draw` said. `tile`: which of the row's tiles this is.
+    """
     acc_MN += bias_N[None, :]
+    if EPILOGUE == SAMPLE:
+        draw_tile(acc_MN, facts, rows, start_n, tile, draw, M, BLOCK_N, out_ptr.dtype.element_ty)
+        return
     width: tl.constexpr = N // 2 if EPILOGUE == GATE else N
     if EPILOGUE == GATE:
         y = gate_pairs(acc_MN, BLOCK_M, BLOCK_N)
@@ -65,10 +89,12 @@ def finish_with(
 
 @triton.jit
 def finish_tile(
-    acc_MN, rows, start_n, bias_ptr, out_ptr, M,
+    acc_MN, facts, rows, start_n, tile, bias_ptr, out_ptr, draw, M,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """The same, with bias and residual loaded here."""
     bias_N = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     residual_MN = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
-    finish_with(acc_MN, bias_N, residual_MN, rows, start_n, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
+    finish_with(
+        acc_MN, bias_N, residual_MN, facts, rows, start_n, tile, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE
+    )

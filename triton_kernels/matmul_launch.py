@@ -11,28 +11,32 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
-from tercet.triton_kernels.matmul_epilogue import ADD, GATE, STORE
+from tercet.triton_kernels.matmul_draw import Draw
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
 from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.tuning import KERNELS, MatmulConfig
 
-EPILOGUES = {"store": STORE, "add": ADD, "gate": GATE}
+EPILOGUES = {"store": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
 
 
 def launch_matmul(
     config: MatmulConfig,
     x_MK: Tensor,
     w_NK: Tensor,
-    out: Tensor,
+    out: Tensor | None,
     epilogue: str = "store",
     bias_N: Tensor | None = None,
     norm_K: Tensor | None = None,
     eps: float = 0.0,
     rows: Tensor | None = None,
+    draw: Draw | None = None,
 ) -> None:
     """Run one product as `config` says. `out` is [M, N], or [M, N / 2] for the gate. Graph-safe: fixed grids.
+
+    "sample" has a `draw` in place of `out`.
 
     `norm_K` needs a kernel that can norm its rows: vector or split. `rows`: how many rows there are in truth, int32 [1]
     on the device; kernels for many rows leave out tiles behind them.
@@ -48,15 +52,19 @@ def launch_matmul(
         "EPILOGUE": EPILOGUES[epilogue].value,
         "HAS_BIAS": bias_N is not None,
         "PDL": pdl,
+        "draw": draw,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
     if pdl:
         fixed["launch_pdl"] = True
+    if out is None:
+        assert draw is not None
+        out = x_MK  # for its type: nothing is written there
     bias = out if bias_N is None else bias_N
     norm = x_MK if norm_K is None else norm_K
     counted = {"rows_ptr": out if rows is None else rows, "HAS_ROWS": rows is not None}
-    width = config.block_n * 3 // 2 if config.extra else config.block_n
+    width = _width(config)
     tiles_n = triton.cdiv(N, width)
     tiles = triton.cdiv(M, config.block_m) * tiles_n
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
@@ -68,13 +76,13 @@ def launch_matmul(
             vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **fixed)
         case "split":
             split_kernel[(tiles,)](
-                x_MK, norm, eps, w_NK, bias, out, M, BLOCK_M=config.block_m, SPLITS=config.splits, PRECISION=precision,
+                x_MK, norm, eps, w_NK, bias, out, M=M, BLOCK_M=config.block_m, SPLITS=config.splits, PRECISION=precision,
                 NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
             )  # fmt: skip
         case "skinny":
             assert norm_K is None
             skinny_kernel[(tiles,)](
-                x_MK, w_NK, bias, out, M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, **fixed
+                x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, **fixed
             )
         case "tile":
             assert norm_K is None
@@ -93,6 +101,7 @@ def launch_matmul(
         case "hopper":
             assert norm_K is None
             assert bias_N is None
+            assert draw is None
             num_programs = min(multiprocessors(x_MK.device), tiles)
             hopper_kernel[(num_programs,)](
                 _hopper_descriptor(x_MK, config.block_m, config.block_k),
@@ -108,11 +117,21 @@ def launch_matmul(
                 TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 bias,
-                TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 2]),
+                None if draw else TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 2]),
                 M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **counted, **fixed,
             )  # fmt: skip
         case _:
             raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted one of {KERNELS}")
+
+
+def num_tiles(config: MatmulConfig, N: int) -> int:
+    """In how many tiles a row's outputs are computed: so many scores a product writes that draws."""
+    return triton.cdiv(N, _width(config)) * (2 if config.extra else 1)
+
+
+def _width(config: MatmulConfig) -> int:
+    """Output columns of one program."""
+    return config.block_n * 3 // 2 if config.extra else config.block_n
 
 
 def _hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
@@ -120,9 +139,9 @@ def _hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
     return HopperDescriptor.from_tensor(tensor, list(block), gl.NVMMASharedLayout.get_default_for(list(block), dtype))
 
 
-def can_use_tma(x_MK: Tensor, w_NK: Tensor, out: Tensor) -> bool:
+def can_use_tma(x_MK: Tensor, *others: Tensor) -> bool:
     """TMA wants 16-byte rows and starts, and a card that has it."""
     return is_hopper(x_MK.device) and all(
         tensor.stride(0) * tensor.itemsize % 16 == 0 and tensor.data_ptr() % 16 == 0 and tensor.itemsize == 2
-        for tensor in (x_MK, w_NK, out)
+        for tensor in (x_MK, *others)
     )

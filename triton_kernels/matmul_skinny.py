@@ -9,13 +9,13 @@ Shape suffixes: M rows, K reduced size, N output size; S parts of K.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import finish_with, load_bias, load_residual
+from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
 from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def skinny_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -25,7 +25,8 @@ def skinny_kernel(
     """
     num_m = tl.cdiv(M, BLOCK_M)
     tile_m = tl.program_id(0) % num_m
-    start_n = tl.program_id(0) // num_m * BLOCK_N
+    tile_n = tl.program_id(0) // num_m
+    start_n = tile_n * BLOCK_N
     w_rows = tl.arange(0, BLOCK_N)
     if N % BLOCK_N:
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
@@ -37,8 +38,10 @@ def skinny_kernel(
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
+    facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
     wait_for_previous(PDL)
+    turn_ring(draw, EPILOGUE)
     residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -49,12 +52,14 @@ def skinny_kernel(
             w = tl.load(w_ptrs + k)
             x = tl.load(x_ptrs + k)
         acc_NM = tl.dot(w, x, acc_NM, input_precision=PRECISION)
-    finish_with(tl.trans(acc_NM), bias, residual, rows, start_n, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
+    finish_with(
+        tl.trans(acc_NM), bias, residual, facts, rows, start_n, tile_n, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE
+    )
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def split_kernel(
-    x_ptr, norm_ptr, eps, w_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_ptr, norm_ptr, eps, w_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLITS: tl.constexpr, PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -65,7 +70,8 @@ def split_kernel(
     """
     num_m = tl.cdiv(M, BLOCK_M)
     tile_m = tl.program_id(0) % num_m
-    start_n = tl.program_id(0) // num_m * BLOCK_N
+    tile_n = tl.program_id(0) // num_m
+    start_n = tile_n * BLOCK_N
     w_rows = tl.arange(0, BLOCK_N)
     if N % BLOCK_N:
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
@@ -86,9 +92,11 @@ def split_kernel(
         if NORM:
             norm_SK = tl.load(norm_ptr + columns_SK, mask=columns_SK < K, other=0.0)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
+    facts = begin_draw(draw, rows, M, EPILOGUE)
     if PREFETCH == 0:
         let_next_start(PDL)
     wait_for_previous(PDL)
+    turn_ring(draw, EPILOGUE)
     residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_SNM = tl.zeros((SPLITS, BLOCK_N, BLOCK_M), tl.float32)
     squares_SM = tl.zeros((SPLITS, BLOCK_M), tl.float32)
@@ -107,4 +115,6 @@ def split_kernel(
     acc_NM = tl.sum(acc_SNM, 0)
     if NORM:
         acc_NM *= tl.rsqrt(tl.sum(squares_SM, 0) / K + eps)[None, :]
-    finish_with(tl.trans(acc_NM), bias, residual, rows, start_n, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
+    finish_with(
+        tl.trans(acc_NM), bias, residual, facts, rows, start_n, tile_n, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE
+    )

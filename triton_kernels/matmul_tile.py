@@ -10,7 +10,8 @@ Shape suffixes: M rows, K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import ADD, GATE, finish_tile, gate_pairs
+from tercet.triton_kernels.matmul_draw import draw_tile
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, begin_draw, finish_tile, gate_pairs, turn_ring
 from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
 
 
@@ -26,7 +27,7 @@ def _tile_of(index, num_m, num_n, GROUP_M: tl.constexpr):
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def tile_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_ptr, w_ptr, bias_ptr, out_ptr, rows_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -41,8 +42,10 @@ def tile_kernel(
     columns = tl.arange(0, BLOCK_K)
     x_ptrs = x_ptr + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * K + columns[None, :]
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + w_rows[None, :] * K + columns[:, None]
+    facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
     wait_for_previous(PDL)
+    turn_ring(draw, EPILOGUE)
     if HAS_ROWS and tile_m * BLOCK_M >= tl.load(rows_ptr):
         return
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -54,12 +57,14 @@ def tile_kernel(
             x = tl.load(x_ptrs + k)
             w = tl.load(w_ptrs + k)
         acc = tl.dot(x, w, acc, input_precision=PRECISION)
-    finish_tile(acc, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+    finish_tile(
+        acc, facts, rows, start_n, tile_n, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS
+    )
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def wave_kernel(
-    x_desc, w_desc, half_desc, w_ptr, bias_ptr, out_ptr, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_desc, w_desc, half_desc, w_ptr, bias_ptr, out_ptr, rows_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EXTRA: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -71,12 +76,16 @@ def wave_kernel(
     width: tl.constexpr = BLOCK_N * 3 // 2 if EXTRA else BLOCK_N
     num_m = tl.cdiv(M, BLOCK_M)
     tile_m = tl.program_id(0) % num_m
-    start_m, start_n = tile_m * BLOCK_M, tl.program_id(0) // num_m * width
+    tile_n = tl.program_id(0) // num_m
+    start_m, start_n = tile_m * BLOCK_M, tile_n * width
     if PREFETCH > 0 and tile_m == 0:
         start = w_ptr + start_n.to(tl.int64) * K
         prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
     wait_for_previous(PDL)
+    turn_ring(draw, EPILOGUE)
     if HAS_ROWS and start_m >= tl.load(rows_ptr):
         return
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -87,16 +96,24 @@ def wave_kernel(
         acc = tl.dot(x, w_desc.load([start_n, k * BLOCK_K]).T, acc)
         if EXTRA:
             extra = tl.dot(x, half_desc.load([start_n + BLOCK_N, k * BLOCK_K]).T, extra)
-    rows = start_m + tl.arange(0, BLOCK_M)
-    finish_tile(acc, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
     if EXTRA:
-        start_n += BLOCK_N
-        finish_tile(extra, rows, start_n, bias_ptr, out_ptr, M, N, BLOCK_M, BLOCK_N // 2, EPILOGUE, HAS_BIAS)
+        finish_tile(
+            acc, facts, rows, start_n, 2 * tile_n, bias_ptr, out_ptr, draw, M,
+            N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS,
+        )  # fmt: skip
+        finish_tile(
+            extra, facts, rows, start_n + BLOCK_N, 2 * tile_n + 1, bias_ptr, out_ptr, draw, M,
+            N, BLOCK_M, BLOCK_N // 2, EPILOGUE, HAS_BIAS,
+        )  # fmt: skip
+    else:
+        finish_tile(
+            acc, facts, rows, start_n, tile_n, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS
+        )
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def persistent_kernel(
-    x_desc, w_desc, bias_ptr, out_desc, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    x_desc, w_desc, bias_ptr, out_desc, rows_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     NUM_PROGRAMS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr,
     PDL: tl.constexpr,
@@ -108,6 +125,7 @@ def persistent_kernel(
     num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     let_next_start(PDL)
     wait_for_previous(PDL)
+    turn_ring(draw, EPILOGUE)
     for tile in tl.range(tl.program_id(0), num_m * num_n, NUM_PROGRAMS, flatten=True):
         tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
         start_m, start_n = tile_m * BLOCK_M, tile_n * BLOCK_N
@@ -119,7 +137,11 @@ def persistent_kernel(
         if HAS_BIAS:
             columns = start_n + tl.arange(0, BLOCK_N)
             acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
-        if EPILOGUE == GATE:
+        if EPILOGUE == SAMPLE:
+            rows = start_m + tl.arange(0, BLOCK_M)
+            facts = begin_draw(draw, rows, M, EPILOGUE)
+            draw_tile(acc, facts, rows, start_n, tile_n, draw, M, BLOCK_N, x_desc.dtype)
+        elif EPILOGUE == GATE:
             y = gate_pairs(acc, BLOCK_M, BLOCK_N)
             out_desc.store([start_m, start_n // 2], y.to(out_desc.dtype))
         else:

@@ -8,13 +8,13 @@ Shape suffixes: K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import finish_with, load_bias, load_residual
+from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 
 @triton.jit
 def vector_kernel(
-    x_ptr, norm_ptr, eps, w_ptr, bias_ptr, out_ptr, N: tl.constexpr, K: tl.constexpr,
+    x_ptr, norm_ptr, eps, w_ptr, bias_ptr, out_ptr, draw, N: tl.constexpr, K: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -29,9 +29,11 @@ def vector_kernel(
     if NORM:
         norm = tl.load(norm_ptr + columns, mask=columns < K, other=0.0)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
+    one = tl.arange(0, 1)
+    facts = begin_draw(draw, one, 1, EPILOGUE)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    one = tl.arange(0, 1)
+    turn_ring(draw, EPILOGUE)
     residual = load_residual(out_ptr, one, start_n, 1, N, 1, BLOCK_N, EPILOGUE)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     squares = tl.zeros((BLOCK_K,), tl.float32)
@@ -48,4 +50,5 @@ def vector_kernel(
     y = tl.sum(acc, 1)
     if NORM:
         y *= tl.rsqrt(tl.sum(squares) / K + eps)
-    finish_with(y[None, :], bias, residual, one, start_n, out_ptr, 1, N, 1, BLOCK_N, EPILOGUE)
+    tile = tl.program_id(0)
+    finish_with(y[None, :], bias, residual, facts, one, start_n, tile, out_ptr, draw, 1, N, 1, BLOCK_N, EPILOGUE)

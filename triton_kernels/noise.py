@@ -40,7 +40,10 @@ def row_keys(seed, position):
 
 @triton.jit
 def gumbel(token_ids, key_1, key_2):
-    """Gumbel noise, fp32, of token ids under a row's keys."""
+    """Gumbel noise, fp32, of token ids under a row's keys.
+
+    Products that are added to are spelled out as fma, here and by callers: the same bits in every kernel.
+    """
     x = token_ids.to(tl.uint32) ^ key_1
     x ^= x >> 16
     x *= _MULTIPLY_1
@@ -50,9 +53,9 @@ def gumbel(token_ids, key_1, key_2):
     x ^= x >> 13
     x *= _MULTIPLY_1
     x ^= x >> 16
-    uniform = tl.minimum(x.to(tl.float32) * (2.0**-32) + (2.0**-33), _BELOW_ONE)
+    uniform = tl.minimum(tl.fma(x.to(tl.float32), 2.0**-32, 2.0**-33), _BELOW_ONE)
     # The likely winners are small uniforms: log1p by its series there, so that none of their bits is lost.
-    series = uniform * (1.0 + uniform * (0.5 + uniform * (0.33333333 + uniform * 0.25)))
+    series = tl.fma(uniform, tl.fma(uniform, tl.fma(uniform, 0.25, 0.33333333), 0.5), 1.0) * uniform
     exponential = tl.where(uniform < 0.015625, series, tl.log2(1.0 - uniform) * -_LOG_2)
     return tl.log2(exponential) * -_LOG_2
 

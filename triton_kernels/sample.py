@@ -83,7 +83,7 @@ def _score_tiles_kernel(
             if temperature >= smallest_temperature:
                 if threshold > EVERYTHING:
                     score = tl.where(order_key(score) >= threshold, score, float("-inf"))
-                score = score * inverse_temperature + gumbel(token_ids, key_1, key_2)
+                score = tl.fma(score, inverse_temperature, gumbel(token_ids, key_1, key_2))
             better = score > best
             best = tl.where(better, score, best)
             best_ids = tl.where(better, token_ids, best_ids)
@@ -194,8 +194,13 @@ def launch_append(
         scores_RK, ids_RK, slots_R, positions_R, table.token_ids_SL, table.length_S, table.max_length_S,
         table.min_length_S, table.done_S, table.stop_ids_SE, ring.places_KR, ring.turn_1, S, L,
         ring.places_KR.shape[1], *scores_RK.stride(), K=K, BLOCK_K=triton.next_power_of_2(K), V=vocab_size,
-        E=MAX_STOP_IDS, num_warps=1, **overlap_options(scores_RK),
+        E=MAX_STOP_IDS, num_warps=warps_for(triton.next_power_of_2(K)), **overlap_options(scores_RK),
     )  # fmt: skip
+
+
+def warps_for(num_tiles: int) -> int:
+    """Warps of a program that compares so many tiles, a power of two: a thread holds 8 of them, or 16 of the most."""
+    return max(1, min(8, num_tiles // 256))
 
 
 def sample_reference(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sampling when each rank has the logits of a part of the vocabulary: what ranks exchange is a score and an id a row.
+"""Sampling from parts of the vocabulary, of ranks and of tiles: what is compared is a score and an id of each.
 
 The noise is keyed by the token id of the whole vocabulary, and a maximum is the same however the vocabulary is cut: all
 ranks find the token that one rank would have found, and append it to their own tables. Only for rows that allow
@@ -25,6 +25,8 @@ from tercet.triton_kernels.sample import (
     check_rows,
     launch_append,
     launch_scores,
+    sample_reference,
+    warps_for,
 )
 from tercet.triton_kernels.slot_table import SlotTable
 
@@ -36,26 +38,38 @@ class VocabShard:
     first: int
     vocab_size: int
     """Of all ranks; columns beyond it are padding."""
-    gather: Callable[[Tensor], Tensor]
-    """Every rank's tensor, stacked: [...] -> [P, ...], int32. Graph-safe where sampling is to be."""
+    gather: Callable[[Tensor], Tensor] | None
+    """Every rank's tensor, stacked: [...] -> [P, ...], int32. Graph-safe where sampling is to be. None: one rank."""
 
     def end(self, num_columns: int) -> int:
         """The token id after the last of this rank."""
         return max(self.first, min(self.first + num_columns, self.vocab_size))
 
 
-@triton.jit
-def _best_tile_kernel(scores_ptr, ids_ptr, best_ptr, none, K: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr):
-    """Grid (R,): one program finds the best tile of its row and writes the score's bits and the id side by side."""
+_MOST_TILES = 4096
+"""More than one program compares at once: a kernel before it leaves one of every _PART."""
+_PART = 1024
+
+
+@triton.jit(
+    do_not_specialize=["row_stride", "tile_stride"], do_not_specialize_on_alignment=["row_stride", "tile_stride"]
+)
+def _best_tile_kernel(
+    scores_ptr, ids_ptr, best_ptr, none, row_stride, tile_stride,
+    K: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (R, parts of K): one program finds the best of PART tiles; writes its score's bits and id side by side."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
-    tile = tl.arange(0, BLOCK_K)
-    scores = tl.load(scores_ptr + row * K + tile, mask=tile < K, other=float("-inf"))
-    ids = tl.load(ids_ptr + row * K + tile, mask=tile < K, other=none)
+    tile = tl.program_id(1) * PART + tl.arange(0, PART)
+    offset = row.to(tl.int64) * row_stride + tile * tile_stride
+    scores = tl.load(scores_ptr + offset, mask=tile < K, other=float("-inf"))
+    ids = tl.load(ids_ptr + offset, mask=tile < K, other=none)
     top = tl.max(scores)
-    tl.store(best_ptr + row * 2, top.to(tl.int32, bitcast=True))
-    tl.store(best_ptr + row * 2 + 1, tl.min(tl.where(scores == top, ids, none)))
+    place = (row * tl.num_programs(1) + tl.program_id(1)) * 2
+    tl.store(best_ptr + place, top.to(tl.int32, bitcast=True))
+    tl.store(best_ptr + place + 1, tl.min(tl.where(scores == top, ids, none)))
 
 
 def sample_shard(
@@ -80,21 +94,48 @@ def sample_shard_into(
         return
     end = shard.end(V)
     scores_RK, ids_RK = launch_scores(logits_RV, slots_R, positions_R, table, ring, None, shard.first, end)
-    K = scores_RK.shape[1]
-    best_R2 = torch.empty(R, 2, dtype=torch.int32, device=logits_RV.device)
-    _best_tile_kernel[(R,)](
-        scores_RK, ids_RK, best_R2, shard.vocab_size - 1, K=K, BLOCK_K=triton.next_power_of_2(K), num_warps=1,
-        **overlap_options(logits_RV),
+    append_best(ring, scores_RK, ids_RK, slots_R, positions_R, table, shard)
+
+
+def append_best(
+    ring: TokenRing, scores_RK: Tensor, ids_RK: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable,
+    shard: VocabShard,
+) -> None:  # fmt: skip
+    """Append the id of each row's best score of all tiles of all ranks, the lowest of equals.
+
+    Both tensors have the same strides.
+    """
+    if scores_RK.shape[1] > _MOST_TILES:
+        scores_RK, ids_RK = _apart(_best_of_parts(scores_RK, ids_RK, _PART, shard))
+    if shard.gather is not None:
+        whole = triton.next_power_of_2(scores_RK.shape[1])
+        best_R2 = _best_of_parts(scores_RK, ids_RK, whole, shard)[:, 0]
+        scores_RK, ids_RK = _apart(shard.gather(best_R2).transpose(0, 1))
+    launch_append(scores_RK, ids_RK, slots_R, positions_R, table, ring, shard.vocab_size)
+
+
+def _best_of_parts(scores_RK: Tensor, ids_RK: Tensor, part: int, shard: VocabShard) -> Tensor:
+    """The best of every `part` tiles, score and id side by side: [R, parts, 2]."""
+    R, K = scores_RK.shape
+    num_parts = triton.cdiv(K, part)
+    best_RP2 = torch.empty(R, num_parts, 2, dtype=torch.int32, device=scores_RK.device)
+    _best_tile_kernel[(R, num_parts)](
+        scores_RK, ids_RK, best_RP2, shard.vocab_size - 1, *scores_RK.stride(), K=K, PART=part,
+        num_warps=warps_for(part), **overlap_options(scores_RK),
     )  # fmt: skip
-    best_RP2 = shard.gather(best_R2).transpose(0, 1)
-    scores_RP = best_RP2.view(torch.float32)[..., 0]
-    launch_append(scores_RP, best_RP2[..., 1], slots_R, positions_R, table, ring, shard.vocab_size)
+    return best_RP2
+
+
+def _apart(best_RP2: Tensor) -> tuple[Tensor, Tensor]:
+    return best_RP2.view(torch.float32)[..., 0], best_RP2[..., 1]
 
 
 def sample_shard_reference(
     logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, shard: VocabShard
 ) -> Tensor:
     """The same in PyTorch. Every rank takes part, with the same rows."""
+    if shard.gather is None:
+        return sample_reference(logits_RV[:, : shard.vocab_size], slots_R, positions_R, table)
     token_ids_R = torch.full_like(positions_R, -1)
     rows_N = (positions_R >= 0).nonzero().squeeze(1)
     if not len(rows_N):

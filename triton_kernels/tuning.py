@@ -8,7 +8,7 @@ same sizes and bucket of rows always get the same answer, so their bits agree fr
 import functools
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -60,6 +60,22 @@ def choose_matmul(
 ) -> MatmulConfig:
     """The tuned configuration of `op` (a wrapper's name) for these weights and this many rows, or a sane one."""
     return _choose(op, row_bucket(num_rows), N, K, dtype, deterministic, gpu_name(device), is_hopper(device))
+
+
+def choose_matmul_sample(
+    num_rows: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, device: torch.device
+) -> MatmulConfig:
+    """The same for a product that ends in a draw: logits have the bits that `matmul` gives them.
+
+    All kernels of the plain order give the same, so the table may have another for "matmul_sample". "apart": the draw
+    reads logits from memory. Gluon has no noise: its tiles are taken by the kernel that is next to it.
+    """
+    plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
+    if plain.kernel not in PLAIN_ORDER:
+        return plain
+    tuned = load_table(gpu_name(device)).get(table_key("matmul_sample", N, K, dtype, deterministic), {})
+    config = next((tuned[larger] for larger in sorted(tuned) if larger >= row_bucket(num_rows)), plain)
+    return replace(config, kernel="persistent", num_warps=8) if config.kernel == "hopper" else config
 
 
 @functools.cache
