@@ -15,9 +15,13 @@ from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.rope import rotary_table
 from tercet.model.weights import Weights
+from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
+from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.prepare import StepInputs
-from tercet.triton_kernels.sample_shard import VocabShard
+from tercet.triton_kernels.sample import TokenRing
+from tercet.triton_kernels.sample_shard import VocabShard, sample_shard
+from tercet.triton_kernels.slot_table import SlotTable
 
 
 class Decoder:
@@ -85,7 +89,7 @@ class Decoder:
     def vocab_shard(self) -> VocabShard:
         """Where this rank's columns of the logits lie."""
         first = self.group.rank * self._weights.lm_head_VD.shape[0]
-        return VocabShard(first, self.config.vocab_size, self.group.stack)
+        return VocabShard(first, self.config.vocab_size, self.group.stack if self.group.size > 1 else None)
 
     @torch.inference_mode()
     def logits_shard(self, hidden_RD: Tensor) -> Tensor:
@@ -97,5 +101,34 @@ class Decoder:
             self.config.rms_norm_eps,
             weights.lm_head_VD,
             None,
+            deterministic=self._deterministic,
+        )
+
+    @torch.inference_mode()
+    def sample(self, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
+        """The token of each row, for rows that allow everything: as `sample_shard` says of their logits."""
+        if not use_kernels(hidden_RD):
+            return sample_shard(self.logits_shard(hidden_RD), slots_R, positions_R, table, self.vocab_shard)
+        places_1R = torch.empty(1, len(slots_R), dtype=torch.int32, device=slots_R.device)
+        turn_1 = torch.zeros(1, dtype=torch.int32, device=slots_R.device)
+        self.sample_into(TokenRing(places_1R, turn_1), hidden_RD, slots_R, positions_R, table)
+        return places_1R[0]
+
+    @torch.inference_mode()
+    def sample_into(
+        self, ring: TokenRing, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable
+    ) -> None:
+        """The same with kernels only, and no logits in memory: into the next place of the ring. Graph-safe."""
+        weights = self._weights
+        rms_norm_matmul_sample(
+            ring,
+            hidden_RD,
+            weights.final_norm_D,
+            self.config.rms_norm_eps,
+            weights.lm_head_VD,
+            slots_R,
+            positions_R,
+            table,
+            self.vocab_shard,
             deterministic=self._deterministic,
         )

@@ -65,7 +65,7 @@ class Runner:
             torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
         self._dummy = settings.max_num_seqs
-        self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens, decoder.group.size)
+        self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size)
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)

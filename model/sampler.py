@@ -16,7 +16,6 @@ from tercet.model.token_logs import token_logs
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
-from tercet.triton_kernels.sample_shard import sample_shard, sample_shard_into
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
 
@@ -45,9 +44,8 @@ def sample_step(
         return token_ids_R, None
     slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
     hidden_ND = hidden_TD[inputs.sample_rows_R[rows_N]]
-    if not _takes_whole_logits(decoder, shape):
-        logits_NV, shard = decoder.logits_shard(hidden_ND), decoder.vocab_shard
-        token_ids_R[rows_N] = sample_shard(logits_NV, slots_N, positions_N, table, shard)
+    if not _takes_whole_logits(shape):
+        token_ids_R[rows_N] = decoder.sample(hidden_ND, slots_N, positions_N, table)
         return token_ids_R, None
     raw_NV = decoder.logits(hidden_ND)
     logits_NV = extras.adjust(raw_NV, slots_N, table) if shape.adjusted else raw_NV
@@ -73,9 +71,8 @@ def sample_step_into(
     # Decode rows alone are in their place already.
     alone = not inputs.chunk_slots_C.shape[0]
     hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
-    if not _takes_whole_logits(decoder, shape):
-        logits_RV, shard = decoder.logits_shard(hidden_RD), decoder.vocab_shard
-        sample_shard_into(ring, logits_RV, rows.slots_R, rows.positions_R, table, shard)
+    if not _takes_whole_logits(shape):
+        decoder.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
         return None
     raw_RV = decoder.logits(hidden_RD)
     logits_RV = extras.adjust(raw_RV, rows.slots_R, table) if shape.adjusted else raw_RV
@@ -85,5 +82,5 @@ def sample_step_into(
     return token_logs(raw_RV, tokens_at(rows.slots_R, rows.positions_R, table))
 
 
-def _takes_whole_logits(decoder: Decoder, shape: StepShape) -> bool:
-    return decoder.group.size == 1 or shape.whole_logits or shape.adjusted or shape.logged
+def _takes_whole_logits(shape: StepShape) -> bool:
+    return shape.whole_logits or shape.adjusted or shape.logged

@@ -29,7 +29,7 @@ class StepShape(NamedTuple):
     num_chunks: int
     num_prefill_tokens: int
     whole_logits: bool = False
-    """Whether ranks gather the logits of all, which some rows need, or each samples from its own and they compare."""
+    """Whether logits are in memory, of all ranks, which some rows need; else the product that makes them draws."""
     adjusted: bool = False
     """Whether some row's logits are changed before sampling."""
     logged: bool = False
@@ -39,8 +39,7 @@ class StepShape(NamedTuple):
 class Shapes:
     """The sizes that steps are padded to."""
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, num_ranks: int = 1) -> None:
-        self._several_ranks = num_ranks > 1
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._decodes = _decode_sizes(max_num_seqs)
         self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < max_num_seqs), max_num_seqs]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
@@ -53,13 +52,10 @@ class Shapes:
 
     def for_graphs(self) -> list[StepShape]:
         """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
-        shapes = [StepShape(size, 0, 0) for size in self._decodes]
-        if self._several_ranks:
-            shapes += [StepShape(size, 0, 0, True) for size in self._decodes]
+        # Steps of both kinds are common, and a row's bits may depend on the size: both have all sizes.
+        shapes = [StepShape(size, 0, 0, whole_logits) for size in self._decodes for whole_logits in (False, True)]
         shapes += [
-            StepShape(size, 0, 0, self._several_ranks, True, logged)
-            for size in self._adjusted_decodes
-            for logged in (False, True)
+            StepShape(size, 0, 0, True, True, logged) for size in self._adjusted_decodes for logged in (False, True)
         ]
         shapes += [
             self._with_chunks(num_decodes, chunks, tokens)
@@ -89,9 +85,9 @@ class Shapes:
     ) -> StepShape:
         """The shape that a step is padded to. `whole_logits`, `adjusted`, `logged`: some row needs that."""
         if not num_chunks and (adjusted or logged):
-            return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, self._several_ranks, True, logged)
+            return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, True, True, logged)
         if not num_chunks:
-            return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits and self._several_ranks)
+            return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits)
         chunks = _smallest(self._chunks, num_chunks)
         tokens = _smallest(self._tokens_of(chunks), num_tokens)
         padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
@@ -110,8 +106,8 @@ class Shapes:
         return self._decodes_beside_few if tokens <= _FEW_TOKENS else [0, self._most_decodes]
 
     def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
-        """Ranks gather the logits of steps with prefill in any case: beside it that is little, and it halves graphs."""
-        return StepShape(num_decodes, num_chunks, num_tokens, self._several_ranks)
+        """Steps with prefill have whole logits in any case: beside it that is little, and it halves graphs."""
+        return StepShape(num_decodes, num_chunks, num_tokens, whole_logits=True)
 
 
 def _decode_sizes(max_num_seqs: int) -> list[int]:

@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.noise import gumbel, row_keys
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS
 
+_INTERPRETED = tl.constexpr(INTERPRETED)
 _STOP_IDS = tl.constexpr(MAX_STOP_IDS)
 
 
@@ -61,6 +63,11 @@ def load_rows(draw, rows, M):
 
 
 @triton.jit
+def _perturbed(score, token_id, inverse, key_1, key_2):
+    return tl.where(inverse > 0, tl.fma(score, inverse, gumbel(token_id, key_1, key_2)), score)
+
+
+@triton.jit
 def draw_tile(acc_MN, facts, rows, start_n, tile, draw, M, BLOCK_N: tl.constexpr, LOGIT: tl.constexpr):
     """Write each row's best score among the tile's columns and the lowest id that has it. `LOGIT`: type of a logit.
 
@@ -72,12 +79,17 @@ def draw_tile(acc_MN, facts, rows, start_n, tile, draw, M, BLOCK_N: tl.constexpr
     # NaN is never the best.
     score = tl.where((ids < draw.end)[None, :] & (score == score), score, float("-inf"))
     if tl.max(banned, 0) > 0:
-        for e in tl.static_range(_STOP_IDS):
+        for e in range(_STOP_IDS):
             stop = tl.load(draw.stop_ids + slots * _STOP_IDS + e, mask=banned > 0, other=-1)
             score = tl.where(ids[None, :] == stop[:, None], float("-inf"), score)
     if tl.max(inverse, 0) > 0:
-        noisy = tl.fma(score, inverse[:, None], gumbel(ids[None, :], key_1[:, None], key_2[:, None]))
-        score = tl.where((inverse > 0)[:, None], noisy, score)
+        if _INTERPRETED:
+            score = _perturbed(score, ids[None, :], inverse[:, None], key_1[:, None], key_2[:, None])
+        else:
+            # Number by number: as a chain of operations on whole tiles it takes several times a tile's registers.
+            score = tl.map_elementwise(
+                _perturbed, score, ids[None, :], inverse[:, None], key_1[:, None], key_2[:, None]
+            )
     top = tl.max(score, 1)
     best = tl.min(tl.where(score == top[:, None], ids[None, :], draw.end - 1), 1)
     places = rows.to(tl.int64) * draw.num_tiles + tile

@@ -48,9 +48,10 @@ def load_residual(
 @triton.jit
 def begin_draw(draw, rows, M, EPILOGUE: tl.constexpr):
     """What a tile of logits needs to know of its rows; of no use elsewhere."""
+    facts = rows
     if EPILOGUE == SAMPLE:
-        return load_rows(draw, rows, M)
-    return rows
+        facts = load_rows(draw, rows, M)
+    return facts
 
 
 @triton.jit
@@ -72,19 +73,19 @@ def finish_with(
     acc_MN += bias_N[None, :]
     if EPILOGUE == SAMPLE:
         draw_tile(acc_MN, facts, rows, start_n, tile, draw, M, BLOCK_N, out_ptr.dtype.element_ty)
-        return
-    width: tl.constexpr = N // 2 if EPILOGUE == GATE else N
-    if EPILOGUE == GATE:
-        y = gate_pairs(acc_MN, BLOCK_M, BLOCK_N)
-        columns = start_n // 2 + tl.arange(0, BLOCK_N // 2)
     else:
-        y = acc_MN
-        columns = start_n + tl.arange(0, BLOCK_N)
-    pointers = out_ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
-    mask = (rows < M)[:, None] & (columns < width)[None, :]
-    if EPILOGUE == ADD:
-        y += residual_MN.to(tl.float32)
-    tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=mask)
+        width: tl.constexpr = N // 2 if EPILOGUE == GATE else N
+        if EPILOGUE == GATE:
+            y = gate_pairs(acc_MN, BLOCK_M, BLOCK_N)
+            columns = start_n // 2 + tl.arange(0, BLOCK_N // 2)
+        else:
+            y = acc_MN
+            columns = start_n + tl.arange(0, BLOCK_N)
+        pointers = out_ptr + rows.to(tl.int64)[:, None] * width + columns[None, :]
+        mask = (rows < M)[:, None] & (columns < width)[None, :]
+        if EPILOGUE == ADD:
+            y += residual_MN.to(tl.float32)
+        tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit

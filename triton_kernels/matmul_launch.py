@@ -76,8 +76,8 @@ def launch_matmul(
             vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **fixed)
         case "split":
             split_kernel[(tiles,)](
-                x_MK, norm, eps, w_NK, bias, out, M=M, BLOCK_M=config.block_m, SPLITS=config.splits, PRECISION=precision,
-                NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
+                x_MK, norm, eps, w_NK, bias, out, M=M, BLOCK_M=config.block_m, SPLITS=config.splits,
+                PRECISION=precision, NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
             )  # fmt: skip
         case "skinny":
             assert norm_K is None
@@ -126,7 +126,7 @@ def launch_matmul(
 
 def num_tiles(config: MatmulConfig, N: int) -> int:
     """In how many tiles a row's outputs are computed: so many scores a product writes that draws."""
-    return triton.cdiv(N, _width(config)) * (2 if config.extra else 1)
+    return -(-N // _width(config)) * (2 if config.extra else 1)
 
 
 def _width(config: MatmulConfig) -> int:

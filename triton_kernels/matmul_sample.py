@@ -12,39 +12,23 @@ from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import check_same, check_shape
-from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul import norming_config, rms_norm_matmul
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_launch import can_use_tma, launch_matmul, num_tiles
 from tercet.triton_kernels.sample import GREEDY_BELOW, TokenRing, check_rows
-from tercet.triton_kernels.sample_shard import VocabShard, append_best, sample_shard, sample_shard_into
+from tercet.triton_kernels.sample_shard import VocabShard, append_best, sample_shard_into
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, choose_matmul_sample
 
 
 def rms_norm_matmul_sample(
-    hidden_RD: Tensor, norm_D: Tensor, eps: float, w_VD: Tensor, slots_R: Tensor, positions_R: Tensor,
-    table: SlotTable, shard: VocabShard, *, deterministic: bool = False,
-) -> Tensor:  # fmt: skip
-    """`sample_shard` of the logits of `rms_norm_matmul`: int32 [R], -1 where a row samples none. Mutates the table."""
-    if not use_kernels(hidden_RD):
-        logits_RV = rms_norm_matmul(hidden_RD, norm_D, eps, w_VD, deterministic=deterministic)
-        return sample_shard(logits_RV, slots_R, positions_R, table, shard)
-    places_1R = torch.empty(1, hidden_RD.shape[0], dtype=torch.int32, device=hidden_RD.device)
-    ring = TokenRing(places_1R, torch.zeros(1, dtype=torch.int32, device=hidden_RD.device))
-    rms_norm_matmul_sample_into(
-        ring, hidden_RD, norm_D, eps, w_VD, slots_R, positions_R, table, shard, deterministic=deterministic
-    )
-    return places_1R[0]
-
-
-def rms_norm_matmul_sample_into(
     ring: TokenRing, hidden_RD: Tensor, norm_D: Tensor, eps: float, w_VD: Tensor, slots_R: Tensor,
     positions_R: Tensor, table: SlotTable, shard: VocabShard, *, deterministic: bool = False,
 ) -> None:  # fmt: skip
-    """The same with kernels only: the tokens go into the next place of the ring. Graph-safe."""
-    check_rows(hidden_RD, slots_R, positions_R, table)
+    """`sample_shard_into` of the logits of `rms_norm_matmul`, by kernels only. Mutates ring and table; graph-safe."""
+    check_shape("hidden", hidden_RD, None, None)
     check_same("hidden", hidden_RD, hidden_RD)
+    check_rows(hidden_RD, slots_R, positions_R, table)
     check_shape("w", w_VD, None, hidden_RD.shape[1])
     check_same("w", w_VD, hidden_RD)
     if not hidden_RD.shape[0]:

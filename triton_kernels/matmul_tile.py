@@ -57,9 +57,7 @@ def tile_kernel(
             x = tl.load(x_ptrs + k)
             w = tl.load(w_ptrs + k)
         acc = tl.dot(x, w, acc, input_precision=PRECISION)
-    finish_tile(
-        acc, facts, rows, start_n, tile_n, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS
-    )
+    finish_tile(acc, facts, rows, start_n, tile_n, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
