@@ -1,5 +1,6 @@
 """Norm, product and draw in one kernel say what the draw from logits in memory says, to the bit, in every kernel."""
 
+from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
@@ -8,28 +9,28 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from slot_tables import random_table
-from tercet.triton_kernels import matmul_sample
+from tercet.triton_kernels import matmul_sample, sample_shard
 from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.matmul import matmul, rms_norm_matmul
+from tercet.triton_kernels.matmul import rms_norm_matmul
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample, rms_norm_matmul_sample_into
+from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.sample import TokenRing, sample
 from tercet.triton_kernels.sample_shard import VocabShard
 from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.tuning import MatmulConfig, choose_matmul_sample
+from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, choose_matmul, choose_matmul_sample
 
 INTS = torch.int32
 EPS = 1e-5
-kernels = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
 CONFIGS = [
     MatmulConfig("vector", 1, 4, 64, 4),
-    MatmulConfig("vector", 1, 2, 128, 4),
+    MatmulConfig("vector", 1, 2, 32, 4),
     MatmulConfig("split", 8, 16, 32, 4, splits=2),
-    MatmulConfig("skinny", 16, 16, 32, 1),
+    MatmulConfig("skinny", 16, 32, 32, 1),
     MatmulConfig("tile", 16, 32, 32, 4, group_m=2),
     MatmulConfig("persistent", 16, 64, 32, 4, group_m=2),
-    MatmulConfig("wave", 16, 64, 32, 4),
-    MatmulConfig("wave", 16, 64, 32, 4, extra=True),
+    MatmulConfig("wave", 32, 64, 32, 4),
+    MatmulConfig("wave", 32, 64, 32, 4, extra=True),
 ]
 
 
@@ -37,10 +38,15 @@ def copy_of(table: SlotTable) -> SlotTable:
     return SlotTable(**{field.name: getattr(table, field.name).clone() for field in fields(SlotTable)})
 
 
-def mixed_rows(rows: int, vocab: int) -> tuple[Tensor, Tensor, SlotTable]:
+def assert_same(got: SlotTable, wanted: SlotTable) -> None:
+    for field in fields(SlotTable):
+        assert torch.equal(getattr(got, field.name), getattr(wanted, field.name)), field.name
+
+
+def mixed_rows(rows: int, vocab: int, device: str = "cpu") -> tuple[Tensor, Tensor, SlotTable]:
     """Slots, positions and table of rows of every kind: greedy, drawn, padding, with banned stop ids, of no slot."""
     table = random_table(rows + 2, 4, 16, vocab, seed=int(torch.randint(2**31, ())))
-    table.temperature_S[:] = torch.where(torch.rand(rows + 2) < 0.5, 0.0, torch.rand(rows + 2) * 2)
+    table.temperature_S[:] = torch.where(torch.rand(rows + 2) < 0.4, 0.0, torch.rand(rows + 2) * 2)
     slots = torch.randperm(rows).int()
     positions = table.length_S[slots.long()].clamp(max=62)
     table.length_S[slots.long()] = positions
@@ -49,48 +55,137 @@ def mixed_rows(rows: int, vocab: int) -> tuple[Tensor, Tensor, SlotTable]:
     if rows > 4:
         positions[3] = -1
         slots[4] = rows + 2
-    return slots, positions, table
+    table = SlotTable(**{field.name: getattr(table, field.name).to(device) for field in fields(SlotTable)})
+    return slots.to(device), positions.to(device), table
 
 
-def drawing(
-    config: MatmulConfig, x: Tensor, w: Tensor, slots: Tensor, positions: Tensor, table: SlotTable, vocab: int
-) -> Tensor:
-    places = torch.full((2, len(x)), -9, dtype=INTS, device=x.device)
-    ring = TokenRing(places, torch.zeros(1, dtype=INTS, device=x.device))
-    matmul_sample._draw(config, ring, x, w, slots, positions, table, VocabShard(0, vocab, None))
+def draw(run: Callable[[TokenRing], None], rows: int, device: str = "cpu") -> Tensor:
+    """The tokens that a step leaves in the next place of the ring, and nothing elsewhere."""
+    ring = TokenRing(torch.full((2, rows), -9, dtype=INTS, device=device), torch.zeros(1, dtype=INTS, device=device))
+    run(ring)
     assert ring.turn_1.item() == 1
-    assert (places[0] == -9).all()
-    return places[1]
+    assert (ring.places_KR[0] == -9).all()
+    return ring.places_KR[1]
 
 
-def check_same(got: SlotTable, wanted: SlotTable) -> None:
-    for field in fields(SlotTable):
-        assert torch.equal(getattr(got, field.name), getattr(wanted, field.name)), field.name
-
-
-@kernels
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@interpreted
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_n}{'+' if c.extra else ''}")
-def test_kernels(config: MatmulConfig, dtype: torch.dtype) -> None:
-    for rows, vocab, padding, K in ((1, 333, 3, 96), (7, 150, 2, 40), (37, 97, 0, 64), (70, 161, 31, 32)):
-        if config.kernel == "vector" and rows > 1:
-            continue
+def test_kernels(config: MatmulConfig) -> None:
+    """With ties, padding columns that are the best of all, and logits that are infinite or no numbers."""
+    few, many = (1, 1) if config.kernel == "vector" else (7, 70)
+    for rows, vocab, padding, K, dtype in ((few, 61, 3, 40, torch.float32), (many, 97, 63, 32, torch.float16)):
         x, w = torch.randn(rows, K).to(dtype), (torch.randn(vocab + padding, K) * 3 * K**-0.5).to(dtype)
-        w[vocab:] = x[0] * 100  # padding is the best of the first row, and must not be taken
-        w[vocab // 2 :: vocab // 3] = w[5]  # ties
+        w[vocab:] = x[0] * 50
+        w[vocab // 2 :: vocab // 3] = w[5]
         if rows > 1:
             x[1] = 0
             x[2] = float("nan")
-            x[6] = float("-inf")  # times weights of both signs: -inf, inf and NaN
+            x[6] = float("inf")
         slots, positions, table = mixed_rows(rows, vocab)
-        logits = torch.empty(rows, vocab + padding + -(vocab + padding) % 8, dtype=dtype)
-        launch_matmul(config, x, torch.cat((w, w.new_zeros(logits.shape[1] - len(w), K))), logits)
-        apart, fused = copy_of(table), copy_of(table)
+        if torch.rand(()) < 0.5:
+            table.temperature_S.zero_()
+        apart, together = copy_of(table), copy_of(table)
+        logits = torch.empty(rows, vocab + padding, dtype=dtype)
+        launch_matmul(config, x, w, logits)
         wanted = sample(logits[:, :vocab], slots, positions, apart)
-        got = drawing(config, x, w, slots, positions, fused, vocab)
-        assert got.tolist() == wanted.tolist(), (rows, vocab)
-        check_same(fused, apart)
+        shard = VocabShard(0, vocab, None)
+        got = draw(
+            lambda ring, c=config, x=x, w=w, s=slots, p=positions, t=together, shard=shard: matmul_sample._draw(
+                c, ring, x, w, s, p, t, shard
+            ),
+            rows,
+        )
+        assert got.tolist() == wanted.tolist(), rows
+        assert_same(together, apart)
+
+
+def check_wrapper(
+    rows: int, vocab: int, padded: int, K: int, dtype: torch.dtype, deterministic: bool, device: str = "cpu"
+) -> None:
+    """One rank with all columns, and two with a half each: all say what the draw from logits in memory says."""
+    x = torch.randn(rows, K).to(device, dtype)
+    w, norm = torch.randn(padded, K, device=device).mul_(3 * K**-0.5).to(dtype), torch.rand(K).to(device, dtype)
+    slots, positions, table = mixed_rows(rows, vocab, device)
+    apart = copy_of(table)
+    logits = rms_norm_matmul(x, norm, EPS, w, deterministic=deterministic)
+    wanted = sample(logits[:, :vocab], slots, positions, apart)
+
+    def run(w: Tensor, shard: VocabShard, table: SlotTable) -> Tensor:
+        return draw(
+            lambda ring: rms_norm_matmul_sample(
+                ring, x, norm, EPS, w, slots, positions, table, shard, deterministic=deterministic
+            ),
+            rows,
+            device,
+        )
+
+    together = copy_of(table)
+    assert run(w, VocabShard(0, vocab, None), together).tolist() == wanted.tolist()
+    assert_same(together, apart)
+    said: list[Tensor] = []
+
+    def listen(best: Tensor) -> Tensor:
+        said.append(best.clone())
+        return torch.stack([best, best])
+
+    half = padded // 2
+    for rank in range(2):
+        run(w[rank * half : (rank + 1) * half], VocabShard(rank * half, vocab, listen), copy_of(table))
+    halves = torch.cat([rms_norm_matmul(x, norm, EPS, part, deterministic=deterministic) for part in w.split(half)], 1)
+    apart = copy_of(table)
+    wanted = sample(halves[:, :vocab], slots, positions, apart)
+    together = copy_of(table)
+    last = VocabShard(half, vocab, lambda best: torch.stack([said[0], best]))
+    assert run(w[half:], last, together).tolist() == wanted.tolist()
+    assert_same(together, apart)
+
+
+@interpreted
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("rows", [1, 5, 20, 66])
+def test_wrapper(rows: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if rows < 20:  # so many tiles that they are compared in two kernels
+        monkeypatch.setattr(sample_shard, "_MOST_TILES", 4)
+        monkeypatch.setattr(sample_shard, "_PART", 2)
+    check_wrapper(rows, 83, 92, 40, torch.float32, deterministic)
+
+
+@interpreted
+def test_apart_where_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_sample, "choose_matmul_sample", lambda *_: MatmulConfig("apart", 0, 0, 0, 0))
+    check_wrapper(20, 83, 92, 40, torch.float32, False)
+
+
+def test_the_draw_takes_kernels_with_the_bits_of_the_product() -> None:
+    """Of each kind of GPU: the same kernel, or another of the plain order."""
+    device = torch.device("cpu")
+    for rows in (1, 8, 64, 128, 256, 8192):
+        for deterministic in (False, True):
+            plain = choose_matmul("matmul", rows, 151936, 1024, torch.bfloat16, deterministic, device)
+            config = choose_matmul_sample(rows, 151936, 1024, torch.bfloat16, deterministic, device)
+            assert config == plain or {config.kernel, plain.kernel} <= set(PLAIN_ORDER)
+            assert config.kernel != "hopper"
+
+
+def test_wrong_arguments_are_refused() -> None:
+    slots, positions, table = mixed_rows(2, 50)
+    ring = TokenRing(torch.zeros(2, 2, dtype=INTS), torch.zeros(1, dtype=INTS))
+    shard, norm = VocabShard(0, 50, None), torch.ones(8)
+    with pytest.raises(ValueError, match=r"w: got shape \[50, 9\], wanted \[\*, 8\]"):
+        rms_norm_matmul_sample(ring, torch.zeros(2, 8), norm, EPS, torch.zeros(50, 9), slots, positions, table, shard)
+    with pytest.raises(ValueError, match=r"slots: got shape \[1\], wanted \[2\]"):
+        rms_norm_matmul_sample(
+            ring, torch.zeros(2, 8), norm, EPS, torch.zeros(50, 8), slots[:1], positions, table, shard
+        )
 
 
 def test_interpreted() -> None:
     rerun_interpreted(__file__)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("K", [1024, 4096])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("rows", [1, 8, 13, 32, 64, 100, 200, 300])
+def test_gpu(rows: int, deterministic: bool, K: int) -> None:
+    check_wrapper(rows, 151936 - 267, 151936, K, torch.bfloat16, deterministic, "cuda")
