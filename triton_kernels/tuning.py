@@ -73,7 +73,7 @@ def choose_matmul_sample(
     plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
     if plain.kernel not in PLAIN_ORDER:
         return plain
-    tuned = load_table(gpu_name(device)).get(table_key("matmul_sample", N, K, dtype, deterministic), {})
+    tuned = _tuned(gpu_name(device), "matmul_sample", N, K, dtype, deterministic)
     config = next((tuned[larger] for larger in sorted(tuned) if larger >= row_bucket(num_rows)), plain)
     return replace(config, kernel="persistent", num_warps=8) if config.kernel == "hopper" else config
 
@@ -92,14 +92,17 @@ def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
 def _choose(
     op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str, hopper: bool
 ) -> MatmulConfig:  # fmt: skip
-    tuned = load_table(gpu).get(table_key(op, N, K, dtype, deterministic)) or _nearest(
-        gpu, op, N, K, dtype, deterministic
-    )
+    tuned = _tuned(gpu, op, N, K, dtype, deterministic)
     # The nearest larger bucket serves too.
     for larger in sorted(tuned):
         if larger >= bucket:
             return tuned[larger]
     return heuristic(bucket, N, K, dtype, deterministic, hopper)
+
+
+def _tuned(gpu: str, op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> dict[int, MatmulConfig]:
+    exact = load_table(gpu).get(table_key(op, N, K, dtype, deterministic))
+    return exact or _nearest(gpu, op, N, K, dtype, deterministic)
 
 
 def _nearest(gpu: str, op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> dict[int, MatmulConfig]:
