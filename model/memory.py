@@ -18,7 +18,7 @@ def kv_cache_bytes(decoder: Decoder, settings: RunnerSettings, page_size: int, u
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     cache = make_kv_cache(decoder.config, 2, page_size, decoder.dtype, device, decoder.group.size)
-    Runner(decoder, cache, replace(settings, enforce_eager=True))
+    Runner(decoder, cache, replace(settings, only_largest=True))
     step_bytes = torch.cuda.max_memory_allocated(device) - before
     del cache
     torch.cuda.empty_cache()

@@ -45,6 +45,8 @@ class RunnerSettings:
     run_ahead: int = 2
     max_lease: int = 4
     enforce_eager: bool = False
+    only_largest: bool = False
+    """For a runner that is made to see what memory steps take: it runs the largest, and can do no more."""
     timed: bool = False
     """Landings on a GPU know when their step ran; costs two events a step."""
 
@@ -84,7 +86,10 @@ class Runner:
             depth = (settings.run_ahead + 2) * settings.max_lease
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
             self._graphs = StepGraphs(self._run_on_gpu)
-            self._warm_up(settings.enforce_eager, progress)
+            if settings.only_largest:
+                self._run_largest()
+            else:
+                self._warm_up(settings.enforce_eager, progress)
 
     def begin(self, step: Step) -> None:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
@@ -208,6 +213,10 @@ class Runner:
         logs_RW = sample_step_into(ring, self._decoder, *forward, self.table, shape=shape, extras=self._extras)
         self._log_prompts(shape, forward[0])
         return logs_RW
+
+    def _run_largest(self) -> None:
+        for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):
+            self._run_on_gpu(shape)
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
