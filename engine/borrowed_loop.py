@@ -95,17 +95,19 @@ class _Interrupt:
     def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
         self._loop = loop
         self._task = task
+        self._installed = False
         self.count = 0
 
     def __enter__(self) -> "_Interrupt":
         if threading.current_thread() is threading.main_thread():
             before = signal.signal(signal.SIGINT, self._hear)
-            if before is not signal.default_int_handler:  # the program's own: that one decides
+            self._installed = before is signal.default_int_handler
+            if not self._installed:  # the program's own: that one decides
                 signal.signal(signal.SIGINT, before)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == self._hear:
+        if self._installed:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:

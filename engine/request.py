@@ -171,6 +171,6 @@ def extended_hashes(hashes: list[bytes], hasher: PrefixHasher | None, token_ids:
 
 def end_reason(token_id: int, request: Request, length: int) -> tuple[FinishReason, int | None] | None:
     """Why a request of `length` tokens ends with `token_id` as its last, if it does."""
-    if length >= request.min_length and token_id in np.frombuffer(request.sampling.stop_ids, np.int32):
+    if length >= request.min_length and token_id in memoryview(request.sampling.stop_ids).cast("i"):
         return "stop", token_id
     return ("length", None) if length >= request.max_length else None
