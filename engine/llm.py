@@ -27,6 +27,10 @@ Prompt = str | Sequence[int]
 _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
 
+_WARM_UPS = 16
+_WARM_UP_TOKENS = 8
+"""Fewer than a page: no prefix is cached of it."""
+
 
 class CompletionOutput(msgspec.Struct, frozen=True):
     """One continuation of a prompt."""
@@ -75,6 +79,22 @@ class LLM:
         # A program that ends without `close` must not leave it to the garbage collector, which comes too late for
         # threads and loops.
         atexit.register(self.close)
+        try:
+            self._warm_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _warm_up(self) -> None:
+        """Python adapts code to what it does, and memory is touched, in the first dozen requests: better now.
+
+        Not where a step is computed by the CPU, which takes its time.
+        """
+        limits = self._engine.limits
+        if limits.device != "cpu":
+            prompt, params = [0] * min(_WARM_UP_TOKENS, limits.max_model_len - 1), SamplingParams(max_tokens=1)
+            for _ in range(_WARM_UPS):
+                self.generate([prompt], params, use_tqdm=False)
 
     def generate(
         self,

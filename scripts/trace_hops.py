@@ -1,6 +1,7 @@
 """Where the time of a first token goes, hop by hop, out of an engine's record. Pure.
 
-Only requests that have the engine to themselves are looked at: with others about, waiting is somebody else's step.
+Only requests that have the engine to themselves are looked at: with others about, waiting is somebody else's step. What
+comes before a client's first run warms the engine up, and does not count.
 """
 
 import statistics
@@ -60,11 +61,13 @@ def _requests(lanes: Sequence[RecordedLane]) -> Iterator[list[int | None]]:
         found = [one.records for one in lanes if (one.process, one.lane) == (process, lane)]
         return [record for part in found for record in part if record.span in spans]
 
+    runs = records("client", "workloads", Span.REQUEST)
     hears = [record for record in records("tokenizer", "loop", Span.HEAR) if record.number]
+    if runs:
+        hears = [one for one in hears if one.begin_ns >= runs[0].begin_ns]
     submits = {record.number: record for record in records("scheduler", "loop", Span.TAKE_SUBMIT)}
     plans = records("scheduler", "loop", Span.PLAN)
     speaks = records("tokenizer", "loop", Span.SPEAK)
-    runs = records("client", "workloads", Span.REQUEST)
     takes = records("scheduler", "loop", Span.TAKE_SAMPLED)
     by_step = [
         {record.number: record for record in reversed(part)}

@@ -100,6 +100,19 @@ def test_the_bar_shows_rates(llm: LLM, capfd: pytest.CaptureFixture[str]) -> Non
     assert not said.out
 
 
+@pytest.mark.parametrize("max_model_len", [None, 2])
+def test_it_is_warm_before_its_first_prompt_and_nothing_is_left_of_that(max_model_len: int | None) -> None:
+    options = {"max_num_seqs": 4, "kv_cache_memory": 1 << 20, "max_model_len": max_model_len}
+    with LLM(str(checkpoint("llama")), load_format="null", **options) as llm:
+        deadline = time.monotonic() + 10
+        while (gauges := wait_until_empty(llm.address)).num_steps != 16:  # the scheduler tells now and then
+            assert time.monotonic() < deadline, gauges
+            time.sleep(0.05)
+        assert gauges.num_prefix_hits == 0
+        (output,) = llm.generate([0], SamplingParams(max_tokens=1), use_tqdm=False)
+        assert output.usage.num_cached_tokens == 0
+
+
 def test_closed() -> None:
     engine = tiny_engine("llama")
     engine.close()
