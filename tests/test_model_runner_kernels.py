@@ -33,19 +33,19 @@ def test_greedy_is_transformers() -> None:
 def test_a_neighbour_with_thresholds_changes_nothing() -> None:
     torch.set_num_threads(1)
     path = checkpoint("qwen3")
-    prompts = random_prompts(3, 3, 5, seed=2)
-    plain = [msgspec.structs.replace(GREEDY, max_tokens=4, temperature=t, seed=3) for t in (0.0, 1.3)]
-    picky = msgspec.structs.replace(GREEDY, max_tokens=4, temperature=0.8, top_p=0.7, seed=4)
+    prompts = random_prompts(2, 3, 5, seed=2)
+    plain = msgspec.structs.replace(GREEDY, max_tokens=4, temperature=1.3, seed=3)
+    picky = msgspec.structs.replace(plain, max_tokens=3, temperature=0.8, top_p=0.7, seed=4)
     answers = []
-    for some in (plain, [*plain, picky]):
+    for some in ([plain], [plain, picky]):
         decoder = make_decoder(path, deterministic=True)
         cache = make_kv_cache(decoder.config, 20, 16, torch.float32, CPU, 1)
         settings = RunnerSettings(max_num_seqs=3, max_model_len=512, max_num_batched_tokens=64)
         jobs = [Job(prompt, sampling) for prompt, sampling in zip(prompts, some, strict=False)]
         run_jobs(Runner(decoder, cache, settings), jobs, max_seqs=3, page_size=16, seed=1)
         answers.append([job.output for job in jobs])
-    assert answers[0] == answers[1][:2]
-    assert len({tuple(answer) for answer in answers[1]}) == 3
+    assert answers[0] == answers[1][:1]
+    assert len(set(answers[0][0])) > 1
 
 
 def test_interpreted() -> None:

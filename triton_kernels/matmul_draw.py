@@ -47,7 +47,7 @@ class Draw(NamedTuple):
 
 @triton.jit
 def load_rows(draw, rows, M):
-    """Of each row its slot, whether stop ids are banned, 1 / temperature (0: greedy) and the keys of its noise.
+    """Of each row the slot whose stop ids are banned (-1: none), 1 / temperature (0: greedy), seed and position.
 
     The plan and the slot table are ready before the layers begin (`embedding` is a border): no wait is needed.
     """
@@ -58,8 +58,7 @@ def load_rows(draw, rows, M):
     inverse = 1.0 / tl.maximum(temperature, draw.smallest_temperature)
     inverse = tl.where(temperature >= draw.smallest_temperature, inverse, 0.0)
     banned = samples & (positions < tl.load(draw.min_length + slots, mask=samples, other=0))
-    key_1, key_2 = row_keys(tl.load(draw.seed + slots, mask=samples, other=0), positions)
-    return slots, banned.to(tl.int32), inverse, key_1, key_2
+    return tl.where(banned, slots, -1), inverse, tl.load(draw.seed + slots, mask=samples, other=0), positions
 
 
 @triton.jit
@@ -73,16 +72,17 @@ def draw_tile(acc_MN, facts, rows, start_n, tile, draw, M, BLOCK_N: tl.constexpr
 
     What a row that samples nothing writes means nothing.
     """
-    slots, banned, inverse, key_1, key_2 = facts
+    banning, inverse, seeds, positions = facts
     ids = draw.first + start_n + tl.arange(0, BLOCK_N)
     score = acc_MN.to(LOGIT).to(tl.float32)
     # NaN is never the best.
     score = tl.where((ids < draw.end)[None, :] & (score == score), score, float("-inf"))
-    if tl.max(banned, 0) > 0:
+    if tl.max(banning, 0) >= 0:
         for e in range(_STOP_IDS):
-            stop = tl.load(draw.stop_ids + slots * _STOP_IDS + e, mask=banned > 0, other=-1)
+            stop = tl.load(draw.stop_ids + banning * _STOP_IDS + e, mask=banning >= 0, other=-1)
             score = tl.where(ids[None, :] == stop[:, None], float("-inf"), score)
     if tl.max(inverse, 0) > 0:
+        key_1, key_2 = row_keys(seeds, positions)
         if _INTERPRETED:
             score = _perturbed(score, ids[None, :], inverse[:, None], key_1[:, None], key_2[:, None])
         else:
