@@ -125,8 +125,8 @@ def launch_matmul(
 
 
 def num_tiles(config: MatmulConfig, N: int) -> int:
-    """In how many tiles a row's outputs are computed: so many scores a product writes that draws."""
-    return -(-N // _width(config)) * (2 if config.extra else 1)
+    """In how many tiles a row is drawn: so many scores a product writes."""
+    return -(-N // _width(config)) * (2 if config.extra or config.kernel == "persistent" else 1)
 
 
 def _width(config: MatmulConfig) -> int:

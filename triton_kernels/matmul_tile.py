@@ -135,16 +135,17 @@ def persistent_kernel(
         if HAS_BIAS:
             columns = start_n + tl.arange(0, BLOCK_N)
             acc += tl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+        # By halves: a draw takes fewer registers, a store less staging memory, which leaves room for a stage of loads.
+        left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
         if EPILOGUE == SAMPLE:
             rows = start_m + tl.arange(0, BLOCK_M)
             facts = begin_draw(draw, rows, M, EPILOGUE)
-            draw_tile(acc, facts, rows, start_n, tile_n, draw, M, BLOCK_N, x_desc.dtype)
+            draw_tile(left, facts, rows, start_n, 2 * tile_n, draw, M, BLOCK_N // 2, x_desc.dtype)
+            draw_tile(right, facts, rows, start_n + BLOCK_N // 2, 2 * tile_n + 1, draw, M, BLOCK_N // 2, x_desc.dtype)
         elif EPILOGUE == GATE:
             y = gate_pairs(acc, BLOCK_M, BLOCK_N)
             out_desc.store([start_m, start_n // 2], y.to(out_desc.dtype))
         else:
-            # By halves: the store's staging memory halves too, which leaves room for another stage of loads.
-            left, right = tl.split(tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
             if EPILOGUE == ADD:
                 left += out_desc.load([start_m, start_n]).to(tl.float32)
             out_desc.store([start_m, start_n], left.to(out_desc.dtype))
