@@ -68,7 +68,8 @@ def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert bucket in tuning.ROW_BUCKETS
             assert mode == "default" or config.kernel in tuning.PLAIN_ORDER
             assert config.kernel != "vector" or bucket == 1
-            if (op, config) not in seen and config.kernel != "apart":
+            # What ends in a draw has a file of its own.
+            if (op, config) not in seen and config.kernel != "apart" and op != "matmul_sample":
                 seen.add((op, config))
                 compile_product(config, op, N, K, 90)
     assert len(seen) > 20

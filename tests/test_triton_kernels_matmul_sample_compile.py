@@ -65,6 +65,8 @@ def test_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     assert {config.kernel for config in configs} >= {"vector", "skinny", "wave", "persistent"}
     for config, K in configs.items():
+        if config.kernel == "apart":
+            continue
         drawing, storing = compile_draw(config, K, 90)
         assert storing is None or sums(drawing) == sums(storing) != []
         waits, lets = (drawing.asm["ptx"].find(f"griddepcontrol.{word}") for word in ("wait", "launch_dependents"))
