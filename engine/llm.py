@@ -9,7 +9,6 @@ import atexit
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
-import anyio
 import msgspec
 from tqdm import tqdm
 
@@ -218,9 +217,9 @@ class _Rates:
         self._bar.update()
 
 
-def _places(answers_each: int) -> anyio.Semaphore:
+def _places(answers_each: int) -> asyncio.Semaphore:
     """For requests of so many answers each."""
-    return anyio.Semaphore(max(1, _MOST_LIVE // answers_each), fast_acquire=True)
+    return asyncio.Semaphore(max(1, _MOST_LIVE // answers_each))
 
 
 async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int) -> None:
