@@ -1,8 +1,10 @@
 """The offline API over a whole engine: what it takes, what it gives back, how it refuses, how it ends."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -89,6 +91,21 @@ def test_threads_generate_at_once(llm: LLM) -> None:
     with ThreadPoolExecutor(len(prompts)) as threads:
         several = list(threads.map(lambda prompt: llm.generate(prompt, SHORT, use_tqdm=False)[0], prompts))
     assert ids_of(several) == alone
+
+
+def test_an_interrupt_from_the_keyboard_cancels_all(llm: LLM) -> None:
+    alone = ids_of(llm.generate([[5, 6]], SHORT, use_tqdm=False))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            llm.generate([[5, 6]] * 40, SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), use_tqdm=False)
+    wait_until_empty(llm.address)
+    assert ids_of(llm.generate([[5, 6]], SHORT, use_tqdm=False)) == alone
+
+
+async def test_within_a_running_loop(llm: LLM) -> None:
+    """As in a notebook."""
+    assert len(llm.generate([[5, 6], [7]], SHORT, use_tqdm=False)) == 2
 
 
 def test_the_bar_shows_rates(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
