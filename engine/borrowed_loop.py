@@ -100,10 +100,11 @@ class _Interrupt:
 
     def __enter__(self) -> "_Interrupt":
         if threading.current_thread() is threading.main_thread():
-            before = signal.signal(signal.SIGINT, self._hear)
-            self._installed = before is signal.default_int_handler
-            if not self._installed:  # the program's own: that one decides
-                signal.signal(signal.SIGINT, before)
+            with contextlib.suppress(ValueError):  # an interpreter within another program has no signals
+                before = signal.signal(signal.SIGINT, self._hear)
+                self._installed = before is signal.default_int_handler
+                if not self._installed:  # the program's own: that one decides
+                    signal.signal(signal.SIGINT, before)
         return self
 
     def __exit__(self, *_: object) -> None:
