@@ -99,12 +99,11 @@ class _Interrupt:
         self.count = 0
 
     def __enter__(self) -> "_Interrupt":
-        if threading.current_thread() is threading.main_thread():
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the program's own decides
             with contextlib.suppress(ValueError):  # an interpreter within another program has no signals
-                before = signal.signal(signal.SIGINT, self._hear)
-                self._installed = before is signal.default_int_handler
-                if not self._installed:  # the program's own: that one decides
-                    signal.signal(signal.SIGINT, before)
+                signal.signal(signal.SIGINT, self._hear)
+                self._installed = True
         return self
 
     def __exit__(self, *_: object) -> None:
