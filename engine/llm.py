@@ -6,6 +6,7 @@ idle engine, ZeroMQ's own threads do.
 
 import asyncio
 import atexit
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
 
 _WARM_UPS = 16
+_WARM_UP_S = 0.5
 _WARM_UP_TOKENS = 8
 """Fewer than a page: no prefix is cached of it."""
 
@@ -92,8 +94,11 @@ class LLM:
         limits = self._engine.limits
         if limits.device != "cpu":
             prompt, params = [0] * min(_WARM_UP_TOKENS, limits.max_model_len - 1), SamplingParams(max_tokens=1)
+            enough = time.monotonic() + _WARM_UP_S
             for _ in range(_WARM_UPS):
                 self.generate([prompt], params, use_tqdm=False)
+                if time.monotonic() > enough:
+                    break
 
     def generate(
         self,
