@@ -33,15 +33,15 @@ def rms_norm_matmul_sample(
     check_same("w", w_VD, hidden_RD)
     if not hidden_RD.shape[0]:
         return
-    config = norming_config("rms_norm_matmul", hidden_RD, norm_D, w_VD, deterministic)
-    if config is not None:
-        _draw(config, ring, hidden_RD, w_VD, slots_R, positions_R, table, shard, norm_D, eps)
-        return
     V, D = w_VD.shape
     config = choose_matmul_sample(hidden_RD.shape[0], V, D, w_VD.dtype, deterministic, w_VD.device)
     if config.kernel == "apart":
         logits_RV = rms_norm_matmul(hidden_RD, norm_D, eps, w_VD, deterministic=deterministic)
         sample_shard_into(ring, logits_RV, slots_R, positions_R, table, shard)
+        return
+    norming = norming_config("rms_norm_matmul", hidden_RD, norm_D, w_VD, deterministic)
+    if norming is not None:
+        _draw(norming, ring, hidden_RD, w_VD, slots_R, positions_R, table, shard, norm_D, eps)
         return
     normed_RD = rms_norm(hidden_RD, norm_D, eps)
     if config.kernel in NEED_TMA and not can_use_tma(normed_RD, w_VD):

@@ -71,10 +71,10 @@ def choose_matmul_sample(
     reads logits from memory. Gluon has no noise: its tiles are taken by the kernel that is next to it.
     """
     plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
-    if plain.kernel not in PLAIN_ORDER:
-        return plain
     tuned = _tuned(gpu_name(device), "matmul_sample", N, K, dtype, deterministic)
     config = next((tuned[larger] for larger in sorted(tuned) if larger >= row_bucket(num_rows)), plain)
+    if plain.kernel not in PLAIN_ORDER and config.kernel != "apart":
+        return plain
     return replace(config, kernel="persistent", num_warps=8) if config.kernel == "hopper" else config
 
 
