@@ -3,7 +3,6 @@
 It travels to each child process as JSON. It knows nothing of a checkpoint's contents.
 """
 
-import os
 from typing import Literal, get_args
 
 import msgspec
@@ -18,8 +17,6 @@ LoadFormat = Literal["auto", "dummy", "null"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
 ReasoningParser = Literal["auto", "none", "think"]
 
-_BUSY_WAIT_S = 0.004
-_MANY_CORES = 8
 PAGE_SIZES = (16, 32, 64, 128)
 
 
@@ -58,9 +55,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most decode steps granted by one plan while nothing waits."""
     max_lease_ms: float = 2.0
     """Of slow steps, no more than take about this long, but one: a new prompt waits for all that is granted."""
-    busy_wait_ms: float | None = None
-    """Processes that expect a first token stay awake for it so long, since waking takes as long as their work; None:
-    4 where there are at least 8 cores for this, else 0."""
+    busy_wait_ms: float = 0.0
+    """Processes that expect a first token stay awake for it so long, since waking takes as long as their work: for
+    machines with cores to spare."""
     deterministic: bool = False
     """Batch invariance, to the bit."""
     enforce_eager: bool = False
@@ -109,8 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)
         _check_range("max_lease_ms", self.max_lease_ms, 0.0, 1e6)
-        if self.busy_wait_ms is not None:
-            _check_range("busy_wait_ms", self.busy_wait_ms, 0.0, 1000.0)
+        _check_range("busy_wait_ms", self.busy_wait_ms, 0.0, 1000.0)
         _check_range("null_step_ms", self.null_step_ms, 0.0, 1e6)
         if self.null_step_ms and self.load_format != "null":
             raise ValueError(f"--null-step-ms got {self.null_step_ms!r}; want it with --load-format null only")
@@ -140,9 +136,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def busy_wait_seconds(self) -> float:
-        """On this machine."""
-        if self.busy_wait_ms is None:
-            return _BUSY_WAIT_S if len(os.sched_getaffinity(0)) >= _MANY_CORES else 0.0
         return self.busy_wait_ms / 1e3
 
 

@@ -64,7 +64,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-lease-ms", "of slow steps, no more than take about this long, but one", type=float)
     flag(
         "busy-wait-ms",
-        "processes that expect a first token stay awake for it so long; default: 4 with 8 or more cores, else 0",
+        "processes that expect a first token stay awake for it so long: for machines with cores to spare",
         type=float,
     )
     flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
