@@ -29,6 +29,9 @@ _HEADER_SECONDS = 30.0
 """From a connection's first byte, or its beginning, to the end of a request's headers."""
 _IDLE_SECONDS = 75
 _BACKLOG = 4096
+_FIRST_EVENT_TURNS = 10
+"""Of the event loop, from an answer's first piece to its first event: the end of the task that waited for it and of the
+one that watched whether its client left, a status, and the task that sends. One or two more cost nothing."""
 _FAREWELL_SECONDS = 1
 """What is being sent when the engine ends has so long to leave."""
 
@@ -55,7 +58,10 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
     spec = link.spec
     config = spec.config
     async with Client(
-        spec.addresses.listen[0], key=config.listen_key, connect_timeout=config.startup_timeout
+        spec.addresses.listen[0],
+        key=config.listen_key,
+        connect_timeout=config.startup_timeout,
+        head_start=_FIRST_EVENT_TURNS,
     ) as client:
         door = Door(client, await client.info(), spec.config.api_key, RequestLog(spec.config.log_requests))
         server = _Server(_uvicorn_config(make_app(door)))

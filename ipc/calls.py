@@ -3,7 +3,8 @@
 It knows no socket: `send` is the client's.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 
 from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptLogprobs, Rejected
 from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
@@ -45,15 +46,12 @@ class Calls:
         for name in self._calls:
             self._send(Cancel(name))
 
-    def in_turn(self, items: Iterable[Item]) -> list[Item]:
-        """First tokens go before those of answers that have begun: their readers wait longest."""
-        return sorted(items, key=self._has_begun)
-
-    def _has_begun(self, item: Item) -> bool:
+    def has_begun(self, item: Item) -> bool:
+        """Whether its reader has had something already: who waits for a first token waits longest."""
         call = self._calls.get(item.request_id)
         return call is None or call.has_begun
 
-    def take(self, item: Item, now: float) -> None:
+    def take(self, item: Item) -> None:
         """News of one of them, or of one that is no more."""
         call = self._calls.get(item.request_id)
         if call is None:
@@ -71,7 +69,8 @@ class Calls:
                 if call.end(item):
                     del self._calls[item.request_id]
             case Failed(code="draining") if self._successor_timeout:
-                call.wait_for_successor(error_of(item), now + self._successor_timeout)
+                until = asyncio.get_running_loop().time() + self._successor_timeout
+                call.wait_for_successor(error_of(item), until)
             case Failed():
                 del self._calls[item.request_id]
                 call.fail(error_of(item))

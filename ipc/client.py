@@ -25,6 +25,7 @@ from tercet.ipc.call import (
     unpack_ids,
 )
 from tercet.ipc.calls import Calls
+from tercet.ipc.head_start import HeadStart
 from tercet.ipc.lifeline import Lifeline
 from tercet.ipc.messages import (
     MAX_ANSWERS,
@@ -71,12 +72,16 @@ class Client:
         connect_timeout: float = 10.0,
         reconnect_timeout: float = 60.0,
         successor_timeout: float = 0.0,
+        head_start: int = 0,
     ) -> None:
         """`address` and `key`: as the engine's `--listen` and `--listen-key`.
 
         Entering waits at most `connect_timeout` seconds for an answer. When the connection ends, requests wait at most
         `reconnect_timeout` seconds for the engine to come back. When it is shutting down, they fail as `Overloaded`; or
         wait `successor_timeout` seconds for another engine to take its address, and go on there.
+
+        `head_start`: turns of the event loop by which readers of first tokens go ahead of others, for a program that
+        hands pieces on through so many tasks.
         """
         self._address = address
         self._key = key
@@ -84,6 +89,7 @@ class Client:
         self._successor_timeout = successor_timeout
         self._connect_timeout = connect_timeout
         self._calls = Calls(self._send, successor_timeout)
+        self._in_turn = HeadStart(self._calls.take, self._calls.has_begun, head_start)
         self._next_call = 0
         self._questions = Questions(self._send)
         self._info: asyncio.Future[EngineInfo] | None = None
@@ -239,6 +245,7 @@ class Client:
 
     def _renew(self) -> None:
         """On a new connection."""
+        self._in_turn.flush()
         if not self._reconnect_timeout:
             self._lose("engine_died", f"the engine at {self._address} has closed the connection")
         if self._info is not None:
@@ -247,14 +254,15 @@ class Client:
         self._calls.ask_again()
 
     def _take(self, encoded: bytes) -> None:
-        match message := self._decoder.decode(encoded):
-            case Batch(items=items):
-                now = asyncio.get_running_loop().time()
-                for item in self._calls.in_turn(items):
-                    self._calls.take(item, now)
+        message = self._decoder.decode(encoded)
+        if isinstance(message, Batch):
+            self._in_turn.deliver(message.items)
+            return
+        self._in_turn.flush()
+        match message:
             case Failed():
                 if not self._questions.fail(message):
-                    self._calls.take(message, asyncio.get_running_loop().time())
+                    self._calls.take(message)
             case Tokenized() | Detokenized():
                 self._questions.take(message)
             case Rejected():
@@ -280,6 +288,7 @@ class Client:
                 self._send(Hello())
 
     def _lose(self, code: str, message: str) -> None:
+        self._in_turn.flush()
         self._calls.lose(EngineDied(code, message))
         self._questions.lose(EngineDied(code, message))
 

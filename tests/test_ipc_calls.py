@@ -1,7 +1,8 @@
 """The live requests of one client: whose news comes first."""
 
 from tercet.ipc.answers import Delta, Finished, Logprobs, TokenLogprob, Usage
-from tercet.ipc.calls import Calls
+from tercet.ipc.calls import Calls, Item
+from tercet.ipc.head_start import HeadStart
 from tercet.ipc.messages import Generate, SamplingParams
 
 ID = (5).to_bytes(4, "little")
@@ -13,7 +14,7 @@ def test_who_waits_for_the_first_token_is_served_first() -> None:
     for name in "abcd":
         calls.open(Generate(name, "x", SamplingParams(logprobs=0)), streamed=True)
     for name in "ac":
-        calls.take(Delta(name, "1", ID), 0.0)
+        calls.take(Delta(name, "1", ID))
     row = Logprobs("b", ((TokenLogprob(5, -1.0, 1, b"x"),),))
     step = (
         Delta("a", "2", ID),
@@ -22,8 +23,15 @@ def test_who_waits_for_the_first_token_is_served_first() -> None:
         Delta("c", "2", ID),
         Finished("d", "1", ID, "stop", 5, USAGE),
     )
-    assert calls.in_turn(step) == [step[1], step[2], step[4], step[0], step[3]]
-    for item in step:
-        calls.take(item, 0.0)
+    taken: list[object] = []
+
+    def take(item: Item) -> None:
+        taken.append(item)
+        calls.take(item)
+
+    in_turn = HeadStart(take, calls.has_begun, 0)
+    in_turn.deliver(step)
+    assert taken == [step[1], step[2], step[4], step[0], step[3]]
     step = (Delta("a", "3", ID), Delta("b", "2", ID), Delta("gone", "1", ID))
-    assert calls.in_turn(step) == list(step), "all have begun"
+    in_turn.deliver(step)
+    assert taken[5:] == list(step), "all have begun"

@@ -1,0 +1,62 @@
+"""Who waits for a first token goes ahead, by turns of the loop; nobody's news change their order."""
+
+import asyncio
+import random
+
+from tercet.ipc.head_start import HeadStart
+
+
+async def test_a_reader_some_tasks_away_is_served_before_the_others() -> None:
+    """Each of three tasks hands on to the next, as from the engine to an HTTP client; the others' work is one turn."""
+    served: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def hand_on(name: str, tasks: int) -> None:
+        if tasks:
+            loop.call_soon(hand_on, name, tasks - 1)
+        else:
+            served.append(name)
+
+    def take(name: str) -> None:
+        hand_on(name, 3 if name.startswith("first") else 0)
+
+    for turns, wanted in ((0, ["a", "b", "first"]), (3, ["first", "a", "b"]), (8, ["first", "a", "b"])):
+        served.clear()
+        HeadStart(take, lambda name: not name.startswith("first"), turns).deliver(["a", "first", "b"])
+        for _ in range(12):
+            await asyncio.sleep(0)
+        assert served == wanted, turns
+
+
+async def test_nothing_waits_where_nobody_is_ahead() -> None:
+    for items in (["a", "b"], ["first"], []):
+        served: list[str] = []
+        HeadStart(served.append, lambda name: name != "first", 5).deliver(items)
+        assert served == items
+
+
+async def test_each_readers_news_stay_in_order() -> None:
+    """Batches come while others are held; some are followed by a message that is not part of any."""
+    draw = random.Random()
+    served: dict[str, list[int]] = {}
+    begun: set[str] = set()
+
+    def take(item: tuple[str, int]) -> None:
+        served.setdefault(item[0], []).append(item[1])
+        begun.add(item[0])
+
+    ahead = HeadStart(take, lambda item: item[0] in begun, 4)
+    sent: dict[str, list[int]] = {}
+    for number in range(300):
+        names = draw.sample("abcdefghij", draw.randint(0, 10))
+        if draw.random() < 0.2:
+            gone = draw.choice("abcdefghij")
+            ahead.flush()
+            begun.discard(gone)
+        for name in names:
+            sent.setdefault(name, []).append(number)
+        ahead.deliver([(name, number) for name in names])
+        for _ in range(draw.randint(0, 6)):
+            await asyncio.sleep(0)
+    ahead.flush()
+    assert served == sent
