@@ -183,6 +183,35 @@ async def test_an_openai_stream() -> None:
     }  # fmt: skip
 
 
+async def test_connections_serve_again_while_they_last() -> None:
+    """The second answer says that its connection ends; after the third the server closes without a word."""
+    answers = [b"", b"Connection: close\r\n", b"", b""]
+    connections: list[int] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(0)
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while answers:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]))
+                connections[-1] += 1
+                extra = answers.pop(0)
+                head = _CHUNKED[:-2] + extra + b"\r\n"
+                writer.write(head + chunk(token("a")) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+                if len(answers) <= 1:
+                    break
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        target = OpenAITarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", "m", 0.0)
+        for _ in range(4):
+            timeline = Timeline(0.0, 3)
+            await target.ask([1], 1, timeline)
+            assert (timeline.error, len(timeline.arrivals)) == (None, 1)
+            await asyncio.sleep(0.02)
+    assert connections == [2, 1, 1]
+
+
 async def test_a_stream_that_ends_with_its_connection_and_says_no_usage() -> None:
     plain = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
     async with endpoint(plain, token("a"), token("b"), b"data: [DONE]\r\n\r\n") as (url, _):
@@ -196,7 +225,7 @@ async def test_a_stream_that_ends_with_its_connection_and_says_no_usage() -> Non
         ([b"HTTP/1.1 503 Busy\r\nContent-Length: 9\r\n\r\n", b"too much!"], "ValueError: HTTP 503: too much!"),
         ([_CHUNKED, chunk(token("a")), chunk(event(error={"message": "ill"}))], "ValueError: the endpoint says"),
         ([_CHUNKED, chunk(token("a")), b"0\r\n\r\n"], "EOFError: the answer ended without [DONE]"),
-        ([_CHUNKED, chunk(token("a"))[:9]], "IncompleteReadError"),
+        ([_CHUNKED, chunk(token("a"))[:9]], "EOFError: the connection ended within an answer"),
         ([], "IncompleteReadError"),
     ],
 )
