@@ -122,8 +122,7 @@ class OpenAITarget:
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """What chunks hold, one wait for all that have come: with `readuntil` and `readexactly` each costs half as much
-    again."""
+    """What chunks hold, with one wait for all that have come."""
     buffer = b""
     while True:
         end = buffer.find(b"\r\n")

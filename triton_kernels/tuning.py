@@ -72,7 +72,7 @@ def choose_matmul_sample(
     """
     plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
     tuned = _tuned(gpu_name(device), "matmul_sample", N, K, dtype, deterministic)
-    config = next((tuned[larger] for larger in sorted(tuned) if larger >= row_bucket(num_rows)), plain)
+    config = _of_bucket(tuned, row_bucket(num_rows)) or plain
     if plain.kernel not in PLAIN_ORDER and config.kernel != "apart":
         return plain
     return replace(config, kernel="persistent", num_warps=8) if config.kernel == "hopper" else config
@@ -93,13 +93,15 @@ def _choose(
     op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str, hopper: bool
 ) -> MatmulConfig:  # fmt: skip
     tuned = _tuned(gpu, op, N, K, dtype, deterministic)
-    # The nearest larger bucket serves too.
-    for larger in sorted(tuned):
-        if larger >= bucket:
-            return tuned[larger]
-    return heuristic(bucket, N, K, dtype, deterministic, hopper)
+    return _of_bucket(tuned, bucket) or heuristic(bucket, N, K, dtype, deterministic, hopper)
 
 
+def _of_bucket(tuned: dict[int, MatmulConfig], bucket: int) -> MatmulConfig | None:
+    """The nearest larger bucket serves too."""
+    return next((tuned[larger] for larger in sorted(tuned) if larger >= bucket), None)
+
+
+@functools.cache
 def _tuned(gpu: str, op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> dict[int, MatmulConfig]:
     exact = load_table(gpu).get(table_key(op, N, K, dtype, deterministic))
     return exact or _nearest(gpu, op, N, K, dtype, deterministic)
