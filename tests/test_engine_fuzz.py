@@ -83,6 +83,9 @@ def exchange(address: str, said: list[Any]) -> None:
 
 
 def test_whatever_is_said_nothing_is_left(engine: EngineProcess) -> None:
+    with RawClient(engine.address) as client:  # one request makes the connections between the processes, all of them
+        client.ask("Generate", "first", "x")
+        client.answers(1)
     wait_until_empty(engine.address)
     before = num_files(engine)
     exchange(engine.address)
