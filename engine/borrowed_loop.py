@@ -13,8 +13,6 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import Any, TypeVar
 
-from tercet.ipc.vigil import Vigil, VigilantSelector
-
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]
 
@@ -22,10 +20,8 @@ Work = Callable[[], Coroutine[Any, Any, Result]]
 class BorrowedLoop:
     """Any thread may call `run`. The first of several turns the loop for all, and leaves it to the next when done."""
 
-    def __init__(self, awake_seconds: float = 0.0) -> None:
-        """For so long it does not let its thread sleep, from the beginning of each `run`."""
-        self._vigil = Vigil(awake_seconds)
-        self._loop = asyncio.SelectorEventLoop(VigilantSelector(self._vigil))
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
         self._turning = threading.Lock()
         self._news = threading.Condition()
         """Some work is done, or nobody turns the loop any more."""
@@ -61,7 +57,6 @@ class BorrowedLoop:
     def _turn(self, work: Work[Result]) -> Result:
         try:
             task = self._loop.create_task(work())
-            self._vigil.begin()
             with _Interrupt(self._loop, task) as interrupt:
                 try:
                     return self._loop.run_until_complete(task)

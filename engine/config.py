@@ -55,9 +55,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most decode steps granted by one plan while nothing waits."""
     max_lease_ms: float = 2.0
     """Of slow steps, no more than take about this long, but one: a new prompt waits for all that is granted."""
-    busy_wait_ms: float = 0.0
-    """Processes that expect a first token stay awake for it so long, since waking takes as long as their work: for
-    machines with cores to spare."""
     deterministic: bool = False
     """Batch invariance, to the bit."""
     enforce_eager: bool = False
@@ -106,7 +103,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)
         _check_range("max_lease_ms", self.max_lease_ms, 0.0, 1e6)
-        _check_range("busy_wait_ms", self.busy_wait_ms, 0.0, 1000.0)
         _check_range("null_step_ms", self.null_step_ms, 0.0, 1e6)
         if self.null_step_ms and self.load_format != "null":
             raise ValueError(f"--null-step-ms got {self.null_step_ms!r}; want it with --load-format null only")
@@ -133,10 +129,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.listen_key is not None:
             check_key(self.listen_key)
         check_http(self.http, self.api_key)
-
-    @property
-    def busy_wait_seconds(self) -> float:
-        return self.busy_wait_ms / 1e3
 
 
 def _flag(name: str) -> str:

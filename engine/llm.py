@@ -73,7 +73,7 @@ class LLM:
         config = EngineConfig(model=model, **{**unbounded, **options})
         self._engine = EngineProcess(config)
         self._client = Client(self._engine.address, key=config.listen_key)
-        self._loop = BorrowedLoop(config.busy_wait_seconds)
+        self._loop = BorrowedLoop()
         self._loop.run(self._client.__aenter__)
         self._open = True
         self._engine.on_death(self._mourn)

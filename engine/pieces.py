@@ -12,8 +12,6 @@ from tokenizers import Tokenizer
 
 from tercet.engine.errors import UnsupportedModel
 
-METASPACE = "▁"
-
 
 class Pieces:
     """The part of the text that each token stands for. Filled on demand: a vocabulary is large, a text is not."""

@@ -31,7 +31,6 @@ from tercet.ipc.step_messages import (
     ToScheduler,
     Unservable,
 )
-from tercet.ipc.vigil import Vigil
 
 _LOAD_SECONDS = 0.25
 _RETRY_SECONDS = 0.01
@@ -40,8 +39,7 @@ _RETRY_SECONDS = 0.01
 
 def main(link: SupervisorLink) -> None:
     addresses, config = link.spec.addresses, link.spec.config
-    vigil = Vigil(config.busy_wait_seconds)
-    inbox: Inbox[ToScheduler] = Inbox(addresses.scheduler, ToScheduler, vigil=vigil)
+    inbox: Inbox[ToScheduler] = Inbox(addresses.scheduler, ToScheduler)
     link.tell(Loaded())
     limits = link.wait_begin()
     settings = PlannerSettings(
@@ -61,7 +59,7 @@ def main(link: SupervisorLink) -> None:
     grammars = GrammarLink(addresses, link.spec.incarnation, link.spec.model_path, limits.vocab_size)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation
-    loop = (StepLoop if config.trace_dir is None else TracedStepLoop)(planner, link, vigil)
+    loop = (StepLoop if config.trace_dir is None else TracedStepLoop)(planner, link)
     link.tell(Serving())
     while True:
         loop.turn(inbox)
@@ -70,11 +68,9 @@ def main(link: SupervisorLink) -> None:
 class StepLoop:
     """One turn: take what has arrived, plan while plans may be in flight, tell gauges and beats now and then."""
 
-    def __init__(self, planner: Planner, link: SupervisorLink, vigil: Vigil) -> None:
-        """The `vigil` is kept while a step with prompts is in flight."""
+    def __init__(self, planner: Planner, link: SupervisorLink) -> None:
         self._planner = planner
         self._link = link
-        self._vigil = vigil
         self._tokenizer = Outbox(link.spec.addresses.tokenizer)
         self._workers = [Outbox(address) for address in link.spec.addresses.workers]
         self._encoder = msgspec.msgpack.Encoder()
@@ -108,14 +104,11 @@ class StepLoop:
             encoded = self._encoder.encode(step)
             for worker in self._workers:
                 worker.send_encoded(encoded)
-            if step.chunks:
-                self._vigil.begin()
         return step
 
     def _take(self, message: ToScheduler, now: float) -> None:
         match message:
             case Sampled():
-                self._vigil.end()
                 if message.epoch == self._planner.epoch and (tokens := self._planner.complete(message, now)):
                     self._send(tokens)
             case Submit():
@@ -155,8 +148,8 @@ class StepLoop:
 class TracedStepLoop(StepLoop):
     """A step loop that leaves a record."""
 
-    def __init__(self, planner: Planner, link: SupervisorLink, vigil: Vigil) -> None:
-        super().__init__(planner, link, vigil)
+    def __init__(self, planner: Planner, link: SupervisorLink) -> None:
+        super().__init__(planner, link)
         folder = link.spec.config.trace_dir or ""
         self._lane = open_lane(folder, "scheduler", "loop")
         record_collections(open_lane(folder, "scheduler", "garbage"))

@@ -34,7 +34,6 @@ from tercet.ipc.messages import Cancel, Detokenize, Hello, Question, Request, To
 from tercet.ipc.process_messages import Abandon, Drain, Limits, Loaded, SchedulerRestarted, Serving, ToChild
 from tercet.ipc.sockets import AsyncInbox, Outbox
 from tercet.ipc.step_messages import Load, ToTokenizer
-from tercet.ipc.vigil import Vigil, VigilantSelector
 
 _TICK_S = 0.25
 _SETTLE_S = 0.1
@@ -56,11 +55,8 @@ class Tokenizer:
         desk: FrontDesk,
         reception: Reception,
         link: SupervisorLink,
-        vigil: Vigil,
     ) -> None:
-        """The `vigil` is kept from a request's submission to the next news."""
         self._door = door
-        self._vigil = vigil
         self._scheduler = scheduler
         self._desk = desk
         self._reception = reception
@@ -149,7 +145,6 @@ class Tokenizer:
         submit = self._reception.submit(live, request, prompt_ids)
         if not self._scheduler.submit(submit):
             raise Refusal("overloaded", "the scheduler is far behind; ask again later")
-        self._vigil.begin()
 
     def _refuse(self, live: Live, refusal: Refusal) -> None:
         self._post(live.client, self._desk.fail(live, refusal.code, str(refusal)))
@@ -161,7 +156,6 @@ class Tokenizer:
         await inbox.deliver(self._speak)
 
     def _speak(self, messages: list[ToTokenizer]) -> None:
-        self._vigil.end()
         items, aborts = self._desk.accept(messages, time.monotonic())
         self._scheduler.abort(aborts)
         for client, news in items.items():
@@ -274,16 +268,14 @@ def main(link: SupervisorLink) -> None:
         desk = FrontDesk(codec.pieces, (spec.incarnation << _NUMBER_BITS) + 1)
         line = SchedulerLine(partial(Outbox, spec.addresses.scheduler, context))
         make = Tokenizer if spec.config.trace_dir is None else TracedTokenizer
-        tokenizer = make(door, line, desk, Reception(desk, codec, rules, spec.config), link, vigil)
+        tokenizer = make(door, line, desk, Reception(desk, codec, rules, spec.config), link)
         try:
             await tokenizer.serve(inbox, limits)
         finally:
             inbox.close()
             door.close()
 
-    vigil = Vigil(spec.config.busy_wait_seconds)
-    loop_factory = partial(asyncio.SelectorEventLoop, VigilantSelector(vigil))
-    anyio.run(serve, backend_options={"loop_factory": loop_factory})
+    anyio.run(serve)
     context.term()
 
 

@@ -5,7 +5,7 @@ module knows sockets and encodings; it knows no message.
 """
 
 import socket as os_socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import msgspec
@@ -13,7 +13,6 @@ import zmq
 
 from tercet.ipc.addresses import check_ipc_path
 from tercet.ipc.readiness import Readiness
-from tercet.ipc.vigil import Vigil
 
 Message = TypeVar("Message")
 
@@ -39,28 +38,17 @@ class Inbox(Generic[Message]):
         address: str,
         union: object,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
-        vigil: Vigil | None = None,
     ) -> None:
-        """During the `vigil` it does not sleep while it waits."""
         self._socket = _bind_pull(address, context)
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
-        self._vigil = vigil or Vigil(0)
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; waits up to `timeout` seconds (None: for ever), None if there was none."""
         if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN and (
-            timeout == 0 or not self._vigil.wait(self._poll, timeout)
+            timeout == 0 or not self._socket.poll(None if timeout is None else int(timeout * 1000))
         ):
             return None
         return self._decoder.decode(self._socket.recv(_NOBLOCK))
-
-    def _poll(self, timeout: float | None) -> int:
-        return self._socket.poll(None if timeout is None else int(timeout * 1000))
-
-    def receive_all(self) -> Iterator[Message]:
-        """Everything that is already there; never waits."""
-        while (message := self.receive(0)) is not None:
-            yield message
 
     def close(self) -> None:
         self._socket.close(linger=0)

@@ -62,11 +62,6 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("run-ahead", "plans in flight", type=int)
     flag("max-lease", "most decode steps granted by one plan", type=int)
     flag("max-lease-ms", "of slow steps, no more than take about this long, but one", type=float)
-    flag(
-        "busy-wait-ms",
-        "processes that expect a first token stay awake for it so long: for machines with cores to spare",
-        type=float,
-    )
     flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)

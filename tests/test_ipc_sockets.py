@@ -30,11 +30,9 @@ def test_a_sender_may_come_before_the_receiver(address: str) -> None:
     assert inbox.receive(0.05) is None
     assert 0.04 < time.monotonic() - began < 2
     assert inbox.receive(0) is None
-    assert list(inbox.receive_all()) == []
     for number in range(5):
         outbox.send(Sampled(number, 0, b""))
-    time.sleep(0.1)
-    assert [message.step_id for message in inbox.receive_all() if isinstance(message, Sampled)] == [0, 1, 2, 3, 4]
+    assert [inbox.receive(5) for _ in range(5)] == [Sampled(number, 0, b"") for number in range(5)]
     inbox.close()
     outbox.close()
 
