@@ -4,7 +4,7 @@ Knows sizes and kernels; runs nothing.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tercet.triton_kernels.tuning import MatmulConfig
 
@@ -69,9 +69,11 @@ def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
     if num_rows <= 64:
         found += _splits(max(num_rows, 8), N, K)
         found += _skinny(max(num_rows, 8), N, K)
+    elif num_rows <= 96:
+        found += (config for config in _skinny(32, N, K) if config.block_m == 32)  # three tiles
     if 32 <= num_rows <= 1024:
-        found += _waves(num_rows, N, K)
-    if num_rows >= 128 or (num_rows >= 64 and N > 50000):
+        found += _waves(num_rows, N)
+    if num_rows >= 96 or (num_rows >= 64 and N > 50000):
         found += _hopper(num_rows, N)
     if num_rows >= 512 or (num_rows >= 64 and N > 50000):
         found += _persistent(num_rows, N, K)
@@ -79,7 +81,7 @@ def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
 
 
 def _vectors(K: int, least: int) -> Iterator[MatmulConfig]:
-    power = 1 << (K - 1).bit_length()
+    power = _power_of_2(K)
     for block_n in (size for size in (1, 2, 4, 8, 16) if size >= least):
         for block_k in {min(power, size) for size in (1024, 2048, 4096)}:
             for warps in (1, 2, 4, 8):
@@ -112,7 +114,7 @@ def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
 
 def _whole(rows: int, block_n: int, K: int) -> Iterator[MatmulConfig]:
     """All weights of a program loaded at once, before anything is waited for."""
-    power = 1 << (K - 1).bit_length()
+    power = _power_of_2(K)
     if power * (block_n + rows) * 2 > _SHARED_BYTES:
         return
     for splits in (4, 8, 16):
@@ -137,44 +139,49 @@ def _skinny(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                             yield MatmulConfig("skinny", block_m, block_n, block_k, warps, stages, prefetch=prefetch)
 
 
-def _waves(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
-    for block_m in (64, 128, 256):
-        if block_m > max(num_rows, 64):
+def _waves(num_rows: int, N: int) -> Iterator[MatmulConfig]:
+    for block_m, tall in ((64, False), (128, False), (128, True), (256, False)):
+        height = block_m * 3 // 2 if tall else block_m
+        # A tall tile is for rows that it holds without padding.
+        if height > max(_power_of_2(num_rows), 64) or (tall and num_rows % height):
             continue
         for block_n in (32, 64, 128, 256):
             for extra in (False, True):
                 width = block_n * 3 // 2 if extra else block_n
-                if block_m * width > 256 * 192:
+                if height * width > 256 * 192:
                     continue
-                tiles = -(-num_rows // block_m) * -(-N // width)
+                tiles = -(-num_rows // height) * -(-N // width)
                 if tiles < 32 or tiles > 8 * _MULTIPROCESSORS:
                     if N < 50000:
                         continue
-                    if block_m * width < 128 * 128:
+                    if height * width < 128 * 128:
                         continue
                 waves = -(-tiles // _MULTIPROCESSORS)
                 if (
                     tiles > 0.4 * _MULTIPROCESSORS
                     and tiles / (waves * _MULTIPROCESSORS) < 0.6
-                    and block_m * width > 8192
+                    and height * width > 8192
                 ):
                     continue
-                for block_k in (64, 128):
-                    for stages in (3, 4, 6):
-                        shared = stages * block_k * (block_m + width) * 2
-                        if shared > _SHARED_BYTES - 2048 or (block_k == 128 and stages == 6):
-                            continue
-                        if stages == 3 and shared < 100 * 1024:
-                            continue
-                        for warps in (4, 8):
-                            if warps == 8 and block_m == 64:
-                                continue
-                            if warps == 4 and block_m * width > 128 * 128:
-                                continue
-                            for prefetch in (0, 128) if num_rows <= 256 else (0,):
-                                yield MatmulConfig(
-                                    "wave", block_m, block_n, block_k, warps, stages, prefetch=prefetch, extra=extra
-                                )
+                yield from _wave(num_rows, MatmulConfig("wave", block_m, block_n, 0, 0, extra=extra, tall=tall))
+
+
+def _wave(num_rows: int, tile: MatmulConfig) -> Iterator[MatmulConfig]:
+    """The ways to load a tile."""
+    for block_k in (64, 128):
+        for stages in (3, 4, 6):
+            shared = stages * block_k * (tile.height + tile.width) * 2
+            if shared > _SHARED_BYTES - 2048 or (block_k == 128 and stages == 6):
+                continue
+            if stages == 3 and shared < 100 * 1024:
+                continue
+            for warps in (4, 8):
+                if warps == 8 and tile.block_m == 64:
+                    continue
+                if warps == 4 and tile.height * tile.width > 128 * 128:
+                    continue
+                for prefetch in (0, 128) if num_rows <= 256 else (0,):
+                    yield replace(tile, block_k=block_k, num_warps=warps, num_stages=stages, prefetch=prefetch)
 
 
 def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
@@ -185,7 +192,7 @@ def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
         (128, 128, 64, 4, (4, 5)),
         (128, 256, 128, 8, (2,)),
     ):
-        if block_m > num_rows:
+        if block_m > _power_of_2(num_rows):
             continue
         for stages in all_stages:
             for group in (4, 8, 16) if num_rows > 512 else (8,):
@@ -194,7 +201,7 @@ def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
 
 def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
     for block_m, block_n in ((128, 256), (256, 128), (128, 128), (128, 64), (256, 64)):
-        if block_m > num_rows or (num_rows > 1024 and block_n == 64):
+        if block_m > _power_of_2(num_rows) or (num_rows > 1024 and block_n == 64):
             continue
         tiles = -(-num_rows // block_m) * -(-N // block_n)
         if tiles < 48:
@@ -205,3 +212,7 @@ def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
             if stages >= 2:
                 for group in (4, 8, 16) if num_rows > 512 else (8,):
                     yield MatmulConfig("hopper", block_m, block_n, block_k, 4, stages, group_m=group)
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -171,11 +171,10 @@ def select(log: Path, table: Path, margin: float) -> None:
 
 
 def show(measured: tuple[float, dict[str, Any]], peer: float | None) -> str:
-    us, c = measured
+    us, c = measured[0], MatmulConfig(**measured[1])
     return (
-        f"{us:8.2f} ({(peer or float('nan')) / us:.2f}x) {c['kernel']} {c['block_m']}x{c['block_n']}x{c['block_k']}"
-        f"{'+' if c['extra'] else ''} w{c['num_warps']} s{c['num_stages']} k{c['splits']} g{c['group_m']}"
-        f" p{c['prefetch']}"
+        f"{us:8.2f} ({(peer or float('nan')) / us:.2f}x) {c.kernel} {c.height}x{c.width}x{c.block_k}"
+        f" w{c.num_warps} s{c.num_stages} k{c.splits} g{c.group_m} p{c.prefetch}"
     )
 
 

@@ -75,6 +75,20 @@ def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) > 20
 
 
+def test_tiles_of_192_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All four parts of such a tile are multiplied by the units for whole warp groups."""
+    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
+    x, w = meta(192, 512), meta(384, 512)
+    for epilogue, columns in (("store", 384), ("add", 384), ("gate", 192)):
+        with compiling_for(90) as kernels:
+            config = MatmulConfig("wave", 128, 128, 64, 8, 4, extra=True, tall=True)
+            launch_matmul(config, x, w, meta(192, columns), epilogue)
+        (kernel,) = kernels
+        check(kernel, 90)
+        assert kernel.asm["ttgir"].count("ttng.warp_group_dot ") == 4
+        assert "mma.sync" not in kernel.asm["ptx"]
+
+
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:

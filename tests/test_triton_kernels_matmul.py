@@ -32,6 +32,8 @@ CONFIGS = [
     MatmulConfig("persistent", 16, 32, 32, 4, group_m=2),
     MatmulConfig("wave", 16, 32, 32, 4),
     MatmulConfig("wave", 16, 32, 32, 4, extra=True),
+    MatmulConfig("wave", 16, 32, 32, 4, tall=True),
+    MatmulConfig("wave", 16, 32, 32, 4, extra=True, tall=True),
 ]
 # The last pair fits no block; rows of TMA tensors are multiples of 16 bytes.
 SHAPES = [(1, 64, 64), (7, 48, 96), (16, 96, 160), (37, 144, 72), (5, 44, 100)]
@@ -65,7 +67,7 @@ def gated(y: Tensor) -> Tensor:
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}{'+' if c.extra else ''}k{c.splits}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.height}x{c.width}k{c.splits}")
 @pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
 def test_kernels(config: MatmulConfig, epilogue: str, dtype: torch.dtype) -> None:
     for M, N, K in SHAPES:
@@ -159,6 +161,27 @@ def test_weights_of_nearly_the_same_size_share_what_was_tuned(monkeypatch: pytes
         assert choose("matmul", rows, 128_256, 4096) == choose("matmul", rows, 151_936, 4096)
         assert choose("matmul_add", rows, 3000, 4096, True) == choose("matmul", rows, 3072, 4096, True)
         assert choose("matmul", rows, 50, 64) == heuristic(rows, 50, 64, torch.bfloat16, False, True)
+
+
+def test_buckets_that_no_table_has_are_served_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """96 and 192 rows came late: older tables serve them as they did."""
+    line = tuning.table_key("matmul", 512, 512, torch.bfloat16, True)
+    few, some, many = (MatmulConfig("wave", size, 64, 64, 4) for size in (64, 128, 256))
+    old = {64: few, 128: some, 256: many}
+    three = {96: MatmulConfig("skinny", 32, 64, 64, 4), 192: MatmulConfig("wave", 128, 128, 64, 8, 4, tall=True)}
+    tables = {"old": {line: old}, "new": {line: old | three}}
+    monkeypatch.setattr(tuning, "gpu_name", lambda device: device)
+    monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
+    monkeypatch.setattr(tuning, "load_table", tables.__getitem__)
+
+    def chosen(gpu: str, rows: int) -> MatmulConfig:
+        return choose_matmul("matmul", rows, 512, 512, torch.bfloat16, True, gpu)  # type: ignore[arg-type]
+
+    sizes = (64, 65, 96, 97, 128, 129, 160, 192, 193, 256)
+    assert [chosen("old", rows) for rows in sizes] == [few, *[some] * 4, *[many] * 5]
+    new = [few, *[three[96]] * 2, *[some] * 2, *[three[192]] * 3, *[many] * 2]
+    assert [chosen("new", rows) for rows in sizes] == new
+    assert {chosen(gpu, 300) for gpu in tables} == {heuristic(512, 512, 512, torch.bfloat16, True, True)}
 
 
 def test_interpreted() -> None:

@@ -31,6 +31,7 @@ CONFIGS = [
     MatmulConfig("persistent", 16, 64, 32, 4, group_m=2),
     MatmulConfig("wave", 32, 64, 32, 4),
     MatmulConfig("wave", 32, 64, 32, 4, extra=True),
+    MatmulConfig("wave", 32, 64, 32, 4, extra=True, tall=True),
 ]
 
 
@@ -69,7 +70,7 @@ def draw(run: Callable[[TokenRing], None], rows: int, device: str = "cpu") -> Te
 
 
 @interpreted
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_n}{'+' if c.extra else ''}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.height}x{c.width}")
 def test_kernels(config: MatmulConfig) -> None:
     """With ties, some by rounding alone, padding that is the best of all, and logits infinite or no numbers."""
     few, many = (1, 1) if config.kernel == "vector" else (7, 70)

@@ -34,12 +34,13 @@ def kernels(test: Callable[..., None]) -> Callable[..., None]:
 FOR_MANY = [
     MatmulConfig("tile", 16, 32, 32, 4, group_m=2),
     MatmulConfig("persistent", 16, 32, 32, 4, group_m=2),
-    MatmulConfig("wave", 16, 32, 32, 4, extra=True),
+    MatmulConfig("wave", 16, 32, 32, 4, extra=True, tall=True),
 ]
 ON_GPU = [
     MatmulConfig("tile", 128, 128, 64, 8),
     MatmulConfig("persistent", 128, 256, 64, 8, 3),
     MatmulConfig("wave", 128, 128, 64, 4, 6),
+    MatmulConfig("wave", 128, 128, 64, 8, 4, extra=True, tall=True),
     MatmulConfig("hopper", 128, 256, 64, 4, 4),
     MatmulConfig("hopper", 256, 128, 64, 4, 4, 4),
 ]
@@ -58,19 +59,19 @@ def rows_of(count: int) -> Tensor:
 
 
 @kernels
-@pytest.mark.parametrize("config", FOR_MANY if INTERPRETED else ON_GPU, ids=lambda c: f"{c.kernel}{c.block_m}")
+@pytest.mark.parametrize("config", FOR_MANY if INTERPRETED else ON_GPU, ids=lambda c: f"{c.kernel}{c.height}")
 @pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
 def test_products(config: MatmulConfig, epilogue: str) -> None:
     M, N, K = (75, 96, 64) if INTERPRETED else (3000, 1024, 512)
     w = draw(N, K) * K**-0.5
-    for count in (0, 1, config.block_m, random.randint(1, M), M):
+    for count in (0, 1, config.height, random.randint(1, M), M):
         x, before = draw(count, K), draw(M, N // 2 if epilogue == "gate" else N)
         alone, whole = before[:count].clone(), before.clone()
         if count:
             launch_matmul(config, x, w, alone, epilogue)
         launch_matmul(config, padded(x, M), w, whole, epilogue, rows=rows_of(count))
         assert torch.equal(whole[:count], alone), count
-        spared = -(-count // config.block_m) * config.block_m
+        spared = -(-count // config.height) * config.height
         assert torch.equal(whole[spared:], before[spared:]), count
 
 

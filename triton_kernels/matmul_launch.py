@@ -64,12 +64,11 @@ def launch_matmul(
     bias = out if bias_N is None else bias_N
     norm = x_MK if norm_K is None else norm_K
     counted = {"rows_ptr": out if rows is None else rows, "HAS_ROWS": rows is not None}
-    width = _width(config)
-    tiles_n = triton.cdiv(N, width)
-    tiles = triton.cdiv(M, config.block_m) * tiles_n
+    tiles_n = triton.cdiv(N, config.width)
+    tiles = triton.cdiv(M, config.height) * tiles_n
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles: it must not reach beyond the last row.
-    prefetch = config.prefetch if pdl and N % width == 0 else 0
+    prefetch = config.prefetch if pdl and N % config.width == 0 else 0
     match config.kernel:
         case "vector":
             assert M == 1
@@ -94,9 +93,11 @@ def launch_matmul(
             assert norm_K is None
             wave_kernel[(tiles,)](
                 TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
+                TensorDescriptor.from_tensor(x_MK, [config.block_m // 2, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n // 2, config.block_k]),
-                w_NK, bias, out, M=M, BLOCK_M=config.block_m, EXTRA=config.extra, PREFETCH=prefetch, **counted, **fixed,
+                w_NK, bias, out, M=M, BLOCK_M=config.block_m, TALL=config.tall, EXTRA=config.extra, PREFETCH=prefetch,
+                **counted, **fixed,
             )  # fmt: skip
         case "hopper":
             assert norm_K is None
@@ -126,12 +127,7 @@ def launch_matmul(
 
 def num_tiles(config: MatmulConfig, N: int) -> int:
     """In how many tiles a row is drawn: so many scores a product writes."""
-    return -(-N // _width(config)) * (2 if config.extra or config.kernel == "persistent" else 1)
-
-
-def _width(config: MatmulConfig) -> int:
-    """Output columns of one program."""
-    return config.block_n * 3 // 2 if config.extra else config.block_n
+    return -(-N // config.width) * (2 if config.extra or config.kernel == "persistent" else 1)
 
 
 def _hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:

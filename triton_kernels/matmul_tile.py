@@ -60,53 +60,75 @@ def tile_kernel(
     finish_tile(acc, facts, rows, start_n, tile_n, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
 
 
+@triton.jit
+def _finish_row_of_tiles(
+    acc, extra, rows, start_n, tile, bias_ptr, out_ptr, draw, M, N: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, EXTRA: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """The end of an accumulator, and with EXTRA of the one to its right."""
+    facts = begin_draw(draw, rows, M, EPILOGUE)
+    finish_tile(acc, facts, rows, start_n, tile, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
+    if EXTRA:
+        finish_tile(
+            extra, facts, rows, start_n + BLOCK_N, tile + 1, bias_ptr, out_ptr, draw, M,
+            N, BLOCK_M, BLOCK_N // 2, EPILOGUE, HAS_BIAS,
+        )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def wave_kernel(
-    x_desc, w_desc, half_desc, w_ptr, bias_ptr, out_ptr, rows_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EXTRA: tl.constexpr,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    x_desc, half_x_desc, w_desc, half_w_desc, w_ptr, bias_ptr, out_ptr, rows_ptr, draw, M, N: tl.constexpr,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TALL: tl.constexpr,
+    EXTRA: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (ceil(M / BLOCK_M) * ceil(N / width),): one program owns one output tile; TMA clips what lies outside.
+    """Grid (ceil(M / height) * ceil(N / width),): one program owns one output tile; TMA clips what lies outside.
 
     width = BLOCK_N, or with EXTRA BLOCK_N * 3 / 2 in two accumulators: the size that deals N out to all multiprocessors
-    is seldom a power of two. Programs on the same weights are neighbours.
+    is seldom a power of two. With TALL height = BLOCK_M * 3 / 2 in the same way. Programs on the same weights are
+    neighbours.
     """
+    height: tl.constexpr = BLOCK_M * 3 // 2 if TALL else BLOCK_M
     width: tl.constexpr = BLOCK_N * 3 // 2 if EXTRA else BLOCK_N
-    num_m = tl.cdiv(M, BLOCK_M)
+    num_m = tl.cdiv(M, height)
     tile_m = tl.program_id(0) % num_m
     tile_n = tl.program_id(0) // num_m
-    start_m, start_n = tile_m * BLOCK_M, tile_n * width
+    start_m, start_n = tile_m * height, tile_n * width
     if PREFETCH > 0 and tile_m == 0:
         start = w_ptr + start_n.to(tl.int64) * K
         prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
-    rows = start_m + tl.arange(0, BLOCK_M)
-    facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
     wait_for_previous(PDL)
     turn_ring(draw, EPILOGUE)
     if HAS_ROWS and start_m >= tl.load(rows_ptr):
         return
+    # What is not asked for is never used.
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if EXTRA:
-        extra = tl.zeros((BLOCK_M, BLOCK_N // 2), tl.float32)
+    right = tl.zeros((BLOCK_M, BLOCK_N // 2), tl.float32)
+    below = tl.zeros((BLOCK_M // 2, BLOCK_N), tl.float32)
+    corner = tl.zeros((BLOCK_M // 2, BLOCK_N // 2), tl.float32)
     for k in range((K + BLOCK_K - 1) // BLOCK_K):
         x = x_desc.load([start_m, k * BLOCK_K])
-        acc = tl.dot(x, w_desc.load([start_n, k * BLOCK_K]).T, acc)
+        w = w_desc.load([start_n, k * BLOCK_K]).T
+        acc = tl.dot(x, w, acc)
+        if TALL:
+            more_x = half_x_desc.load([start_m + BLOCK_M, k * BLOCK_K])
+            below = tl.dot(more_x, w, below)
         if EXTRA:
-            extra = tl.dot(x, half_desc.load([start_n + BLOCK_N, k * BLOCK_K]).T, extra)
-    if EXTRA:
-        finish_tile(
-            acc, facts, rows, start_n, 2 * tile_n, bias_ptr, out_ptr, draw, M,
-            N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS,
+            more_w = half_w_desc.load([start_n + BLOCK_N, k * BLOCK_K]).T
+            right = tl.dot(x, more_w, right)
+            if TALL:
+                corner = tl.dot(more_x, more_w, corner)
+    first_tile = tile_n * 2 if EXTRA else tile_n
+    _finish_row_of_tiles(
+        acc, right, start_m + tl.arange(0, BLOCK_M), start_n, first_tile, bias_ptr, out_ptr, draw, M,
+        N, BLOCK_M, BLOCK_N, EXTRA, EPILOGUE, HAS_BIAS,
+    )  # fmt: skip
+    if TALL:
+        _finish_row_of_tiles(
+            below, corner, start_m + BLOCK_M + tl.arange(0, BLOCK_M // 2), start_n, first_tile, bias_ptr, out_ptr, draw,
+            M, N, BLOCK_M // 2, BLOCK_N, EXTRA, EPILOGUE, HAS_BIAS,
         )  # fmt: skip
-        finish_tile(
-            extra, facts, rows, start_n + BLOCK_N, 2 * tile_n + 1, bias_ptr, out_ptr, draw, M,
-            N, BLOCK_M, BLOCK_N // 2, EPILOGUE, HAS_BIAS,
-        )  # fmt: skip
-    else:
-        finish_tile(
-            acc, facts, rows, start_n, tile_n, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS
-        )
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])

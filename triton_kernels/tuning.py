@@ -16,7 +16,9 @@ import torch
 from tercet.triton_kernels.dispatch import gpu_name, is_hopper
 
 # A product's rows round up to one of these; its kernel is chosen by that alone.
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
+# 96 and 192: three tiles of 32 or 64 rows, where four would be as slow as 128 and 256. A step of 160 or 224 rows is cut
+# into as many tiles as one of 192 or 256.
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 8192)
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
 PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", *PLAIN_ORDER)
@@ -29,7 +31,8 @@ _NEAR = 2.0
 class MatmulConfig:
     """One way to run a product.
 
-    `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`: tiles half as wide again.
+    `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`, `tall`: tiles half as wide
+    again, half as high again.
     """
 
     kernel: str  # one of KERNELS, or "apart" for a fused norm that does not pay: it runs on its own
@@ -42,6 +45,17 @@ class MatmulConfig:
     group_m: int = 8
     prefetch: int = 0
     extra: bool = False
+    tall: bool = False
+
+    @property
+    def height(self) -> int:
+        """Rows of one tile."""
+        return self.block_m * 3 // 2 if self.tall else self.block_m
+
+    @property
+    def width(self) -> int:
+        """Output columns of one tile."""
+        return self.block_n * 3 // 2 if self.extra else self.block_n
 
 
 def row_bucket(num_rows: int) -> int:
