@@ -6,7 +6,7 @@ Knows sizes and kernels; runs nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tercet.triton_kernels.tuning import MatmulConfig
+from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig
 
 NORMED = "rms_norm_"
 
@@ -22,7 +22,13 @@ class Product:
 
     @property
     def epilogue(self) -> str:
-        return {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate"}[self.op.removeprefix(NORMED)]
+        return {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate", "matmul_sample": "sample"}[
+            self.op.removeprefix(NORMED)
+        ]
+
+    @property
+    def draws(self) -> bool:
+        return self.epilogue == "sample"
 
     @property
     def normed(self) -> bool:
@@ -51,6 +57,12 @@ PRODUCTS = (
     Product("8b_tp2.down", "matmul", 4096, 6144),
     Product("8b_tp2.lm_head", "matmul", 75968, 4096),
 )
+# The same weights as a decode step ends with them: no logits, a token for each row.
+DRAWS = (
+    Product("0.6b.draw", "matmul_sample", 151936, 1024),
+    Product("8b.draw", "matmul_sample", 151936, 4096),
+    Product("8b_tp2.draw", "matmul_sample", 75968, 4096),
+)
 
 _SHARED_BYTES = 227 * 1024
 _MULTIPROCESSORS = 132
@@ -58,6 +70,12 @@ _MULTIPROCESSORS = 132
 
 def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
     """What may be fast for this product and this many rows, of every family that may be."""
+    if product.draws:  # with the bits of the logits, by kernels that can draw
+        return [one for one in _all(product, num_rows) if one.kernel in PLAIN_ORDER and one.kernel != "hopper"]
+    return _all(product, num_rows)
+
+
+def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     N, K = product.N, product.K
     found: list[MatmulConfig] = []
     if product.normed and num_rows > 1:

@@ -5,7 +5,8 @@
 
 Resumable: what the log holds is not measured again. Kernels compile in parallel processes first; a kernel that hangs
 ends the measuring process after a while, and the next start goes on behind it. Times are microseconds inside a CUDA
-graph over weights that rotate past the L2 cache, with cuBLAS (`torch.mm`) as the peer in the same run.
+graph over weights that rotate past the L2 cache. The peer in the same run is cuBLAS (`torch.mm`); of a product that
+ends in a draw it is the product as the engine chooses it and a draw apart, and what wins is for the default mode.
 """
 
 import argparse
@@ -23,23 +24,24 @@ from typing import Any
 
 import torch
 
+from draw_case import DrawCase, compile_draw
 from kernel_timing import Stopwatch
-from matmul_candidates import PRODUCTS, Product, candidates
-from matmul_case import MatmulCase
+from matmul_candidates import DRAWS, PRODUCTS, Product, candidates
+from matmul_case import MatmulCase, compile_product
 from tercet.triton_kernels import matmul_launch
 from tercet.triton_kernels.compile_only import compiling_for
-from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, table_key
 
 _HANG_SECONDS = 15.0
 _TOLERANCE = 5e-3  # relative to float64; bf16 outputs alone are 2e-3 off
 _NORM_US = 1.2
+_APART = MatmulConfig("apart", 0, 0, 0, 0)
 
 
 def work(rows: list[int], names: list[str], kernels: list[str]) -> Iterator[tuple[Product, int, MatmulConfig]]:
     for num_rows in rows:
-        for product in PRODUCTS:
-            if (not names or product.name in names) and not (num_rows > 512 and "lm_head" in product.name):
+        for product in (*PRODUCTS, *DRAWS):
+            if (not names or product.name in names) and not (num_rows > 512 and product.N > 50000):
                 for config in candidates(product, num_rows):
                     if not kernels or config.kernel in kernels:
                         yield product, num_rows, config
@@ -55,12 +57,10 @@ def compile_share(share: int, shares: int, rows: list[int], names: list[str], ke
     matmul_launch.multiprocessors = lambda device: 132
     for index, (product, num_rows, config) in enumerate(work(rows, names, kernels)):
         if index % shares == share:
-            x, w = (torch.empty(n, product.K, dtype=torch.bfloat16, device="meta") for n in (num_rows, product.N))
-            columns = product.N // 2 if product.epilogue == "gate" else product.N
-            out = torch.empty(num_rows, columns, dtype=torch.bfloat16, device="meta")
+            compile_one = compile_draw if product.draws else compile_product
             try:
                 with compiling_for(90):
-                    launch_matmul(config, x, w, out, product.epilogue, None, x[0] if product.normed else None, 1e-6)
+                    compile_one(product, num_rows, config)
             except Exception as error:  # noqa: BLE001  a candidate that does not compile is a result, not a failure
                 print("compile", product.name, num_rows, config, str(error)[:200], flush=True)
 
@@ -82,7 +82,7 @@ def measure(rows: list[int], names: list[str], kernels: list[str], log: Path, se
             file.write(json.dumps({"key": json.loads(key), **result}) + "\n")
 
     threading.Thread(target=watch, daemon=True).start()
-    case: MatmulCase | None = None
+    case: MatmulCase | DrawCase | None = None
     for product, num_rows, config in work(rows, names, kernels):
         last = time.monotonic()
         if last - begin > seconds:
@@ -93,7 +93,7 @@ def measure(rows: list[int], names: list[str], kernels: list[str], log: Path, se
         if current in done:
             continue
         if case is None or (case.product, case.x.shape[0]) != (product, num_rows):
-            case = MatmulCase(stopwatch, product, num_rows)
+            case = (DrawCase if product.draws else MatmulCase)(stopwatch, product, num_rows)
             if not product.normed and log_key(product, num_rows, None) not in done:
                 us = stopwatch.microseconds(case.peer, len(case.weights), nodes)
                 write(log_key(product, num_rows, None), us=us)
@@ -138,20 +138,23 @@ def select(log: Path, table: Path, margin: float) -> None:
             entry.offer(row["us"], config)
     rows: dict[str, dict[str, Any]] = {}
     for (name, num_rows), entry in sorted(best.items(), key=lambda item: (item[0][1], item[0][0])):
-        product = next(product for product in PRODUCTS if product.name == name)
+        product = next(product for product in (*PRODUCTS, *DRAWS) if product.name == name)
         assert entry.anyhow is not None
         chosen = entry.anyhow
         if entry.plain is not None and entry.plain[0] * (1 - margin) <= chosen[0]:
             chosen = entry.plain
-        cells = [f"{name:17} M={num_rows:<5} cublas {entry.peer or float('nan'):8.2f}", show(chosen, entry.peer)]
+        peer = "apart" if product.draws else "cublas"
+        cells = [f"{name:17} M={num_rows:<5} {peer} {entry.peer or float('nan'):8.2f}", show(chosen, entry.peer)]
         key = table_key(product.op, product.N, product.K, torch.bfloat16, False)
         if product.normed:
             whole = best[name.replace("norm_", ""), num_rows].anyhow
             if whole is not None and chosen[0] > whole[0] + _NORM_US:
                 print(" | ".join(cells), "| not fused")
-                chosen = 0.0, asdict(MatmulConfig("apart", 0, 0, 0, 0))
+                chosen = 0.0, asdict(_APART)
+        if product.draws and entry.peer is not None and entry.peer < chosen[0]:
+            chosen = entry.peer, asdict(_APART)
         rows.setdefault(key, {})[str(num_rows)] = chosen[1]
-        if entry.plain is not None:
+        if entry.plain is not None and not product.draws:
             cells.append(show(entry.plain, entry.peer))
             key = table_key(product.op, product.N, product.K, torch.bfloat16, True)
             rows.setdefault(key, {})[str(num_rows)] = entry.plain[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from slot_tables import random_table
-from tercet.triton_kernels import matmul_sample, sample_shard
+from tercet.triton_kernels import matmul_sample, sample_shard, tuning
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul import rms_norm_matmul
 from tercet.triton_kernels.matmul_launch import launch_matmul
@@ -19,7 +19,7 @@ from tercet.triton_kernels.sample_shard import VocabShard
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, choose_matmul, choose_matmul_sample
 
-INTS = torch.int32
+INTS, CPU = torch.int32, torch.device("cpu")
 EPS = 1e-5
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
 CONFIGS = [
@@ -95,7 +95,7 @@ def test_kernels(config: MatmulConfig) -> None:
         wanted = sample(logits[:, :vocab], slots, positions, apart)
         shard = VocabShard(0, vocab, None)
         got = draw(
-            lambda ring, c=config, x=x, w=w, s=slots, p=positions, t=together, shard=shard: matmul_sample._draw(
+            lambda ring, c=config, x=x, w=w, s=slots, p=positions, t=together, shard=shard: matmul_sample.draw_into(
                 c, ring, x, w, s, p, t, shard
             ),
             rows,
@@ -162,13 +162,24 @@ def test_apart_where_the_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_draw_takes_kernels_with_the_bits_of_the_product() -> None:
     """Of each kind of GPU: the same kernel, or another of the plain order."""
-    device = torch.device("cpu")
     for rows in (1, 8, 64, 128, 256, 8192):
         for deterministic in (False, True):
-            plain = choose_matmul("matmul", rows, 151936, 1024, torch.bfloat16, deterministic, device)
-            config = choose_matmul_sample(rows, 151936, 1024, torch.bfloat16, deterministic, device)
+            plain = choose_matmul("matmul", rows, 151936, 1024, torch.bfloat16, deterministic, CPU)
+            config = choose_matmul_sample(rows, 151936, 1024, torch.bfloat16, deterministic, CPU)
             assert config == plain or {config.kernel, plain.kernel} <= set(PLAIN_ORDER)
             assert config.kernel != "hopper"
+
+
+def test_a_draw_tuned_for_a_bucket_serves_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many, drawing = (MatmulConfig("wave", size, 64, 64, 4) for size in (64, 128, 256))
+    apart = MatmulConfig("apart", 0, 0, 0, 0)
+    lines = {"matmul": {64: few, 256: many}, "matmul_sample": {1: apart, 192: drawing}}
+    table = {tuning.table_key(op, 999, 512, torch.bfloat16, True): buckets for op, buckets in lines.items()}
+    monkeypatch.setattr(tuning, "gpu_name", lambda device: "a card")
+    monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
+    monkeypatch.setattr(tuning, "load_table", lambda gpu: table)
+    chosen = [choose_matmul_sample(rows, 999, 512, torch.bfloat16, True, CPU) for rows in (1, 2, 64, 100, 192, 193)]
+    assert chosen == [apart, few, few, many, drawing, many]
 
 
 def test_wrong_arguments_are_refused() -> None:

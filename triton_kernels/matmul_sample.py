@@ -41,18 +41,19 @@ def rms_norm_matmul_sample(
         return
     norming = norming_config("rms_norm_matmul", hidden_RD, norm_D, w_VD, deterministic)
     if norming is not None:
-        _draw(norming, ring, hidden_RD, w_VD, slots_R, positions_R, table, shard, norm_D, eps)
+        draw_into(norming, ring, hidden_RD, w_VD, slots_R, positions_R, table, shard, norm_D, eps)
         return
     normed_RD = rms_norm(hidden_RD, norm_D, eps)
     if config.kernel in NEED_TMA and not can_use_tma(normed_RD, w_VD):
         config = MatmulConfig("tile", 128, 128, 32 if w_VD.dtype == torch.float32 else 64, num_warps=8)
-    _draw(config, ring, normed_RD, w_VD, slots_R, positions_R, table, shard)
+    draw_into(config, ring, normed_RD, w_VD, slots_R, positions_R, table, shard)
 
 
-def _draw(
+def draw_into(
     config: MatmulConfig, ring: TokenRing, x_RD: Tensor, w_VD: Tensor, slots_R: Tensor, positions_R: Tensor,
     table: SlotTable, shard: VocabShard, norm_D: Tensor | None = None, eps: float = 0.0,
 ) -> None:  # fmt: skip
+    """The product and the draw in one, by this configuration. With `norm_D` the kernel norms the rows of x itself."""
     R, V, P = x_RD.shape[0], w_VD.shape[0], num_tiles(config, w_VD.shape[0])
     scores_RP = torch.empty(R, P, dtype=torch.float32, device=x_RD.device)
     ids_RP = torch.empty(R, P, dtype=torch.int32, device=x_RD.device)

@@ -62,15 +62,14 @@ def tile_kernel(
 
 @triton.jit
 def _finish_row_of_tiles(
-    acc, extra, rows, start_n, tile, bias_ptr, out_ptr, draw, M, N: tl.constexpr, BLOCK_M: tl.constexpr,
+    acc, right, facts, rows, start_n, tile, bias_ptr, out_ptr, draw, M, N: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, EXTRA: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """The end of an accumulator, and with EXTRA of the one to its right."""
-    facts = begin_draw(draw, rows, M, EPILOGUE)
     finish_tile(acc, facts, rows, start_n, tile, bias_ptr, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS)
     if EXTRA:
         finish_tile(
-            extra, facts, rows, start_n + BLOCK_N, tile + 1, bias_ptr, out_ptr, draw, M,
+            right, facts, rows, start_n + BLOCK_N, tile + 1, bias_ptr, out_ptr, draw, M,
             N, BLOCK_M, BLOCK_N // 2, EPILOGUE, HAS_BIAS,
         )  # fmt: skip
 
@@ -97,6 +96,10 @@ def wave_kernel(
     if PREFETCH > 0 and tile_m == 0:
         start = w_ptr + start_n.to(tl.int64) * K
         prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    rows_below = start_m + BLOCK_M + tl.arange(0, BLOCK_M // 2)
+    facts = begin_draw(draw, rows, M, EPILOGUE)
+    facts_below = begin_draw(draw, rows_below, M, EPILOGUE)
     let_next_start(PDL)
     wait_for_previous(PDL)
     turn_ring(draw, EPILOGUE)
@@ -121,13 +124,13 @@ def wave_kernel(
                 corner = tl.dot(more_x, more_w, corner)
     first_tile = tile_n * 2 if EXTRA else tile_n
     _finish_row_of_tiles(
-        acc, right, start_m + tl.arange(0, BLOCK_M), start_n, first_tile, bias_ptr, out_ptr, draw, M,
+        acc, right, facts, rows, start_n, first_tile, bias_ptr, out_ptr, draw, M,
         N, BLOCK_M, BLOCK_N, EXTRA, EPILOGUE, HAS_BIAS,
     )  # fmt: skip
     if TALL:
         _finish_row_of_tiles(
-            below, corner, start_m + BLOCK_M + tl.arange(0, BLOCK_M // 2), start_n, first_tile, bias_ptr, out_ptr, draw,
-            M, N, BLOCK_M // 2, BLOCK_N, EXTRA, EPILOGUE, HAS_BIAS,
+            below, corner, facts_below, rows_below, start_n, first_tile, bias_ptr, out_ptr, draw, M,
+            N, BLOCK_M // 2, BLOCK_N, EXTRA, EPILOGUE, HAS_BIAS,
         )  # fmt: skip
 
 

@@ -81,12 +81,13 @@ def choose_matmul_sample(
 ) -> MatmulConfig:
     """The same for a product that ends in a draw: logits have the bits that `matmul` gives them.
 
-    All kernels of the plain order give the same, so the table may have another for "matmul_sample". "apart": the draw
-    reads logits from memory. Gluon has no noise: its tiles are taken by the kernel that is next to it.
+    All kernels of the plain order give the same, so the table may have another for "matmul_sample", for a bucket and no
+    other. "apart": the draw reads logits from memory. Gluon has no noise: its tiles are taken by the kernel next
+    to it.
     """
     plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
     tuned = _tuned(gpu_name(device), "matmul_sample", N, K, dtype, deterministic)
-    config = _of_bucket(tuned, row_bucket(num_rows)) or plain
+    config = tuned.get(row_bucket(num_rows), plain)
     if plain.kernel not in PLAIN_ORDER and config.kernel != "apart":
         return plain
     return replace(config, kernel="persistent", num_warps=8) if config.kernel == "hopper" else config
