@@ -15,6 +15,7 @@ from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fused_decode import can_fuse_decode, plan_fused_decode
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
@@ -24,8 +25,8 @@ from tercet.triton_kernels.prepare import StepInputs
 class AttentionPlan:
     """What all layers share; nothing where the references compute."""
 
-    decode: dict[int, DecodeWork | DecodeShares]
-    """By the layers' window. Shares are for the kernel that takes q, k, v rows as they are."""
+    decode: dict[int, DecodeWork | DecodeShares | FewRows]
+    """By the layers' window. All but work is for the kernels that take q, k, v rows as they are."""
     prefill: dict[int, PrefillWork]
     """By the layers' window."""
 
@@ -37,7 +38,7 @@ class AttentionPlan:
         """`num_heads`: q heads of this rank. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
-        decode: dict[int, DecodeWork | DecodeShares] = {}
+        decode: dict[int, DecodeWork | DecodeShares | FewRows] = {}
         prefill: dict[int, PrefillWork] = {}
         if not use_kernels(kv_cache):
             return cls(decode, prefill)

@@ -21,6 +21,7 @@ from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.decode_shares import DecodeShares
+from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fused_decode import fused_decode_attention
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.prepare import StepInputs
@@ -74,7 +75,7 @@ class Layer:
         out_THD = qkv_TN.new_empty(num_tokens, num_heads, head_dim)
         shares = plan.decode.get(self.window)
         first = 0
-        if num_decodes and isinstance(shares, DecodeShares):
+        if num_decodes and isinstance(shares, DecodeShares | FewRows):
             first = num_decodes
             fused_decode_attention(
                 qkv_TN[:first],
@@ -124,7 +125,7 @@ class Layer:
         scale = self.config.head_dim**-0.5
         if first < num_decodes:
             work = plan.decode.get(self.window)
-            assert not isinstance(work, DecodeShares)
+            assert not isinstance(work, DecodeShares | FewRows)
             decode_attention(
                 q_THD[:num_decodes],
                 k_cache,

@@ -4,18 +4,21 @@ from typing import Any
 
 import pytest
 import torch
+from triton.compiler import CompiledKernel
 
 from ptx_arithmetic import exponentials
 from tercet.triton_kernels import (
     attention,
     attention_prologue,
     decode_attention,
+    decode_few,
     decode_shares,
     fused_decode,
     prefill_attention,
     prefill_work,
     write_kv,
 )
+from tercet.triton_kernels import few_rows as few_rows_plan
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 
@@ -83,23 +86,44 @@ def test_compile(
         assert "wgmma" in prefill.asm["ptx"]
 
 
+@pytest.mark.parametrize("few_rows", [0, 8])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (14, 2, 64)])
 def test_compile_fused_decode(
-    heads: int, kv_heads: int, head_dim: int, normed: bool, monkeypatch: pytest.MonkeyPatch
+    heads: int, kv_heads: int, head_dim: int, normed: bool, few_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decode_shares, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
+    plan, decode, merge = compile_fused_decode(90, heads, kv_heads, head_dim, normed, few_rows, monkeypatch)
+    assert ("cp.async.bulk.tensor" in decode.asm["ptx"]) == (not few_rows)
+    assert "mma.sync" in decode.asm["ptx"]
+    for kernel in (plan, decode, merge):
+        assert kernel.asm["cubin"]
+        assert "griddepcontrol.wait" in kernel.asm["ptx"]
+
+
+@pytest.mark.parametrize(("capability", "heads", "kv_heads", "head_dim"), [(80, 16, 8, 128), (89, 5, 5, 64)])
+def test_compile_few_rows_elsewhere(
+    capability: int, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, decode, merge = compile_fused_decode(capability, heads, kv_heads, head_dim, True, 8, monkeypatch)
+    assert "mma.sync" in decode.asm["ptx"]
+    assert "griddepcontrol" not in decode.asm["ptx"] + merge.asm["ptx"]
+
+
+def compile_fused_decode(
+    capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, few_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[CompiledKernel]:  # fmt: skip
+    """Plan, attention and merge of five rows, by the kernel for few rows if `few_rows` says that five are."""
+    options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
+    for module in (decode_shares, decode_few, few_rows_plan):
+        monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", few_rows)
     cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None
     table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
-    with compiling_for(90) as kernels:
+    with compiling_for(capability) as kernels:
         shares = fused_decode.plan_fused_decode(lengths, lengths, heads, cache)
         fused_decode.fused_decode_attention(
             meta(5, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm, 1e-6,
             cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim),
         )  # fmt: skip
-    plan, decode, merge = kernels
-    assert "cp.async.bulk.tensor" in decode.asm["ptx"]
-    assert "mma.sync" in decode.asm["ptx"]
-    for kernel in (plan, decode, merge):
-        assert kernel.asm["cubin"]
-        assert "griddepcontrol.wait" in kernel.asm["ptx"]
+    return kernels

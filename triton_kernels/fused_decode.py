@@ -1,6 +1,6 @@
 """Decode attention straight from a layer's q, k, v rows: head norms, rotary, the new token's K and V into the cache,
 and attention to all before it, in two launches. On Hopper, for plain scoring; elsewhere prologue and attention are
-apart.
+apart. A step's plan says which of two kernels serves it: one made for bandwidth, one for few rows.
 
 Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q heads, D head size, S slots, M pages of a
 slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
@@ -13,6 +13,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import check_contiguous, check_same, check_shape
+from tercet.triton_kernels.decode_few import launch_few_rows
 from tercet.triton_kernels.decode_hopper import hopper_decode_kernel
 from tercet.triton_kernels.decode_shares import (
     WORKER_WORDS,
@@ -21,6 +22,7 @@ from tercet.triton_kernels.decode_shares import (
     plan_decode_shares,
 )
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.merge_parts import merge_parts_kernel
 
 _TILE = 32
@@ -28,6 +30,12 @@ _STAGES = 3
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MOST_HEADS = 16
 """Q heads of one kv head: the rows of the smallest matrix product."""
+
+_FEW_ROWS = 0
+"""Up to here the kernel for few rows. Not measured yet, so nowhere."""
+_FEW_TILE = 32
+_FEW_WORKERS_PER_MULTIPROCESSOR = 8
+"""As many as its registers let live at once."""
 
 
 def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
@@ -40,11 +48,18 @@ def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring:
 
 def plan_fused_decode(
     decode_lengths_B: Tensor, decode_slots_B: Tensor, num_q_heads: int, k_cache: Tensor
-) -> DecodeShares:
+) -> DecodeShares | FewRows:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
     num_kv_heads, _, head_dim = k_cache.shape[1:]
+    num_rows = decode_slots_B.shape[0]
+    if num_rows <= _FEW_ROWS:
+        num_workers = _FEW_WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+        sizes = num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE
+        few = make_few_rows(*sizes, k_cache.device)
+        plan_few_rows(decode_lengths_B, decode_slots_B, few, num_kv_heads)
+        return few
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
-    if decode_slots_B.shape[0] * num_kv_heads <= num_workers:
+    if num_rows * num_kv_heads <= num_workers:
         # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
         num_workers = max(num_workers // 64 * 64, 16)
     shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, _TILE)
@@ -61,7 +76,7 @@ def fused_decode_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     page_table_SM: Tensor,
-    shares: DecodeShares,
+    shares: DecodeShares | FewRows,
     num_q_heads: int,
     scale: float,
     out_BHD: Tensor,
@@ -82,6 +97,12 @@ def fused_decode_attention(
     check_same("out", out_BHD, qkv_BN)
     check_shape("out", out_BHD, B, num_q_heads, head_dim)
     check_shape("cos_sin", cos_sin_PD, None, head_dim)
+    if isinstance(shares, FewRows):
+        launch_few_rows(
+            qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM, shares,
+            num_q_heads, scale, out_BHD,
+        )  # fmt: skip
+        return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
     hopper_decode_kernel[(shares.num_workers,)](

@@ -1,0 +1,88 @@
+"""Decode rows as a layer's fused kernel gets them, on any device, and what they must come to in float64."""
+
+import torch
+from torch import Tensor
+
+from paged_attention import Heads, PagedCache, distance
+from tercet.triton_kernels.decode_shares import DecodeShares
+from tercet.triton_kernels.few_rows import FewRows
+from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
+
+EPS = 1e-6
+NEAR = {torch.bfloat16: 5e-3, torch.float16: 7e-4}
+
+
+def normed_and_turned(x: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:
+    """Heads of one row, in float64."""
+    x = x.double()
+    if norm is not None:
+        x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
+
+
+class Step:
+    """Rows of one step, each in a slot of its own, its newest token not yet in the cache."""
+
+    def __init__(
+        self,
+        heads: Heads,
+        lengths: list[int],
+        with_norms: bool,
+        device: str = "cuda",
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.heads, self.lengths, self.device, self.dtype = heads, lengths, device, dtype
+        self.cache = PagedCache(heads, lengths, device, dtype)
+        self.slots = torch.randperm(len(lengths)).tolist()
+        self.qkv = torch.randn(len(lengths), (heads.num_q + 2 * heads.num_kv) * heads.dim).to(device, dtype)
+        self.norms = [(torch.rand(heads.dim) + 0.5).to(device, dtype) for _ in range(2)] if with_norms else [None, None]
+        frequencies = 10_000.0 ** (-torch.arange(0, heads.dim, 2).double() / heads.dim)
+        self.angles = torch.outer(torch.arange(max(lengths) + 1).double(), frequencies).to(device)
+        for slot, length in enumerate(lengths):
+            if length:
+                for cache in (self.cache.k_cache, self.cache.v_cache):
+                    cache[self.cell(slot)] = float("nan")
+
+    def cell(self, slot: int) -> tuple[int, slice, int]:
+        """Where the newest token of a slot goes."""
+        position, page = self.lengths[slot] - 1, self.heads.page
+        return int(self.cache.table[slot, position // page]), slice(None), position % page
+
+    def plan(self) -> DecodeShares | FewRows:
+        lengths = self.cache.ints([self.lengths[slot] for slot in self.slots])
+        return plan_fused_decode(lengths, self.cache.ints(self.slots), self.heads.num_q, self.cache.k_cache)
+
+    def run(self) -> Tensor:
+        heads, cache = self.heads, self.cache
+        out = torch.full((len(self.slots), heads.num_q, heads.dim), float("nan"), device=self.device, dtype=self.dtype)
+        cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
+        fused_decode_attention(
+            self.qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, self.plan(), heads.num_q,
+            heads.dim**-0.5, out,
+        )  # fmt: skip
+        return out
+
+    def check(self, out: Tensor) -> None:
+        """What came out, and that of the caches the cells of the new tokens changed and nothing else."""
+        heads, cache = self.heads, self.cache
+        rounding = 1.02 / 2 * torch.finfo(self.dtype).eps
+        assert int(cache.k_cache.isfinite().sum()) == sum(self.lengths) * heads.num_kv * heads.dim
+        for row, slot in enumerate(self.slots):
+            if not self.lengths[slot]:
+                assert not out[row].count_nonzero()
+                continue
+            position = self.lengths[slot] - 1
+            q, k, v = self.qkv[row].view(-1, heads.dim).split([heads.num_q, heads.num_kv, heads.num_kv])
+            q, k = (
+                normed_and_turned(x, norm, self.angles[position]) for x, norm in zip((q, k), self.norms, strict=True)
+            )
+            torch.testing.assert_close(cache.k_cache[self.cell(slot)].double(), k, rtol=rounding, atol=1e-5)
+            assert torch.equal(cache.v_cache[self.cell(slot)], v)
+            cache.keys[slot][position], cache.values[slot][position] = cache.k_cache[self.cell(slot)], v
+            wanted = cache.exact(q.to(self.dtype)[None], slot, position)[0]
+            assert distance(out[row], wanted) < NEAR[self.dtype], (row, self.lengths[slot])
+            for kept, sequence in ((cache.k_cache, cache.keys[slot]), (cache.v_cache, cache.values[slot])):
+                positions = torch.arange(position + 1, device=self.device)
+                pages = cache.table[slot, positions // heads.page].long()
+                assert torch.equal(kept[pages, :, positions % heads.page], sequence)

@@ -1,0 +1,89 @@
+"""The decode kernel for few rows: its plan, and attention against float64 and what it writes. In the interpreter."""
+
+import pytest
+import torch
+
+from fused_rows import Step
+from interpreted import rerun_interpreted
+from paged_attention import Heads
+from tercet.triton_kernels import fused_decode
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.few_rows import make_few_rows, plan_few_rows
+
+TILE = 32
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
+
+
+@interpreted
+@pytest.mark.parametrize("kv_heads", [1, 3, 8])
+@pytest.mark.parametrize(
+    "lengths",
+    [[1], [0, 0, 0], [1025], [2, 1, 33, 34], [0, 700, 0, 0, 5, 64, 65, 0], torch.randint(0, 900, (7,)).tolist()],
+)
+@pytest.mark.parametrize("num_workers", [4, 100])
+def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_workers: int) -> None:
+    slots = torch.randperm(len(lengths)).int()
+    few = make_few_rows(len(lengths), num_workers, kv_heads, kv_heads, 64, TILE, slots.device)
+    few.workers_W8.fill_(-7)
+    plan_few_rows(torch.tensor(lengths).int(), slots, few, kv_heads)
+    workers = few.workers_W8[:, :6].tolist()
+    loads, used = [], 0
+    for row, (slot, known, first, count) in enumerate(few.rows_B4.tolist()):
+        assert (slot, known) == (slots[row], lengths[row] - 1)
+        assert first == used
+        for head in range(kv_heads):
+            taken = []
+            for *own, begin, end in workers[used : used + count]:
+                assert own == [row, head, slot, known]
+                assert begin < end
+                taken += range(begin, end)
+                loads.append(end - begin)
+            assert taken == list(range(-(-max(known, 0) // TILE)))
+            used += count
+    assert all(begin == end for *_, begin, end in workers[used:])
+    # As few as are enough, and evenly.
+    each = -(-sum(loads) // (few.num_workers - len(lengths) * kv_heads))
+    assert max(loads, default=0) <= max(each, 1)
+
+
+@interpreted
+@pytest.mark.parametrize("with_norms", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "tile", "lengths"),
+    [
+        (Heads(4, 2, 128, 64), 32, [0, 33, 1, 200]),
+        (Heads(3, 3, 64, 32), 32, [31, 0, 32, 2, 65]),
+        (Heads(7, 1, 64, 64), 16, [129]),
+        (Heads(16, 1, 64, 32), 64, [100, 64]),
+        (Heads(3, 1, 128, 64), 32, [0, 0]),
+        (Heads(3, 1, 64, 64), 32, [1500]),
+    ],
+    ids=str,
+)
+def test_against_float64(
+    heads: Heads, tile: int, lengths: list[int], with_norms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", len(lengths))
+    monkeypatch.setattr(fused_decode, "_FEW_TILE", tile)
+    step = Step(heads, lengths, with_norms, "cpu", torch.float16)
+    step.check(step.run())
+
+
+@interpreted
+@pytest.mark.parametrize("page", [-1, 0, 10_000])
+def test_pages_outside_are_neither_read_nor_written(page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page table may name anything behind what a slot owns: only the row itself may suffer."""
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 2)
+    step = Step(Heads(2, 1, 64, 32), [40, 70], True, "cpu", torch.float16)
+    step.cache.table[0, 1] = page
+    before = [cache.clone() for cache in (step.cache.k_cache, step.cache.v_cache)]
+    out = step.run()
+    assert out[step.slots.index(1)].isfinite().all()
+    for cache, old in zip((step.cache.k_cache, step.cache.v_cache), before, strict=True):
+        own = old.clone()
+        own[step.cell(1)] = cache[step.cell(1)]
+        torch.testing.assert_close(cache, own, rtol=0, atol=0, equal_nan=True)
+
+
+def test_in_the_interpreter() -> None:
+    rerun_interpreted(__file__)

@@ -1,0 +1,254 @@
+"""Decode attention for few rows, from a layer's q, k, v rows to attended heads, by programs that do little each.
+
+A few rows leave most of a GPU idle: what takes time is not bytes but one instruction behind another, and what cannot
+begin before the kernel ahead has ended. So keys and values of old tokens are in registers by then, a program's row and
+head are in its record, and the newest token, with the write to the cache, is the business of programs of its own.
+Products are transposed: tokens, then the head's numbers, are their long side, and the q heads of one kv head the short.
+
+Shape suffixes: T tokens of a tile, G q heads of one kv head, D head size, two halves of which turn together, I parts;
+a row's heads are q heads, then k heads, then v heads.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+_NUM_WARPS = 1
+"""Twice as many where more q heads than _MANY share a kv head: their sums fill a warp's registers."""
+_MANY = 8
+_MERGED = 32
+"""Parts that a program merges at once."""
+_MERGE_WARPS = 4
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_SIZES = ["B", "M", "P", "num_pages"]
+
+
+@triton.jit
+def _load_halves(ptr, columns, HALF: tl.constexpr):
+    return tl.load(ptr + columns).to(tl.float32), tl.load(ptr + HALF + columns).to(tl.float32)
+
+
+@triton.jit
+def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
+    """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
+    if NORM:
+        inverse = tl.rsqrt(squares / (2 * HALF) + eps)
+        x *= inverse * norm0
+        y *= inverse * norm1
+    return x * cos - y * sin, y * cos + x * sin
+
+
+@triton.jit
+def _queries(
+    first_ptr, norm0, norm1, cos, sin, eps,
+    G: tl.constexpr, BLOCK_G: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """The q heads of one kv head, normed, turned and rounded, in two halves: [G, HALF]."""
+    group = tl.arange(0, BLOCK_G)[:, None]
+    ptrs = first_ptr + group * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    if BLOCK_G == G:
+        x = tl.load(ptrs)
+        y = tl.load(ptrs + HALF)
+    else:
+        x = tl.load(ptrs, mask=group < G, other=0.0)
+        y = tl.load(ptrs + HALF, mask=group < G, other=0.0)
+    dtype = x.dtype
+    x = x.to(tl.float32)
+    y = y.to(tl.float32)
+    squares = tl.sum(x * x + y * y, 1)[:, None]
+    x, y = _turn(x, y, squares, norm0[None, :], norm1[None, :], cos[None, :], sin[None, :], eps, HALF, NORM)
+    return x.to(dtype), y.to(dtype)
+
+
+@triton.jit
+def _add_newest(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr, eps, unit,
+    M, P, num_pages,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_G: tl.constexpr,
+    NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row's newest token and one kv head: its key and value into the cache, and its scores."""
+    HALF: tl.constexpr = D // 2
+    G: tl.constexpr = H // KV_HEADS
+    row = (tl.program_id(0) // KV_HEADS).to(tl.int64)
+    head = tl.program_id(0) % KV_HEADS
+    slot = tl.load(rows_ptr + row * ROW_WORDS).to(tl.int64)
+    known = tl.load(rows_ptr + row * ROW_WORDS + 1)
+    columns = tl.arange(0, HALF)
+    numbers = tl.arange(0, D)
+    at = tl.maximum(known, 0)
+    page = tl.load(page_table_ptr + slot * M + tl.minimum(at // PAGE, M - 1)).to(tl.int64)
+    cos, sin = _load_halves(cos_sin_ptr + tl.minimum(at, P - 1).to(tl.int64) * D, columns, HALF)
+    q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
+    k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if known >= 0:
+        heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
+        k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
+        v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers)
+        q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
+        k0, k1 = _turn(k0, k1, tl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
+        key0 = k0.to(k_ptr.dtype.element_ty)
+        key1 = k1.to(k_ptr.dtype.element_ty)
+        cell = ((page * KV_HEADS + head) * PAGE + at % PAGE) * D
+        # The first page belongs to nobody.
+        inside = (page > 0) & (page < num_pages)
+        tl.store(k_ptr + cell + columns, key0, mask=inside)
+        tl.store(k_ptr + cell + HALF + columns, key1, mask=inside)
+        tl.store(v_ptr + cell + numbers, v, mask=inside)
+        products = q0.to(tl.float32) * key0.to(tl.float32)[None, :] + q1.to(tl.float32) * key1.to(tl.float32)[None, :]
+        group = tl.arange(0, BLOCK_G)
+        places = (NUM_WORKERS + tl.program_id(0)) * G + group
+        tl.store(stats_ptr + places * 2, tl.sum(products, 1) * unit, mask=group < G)
+
+
+@triton.jit
+def _old_cells(
+    page_table_ptr, slot, head, start, known, M, num_pages,
+    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Of a tile's tokens: their places in the cache, and which of them are there."""
+    positions = start + tl.arange(0, TILE)
+    if PAGE % TILE == 0:
+        page = tl.load(page_table_ptr + slot * M + tl.minimum(start // PAGE, M - 1)).to(tl.int64)
+        cells = (page * KV_HEADS + head) * PAGE + start % PAGE + tl.arange(0, TILE)
+    else:
+        page = tl.load(page_table_ptr + slot * M + tl.minimum(positions // PAGE, M - 1)).to(tl.int64)
+        cells = (page * KV_HEADS + head) * PAGE + positions % PAGE
+    return cells, (positions < known) & (page >= 0) & (page < num_pages)
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+def few_rows_kernel(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr, part_ptr,
+    stats_ptr, eps, scale, B, M, P, num_pages,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr,
+    NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (B KV_HEADS + NUM_WORKERS,): newest tokens, then stretches of old ones; each leaves a part to be merged.
+
+    Who has nothing to do makes room. The newest tokens' programs all wait: else the next kernel would find this one at
+    its end too soon.
+    """
+    HALF: tl.constexpr = D // 2
+    G: tl.constexpr = H // KV_HEADS
+    unit = scale * _LOG2_E
+    worker = tl.program_id(0) - B * KV_HEADS
+    if worker < 0:
+        _add_newest(
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, stats_ptr, eps, unit,
+            M, P, num_pages, H, KV_HEADS, D, PAGE, BLOCK_G, NUM_WORKERS, ROW_WORDS, NORM, PDL,
+        )  # fmt: skip
+        return
+    record_ptr = workers_ptr + worker * WORKER_WORDS
+    row = tl.load(record_ptr).to(tl.int64)
+    head = tl.load(record_ptr + 1)
+    slot = tl.load(record_ptr + 2).to(tl.int64)
+    known = tl.load(record_ptr + 3)
+    begin = tl.load(record_ptr + 4)
+    end = tl.load(record_ptr + 5)
+    if begin == end:
+        return
+    columns = tl.arange(0, HALF)
+    numbers = tl.arange(0, D)
+    cos, sin = _load_halves(cos_sin_ptr + tl.minimum(known, P - 1).to(tl.int64) * D, columns, HALF)
+    norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
+    first_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + head * G) * D
+    largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    weight = tl.zeros((BLOCK_G,), tl.float32)
+    acc = tl.zeros((D, BLOCK_G), tl.float32)
+    for tile in tl.range(begin, end, num_stages=1):
+        cells, inside = _old_cells(page_table_ptr, slot, head, tile * TILE, known, M, num_pages, KV_HEADS, PAGE, TILE)
+        k_ptrs = k_ptr + cells[:, None] * D + columns[None, :]
+        k0 = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
+        k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
+        v = tl.load(v_ptr + cells[:, None] * D + numbers[None, :], mask=inside[:, None], other=0.0)
+        # Up to here nothing was read that the kernel ahead writes. From the second tile on this waits for nothing, and
+        # the queries come from near by once more: code for the first tile alone would cost more.
+        let_next_start(PDL)
+        wait_for_previous(PDL)
+        q0, q1 = _queries(first_ptr, norm0, norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
+        s = tl.dot(k1, tl.trans(q1), tl.dot(k0, tl.trans(q0)))
+        s = tl.where((tile * TILE + tl.arange(0, TILE) < known)[:, None], s * unit, float("-inf"))
+        new = tl.maximum(largest, tl.max(s, 0))
+        shrink = tl.exp2(largest - new)
+        weights = tl.exp2(s - new[None, :])
+        weight = weight * shrink + tl.sum(weights, 0)
+        acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * shrink[None, :])
+        largest = new
+    group = tl.arange(0, BLOCK_G)
+    places = worker * G + group
+    tl.store(part_ptr + places[None, :] * D + numbers[:, None], acc, mask=(group < G)[None, :])
+    tl.store(stats_ptr + places * 2, largest, mask=group < G)
+    tl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
+
+
+@triton.jit
+def few_rows_merge_kernel(
+    qkv_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr, NUM_WORKERS: tl.constexpr,
+    ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (B KV_HEADS, G): one program merges, in order, the newest token and the parts of one q head.
+
+    Rows of length 0 give zeros.
+    """
+    G: tl.constexpr = H // KV_HEADS
+    pair = tl.program_id(0)
+    row = (pair // KV_HEADS).to(tl.int64)
+    head = pair % KV_HEADS
+    record_ptr = rows_ptr + row * ROW_WORDS
+    alive = tl.load(record_ptr + 1) >= 0
+    count = tl.load(record_ptr + 3)
+    first = tl.load(record_ptr + 2) + head * count
+    columns = tl.arange(0, D)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    value_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + H + KV_HEADS + head) * D
+    acc = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0).to(tl.float32)
+    largest = tl.load(stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2, mask=alive, other=0.0)
+    weight = 1.0
+    for begin in range(0, count, BLOCK_I):
+        parts = begin + tl.arange(0, BLOCK_I)
+        places = (first + parts) * G + tl.program_id(1)
+        inside = parts < count
+        own = tl.load(stats_ptr + places * 2, mask=inside, other=float("-inf"))
+        weights = tl.load(stats_ptr + places * 2 + 1, mask=inside, other=0.0)
+        sums = tl.load(part_ptr + places[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
+        new = tl.maximum(largest, tl.max(own, 0))
+        factors = tl.exp2(own - new)
+        shrink = tl.exp2(largest - new)
+        weight = weight * shrink + tl.sum(weights * factors, 0)
+        acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
+        largest = new
+    y = (acc / weight).to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + (row * H + head * G + tl.program_id(1)) * D + columns, y)
+
+
+def launch_few_rows(
+    qkv_BN: Tensor, cos_sin_PD: Tensor, q_norm_weight_D: Tensor | None, k_norm_weight_D: Tensor | None, eps: float,
+    k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows, num_q_heads: int, scale: float,
+    out_BHD: Tensor,
+) -> None:  # fmt: skip
+    """Two launches: the parts, and their merge. Graph-safe; `few` is planned."""
+    num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
+    B, group, norm = out_BHD.shape[0], num_q_heads // num_kv_heads, q_norm_weight_D is not None
+    overlap = overlap_options(qkv_BN)
+    few_rows_kernel[(B * num_kv_heads + few.num_workers,)](
+        qkv_BN, q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, k_cache, v_cache,
+        page_table_SM, few.rows_B4, few.workers_W8, few.part_IGD, few.stats_IG2, eps, scale, B,
+        page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
+        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, TILE=few.tile,
+        BLOCK_G=triton.next_power_of_2(group), NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS,
+        WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS * (2 if group > _MANY else 1), **overlap,
+    )  # fmt: skip
+    few_rows_merge_kernel[(B * num_kv_heads, group)](
+        qkv_BN, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
+        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, BLOCK_I=_MERGED, NUM_WORKERS=few.num_workers,
+        ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
+    )  # fmt: skip

@@ -1,0 +1,113 @@
+"""How a step's few decode rows are cut up for programs that attend to one stretch of one row and kv head each.
+
+Every pair of a row and a kv head gets workers by its length, and one program more for its newest token. Planned once
+per step, on the device, for the attention of all layers. Integers only.
+
+Shape suffixes: B decode rows, W workers, H q heads, G q heads of one kv head, D head size, I parts.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+ROW_WORDS = 4
+WORKER_WORDS = 8
+_SIZES = ["B", "W"]
+
+
+@dataclass(frozen=True)
+class FewRows:
+    """What each worker does in one step, and memory for the parts that are merged."""
+
+    rows_B4: Tensor
+    """int32 records: slot, tokens in the cache (-1: the row is dead), first worker of kv head 0, workers of each."""
+    workers_W8: Tensor
+    """int32 records: row, kv head, slot, tokens in the row's cache, first tile, one behind the last (same: no work)."""
+    part_IGD: Tensor
+    """fp32 weighted sums of values: one part a worker."""
+    stats_IG2: Tensor
+    """fp32 largest score and sum of weights of each part; behind the workers', the newest tokens' scores."""
+    tile: int
+    """Tokens of one tile."""
+
+    @property
+    def num_workers(self) -> int:
+        return self.workers_W8.shape[0]
+
+
+def make_few_rows(
+    num_rows: int, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int, device: torch.device
+) -> FewRows:
+    """Memory for any step of so many decode rows. Each pair of a row and a head may need a worker."""
+    pairs, group = num_rows * num_kv_heads, num_q_heads // num_kv_heads
+    num_workers = max(num_workers, 2 * pairs)
+    return FewRows(
+        rows_B4=torch.empty(num_rows, ROW_WORDS, dtype=torch.int32, device=device),
+        workers_W8=torch.empty(num_workers, WORKER_WORDS, dtype=torch.int32, device=device),
+        part_IGD=torch.empty(num_workers, group, head_dim, dtype=torch.float32, device=device),
+        stats_IG2=torch.empty(num_workers + pairs, group, 2, dtype=torch.float32, device=device),
+        tile=tile,
+    )
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+def _cut_kernel(
+    lengths_ptr, slots_ptr, rows_ptr, workers_ptr, B, W,
+    BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, KV_HEADS: tl.constexpr,
+    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also describes the rows."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    rows = tl.arange(0, BLOCK_B)
+    # The newest token is not in the cache yet.
+    known = tl.load(lengths_ptr + rows, mask=rows < B, other=0) - 1
+    slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
+    tiles = tl.cdiv(tl.maximum(known, 0), TILE)
+    # So many that all stretches, the last and shorter one of each pair too, are no more than there are workers.
+    each = tl.maximum(tl.cdiv(tl.sum(tiles, 0) * KV_HEADS, W - B * KV_HEADS), 1)
+    counts = tl.cdiv(tiles, each)
+    ends = tl.cumsum(counts, 0) * KV_HEADS
+    if tl.program_id(0) == 0:
+        record_ptr = rows_ptr + rows * ROW_WORDS
+        tl.store(record_ptr, slots, mask=rows < B)
+        tl.store(record_ptr + 1, known, mask=rows < B)
+        tl.store(record_ptr + 2, ends - counts * KV_HEADS, mask=rows < B)
+        tl.store(record_ptr + 3, counts, mask=rows < B)
+
+    worker = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
+    row = tl.sum((ends[None, :] <= worker[:, None]).to(tl.int32), 1)
+    is_own = rows[None, :] == row[:, None]
+    own_known = tl.sum(tl.where(is_own, known[None, :], 0), 1)
+    own_tiles = tl.sum(tl.where(is_own, tiles[None, :], 0), 1)
+    own_slot = tl.sum(tl.where(is_own, slots[None, :], 0), 1)
+    count = tl.maximum(tl.sum(tl.where(is_own, counts[None, :], 0), 1), 1)
+    within = worker - tl.sum(tl.where(is_own, (ends - counts * KV_HEADS)[None, :], 0), 1)
+    stretch = within % count
+    # As even as can be. Who belongs to no row has none of its tiles.
+    begin = stretch * (own_tiles // count) + tl.minimum(stretch, own_tiles % count)
+    end = begin + own_tiles // count + (stretch < own_tiles % count).to(tl.int32)
+    record_ptr = workers_ptr + worker * WORKER_WORDS
+    mask = worker < W
+    tl.store(record_ptr, row, mask=mask)
+    tl.store(record_ptr + 1, within // count, mask=mask)
+    tl.store(record_ptr + 2, own_slot, mask=mask)
+    tl.store(record_ptr + 3, own_known, mask=mask)
+    tl.store(record_ptr + 4, begin, mask=mask)
+    tl.store(record_ptr + 5, end, mask=mask)
+
+
+def plan_few_rows(decode_lengths_B: Tensor, decode_slots_B: Tensor, few: FewRows, num_kv_heads: int) -> None:
+    """Cut a step's decode rows up. Graph-safe: once per step, before the first layer."""
+    B, W = decode_slots_B.shape[0], few.num_workers
+    block_w = 64
+    _cut_kernel[(triton.cdiv(W, block_w),)](
+        decode_lengths_B, decode_slots_B, few.rows_B4, few.workers_W8, B, W,
+        BLOCK_B=triton.next_power_of_2(B), BLOCK_W=block_w, TILE=few.tile, KV_HEADS=num_kv_heads,
+        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=2, **overlap_options(decode_slots_B),
+    )  # fmt: skip
