@@ -23,7 +23,7 @@ PROMPTS = [
     "To make a cup of tea, first",
     "In 1969, people",
 ]
-NUM_TOKENS = 32
+NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
