@@ -19,9 +19,9 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 _NUM_WARPS = 1
 """Twice as many where more q heads than _MANY share a kv head: their sums fill a warp's registers."""
 _MANY = 8
-_MERGED = 32
-"""Parts that a program merges at once."""
-_MERGE_WARPS = 4
+_MERGED_PARTS, _MERGED_COLUMNS = 32, 32
+"""What one program merges at once."""
+_MERGE_WARPS = 1
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _SIZES = ["B", "M", "P", "num_pages"]
 
@@ -173,8 +173,9 @@ def few_rows_kernel(
         let_next_start(PDL)
         wait_for_previous(PDL)
         q0, q1 = _queries(first_ptr, norm0, norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
-        s = tl.dot(k1, tl.trans(q1), tl.dot(k0, tl.trans(q0)))
-        s = tl.where((tile * TILE + tl.arange(0, TILE) < known)[:, None], s * unit, float("-inf"))
+        # Two chains of products, each half as long.
+        s = tl.dot(k0, tl.trans(q0)) * unit + tl.dot(k1, tl.trans(q1)) * unit
+        s = tl.where((tile * TILE + tl.arange(0, TILE) < known)[:, None], s, float("-inf"))
         new = tl.maximum(largest, tl.max(s, 0))
         shrink = tl.exp2(largest - new)
         weights = tl.exp2(s - new[None, :])
@@ -191,10 +192,10 @@ def few_rows_kernel(
 @triton.jit
 def few_rows_merge_kernel(
     qkv_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr, NUM_WORKERS: tl.constexpr,
-    ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_I: tl.constexpr,
+    NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B KV_HEADS, G): one program merges, in order, the newest token and the parts of one q head.
+    """Grid (B KV_HEADS, G, D / COLUMNS): one program merges, in order, the newest token and the parts of one q head.
 
     Rows of length 0 give zeros.
     """
@@ -205,8 +206,11 @@ def few_rows_merge_kernel(
     record_ptr = rows_ptr + row * ROW_WORDS
     alive = tl.load(record_ptr + 1) >= 0
     count = tl.load(record_ptr + 3)
-    first = tl.load(record_ptr + 2) + head * count
-    columns = tl.arange(0, D)
+    place = (tl.load(record_ptr + 2) + head * count) * G + tl.program_id(1)
+    columns = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    parts = tl.arange(0, BLOCK_I)
+    part_ptrs = part_ptr + place * D + (parts * (G * D))[:, None] + columns[None, :]
+    stats_ptrs = stats_ptr + place * 2 + parts * (G * 2)
     let_next_start(PDL)
     wait_for_previous(PDL)
     value_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + H + KV_HEADS + head) * D
@@ -214,18 +218,18 @@ def few_rows_merge_kernel(
     largest = tl.load(stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2, mask=alive, other=0.0)
     weight = 1.0
     for begin in range(0, count, BLOCK_I):
-        parts = begin + tl.arange(0, BLOCK_I)
-        places = (first + parts) * G + tl.program_id(1)
-        inside = parts < count
-        own = tl.load(stats_ptr + places * 2, mask=inside, other=float("-inf"))
-        weights = tl.load(stats_ptr + places * 2 + 1, mask=inside, other=0.0)
-        sums = tl.load(part_ptr + places[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
+        inside = parts < count - begin
+        own = tl.load(stats_ptrs, mask=inside, other=float("-inf"))
+        weights = tl.load(stats_ptrs + 1, mask=inside, other=0.0)
+        sums = tl.load(part_ptrs, mask=inside[:, None], other=0.0)
         new = tl.maximum(largest, tl.max(own, 0))
         factors = tl.exp2(own - new)
         shrink = tl.exp2(largest - new)
         weight = weight * shrink + tl.sum(weights * factors, 0)
         acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
         largest = new
+        part_ptrs += BLOCK_I * G * D
+        stats_ptrs += BLOCK_I * G * 2
     y = (acc / weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row * H + head * G + tl.program_id(1)) * D + columns, y)
 
@@ -247,8 +251,8 @@ def launch_few_rows(
         BLOCK_G=triton.next_power_of_2(group), NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS,
         WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS * (2 if group > _MANY else 1), **overlap,
     )  # fmt: skip
-    few_rows_merge_kernel[(B * num_kv_heads, group)](
+    few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](
         qkv_BN, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
-        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, BLOCK_I=_MERGED, NUM_WORKERS=few.num_workers,
-        ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
+        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, COLUMNS=_MERGED_COLUMNS, BLOCK_I=_MERGED_PARTS,
+        NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
     )  # fmt: skip
