@@ -84,7 +84,6 @@ def _add_newest(
     cos, sin = _load_halves(cos_sin_ptr + tl.minimum(at, P - 1).to(tl.int64) * D, columns, HALF)
     q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
-    let_next_start(PDL)
     wait_for_previous(PDL)
     if known >= 0:
         heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
@@ -107,19 +106,18 @@ def _add_newest(
 
 
 @triton.jit
-def _old_cells(
-    page_table_ptr, slot, head, start, known, M, num_pages,
-    KV_HEADS: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """Of a tile's tokens: their places in the cache, and which of them are there."""
-    positions = start + tl.arange(0, TILE)
-    if PAGE % TILE == 0:
-        page = tl.load(page_table_ptr + slot * M + tl.minimum(start // PAGE, M - 1)).to(tl.int64)
-        cells = (page * KV_HEADS + head) * PAGE + start % PAGE + tl.arange(0, TILE)
-    else:
-        page = tl.load(page_table_ptr + slot * M + tl.minimum(positions // PAGE, M - 1)).to(tl.int64)
-        cells = (page * KV_HEADS + head) * PAGE + positions % PAGE
-    return cells, (positions < known) & (page >= 0) & (page < num_pages)
+def _pages_of(table_ptr, start, M, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """The page of a tile, or of each of its tokens where a tile is longer."""
+    positions = start if PAGE % TILE == 0 else start + tl.arange(0, TILE)
+    return tl.load(table_ptr + tl.minimum(positions // PAGE, M - 1))
+
+
+@triton.jit
+def _hold(x, PDL: tl.constexpr):
+    """Nothing is made of `x` above this: else the compiler has one load waited for before it asks for the next."""
+    if PDL:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+    return x
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
@@ -138,6 +136,7 @@ def few_rows_kernel(
     HALF: tl.constexpr = D // 2
     G: tl.constexpr = H // KV_HEADS
     unit = scale * _LOG2_E
+    let_next_start(PDL)
     worker = tl.program_id(0) - B * KV_HEADS
     if worker < 0:
         _add_newest(
@@ -154,6 +153,9 @@ def few_rows_kernel(
     end = tl.load(record_ptr + 5)
     if begin == end:
         return
+    table_ptr = page_table_ptr + slot * M
+    pages = _pages_of(table_ptr, begin * TILE, M, PAGE, TILE)
+    tokens = tl.arange(0, TILE)
     columns = tl.arange(0, HALF)
     numbers = tl.arange(0, D)
     cos, sin = _load_halves(cos_sin_ptr + tl.minimum(known, P - 1).to(tl.int64) * D, columns, HALF)
@@ -163,19 +165,27 @@ def few_rows_kernel(
     weight = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((D, BLOCK_G), tl.float32)
     for tile in tl.range(begin, end, num_stages=1):
-        cells, inside = _old_cells(page_table_ptr, slot, head, tile * TILE, known, M, num_pages, KV_HEADS, PAGE, TILE)
-        k_ptrs = k_ptr + cells[:, None] * D + columns[None, :]
+        inside = (tile * TILE + tokens < known) & (pages >= 0) & (pages < num_pages)
+        if PAGE % TILE == 0:
+            first_cell = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + tile * TILE % PAGE
+            offsets = (tokens * D)[:, None]
+        else:
+            cells = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + (tile * TILE + tokens) % PAGE
+            first_cell = 0
+            offsets = (cells * D)[:, None]
+        k_ptrs = k_ptr + first_cell * D + offsets + columns[None, :]
         k0 = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
         k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
-        v = tl.load(v_ptr + cells[:, None] * D + numbers[None, :], mask=inside[:, None], other=0.0)
+        v = tl.load(v_ptr + first_cell * D + offsets + numbers[None, :], mask=inside[:, None], other=0.0)
+        k0, k1 = _hold(k0, PDL), _hold(k1, PDL)
+        pages = _pages_of(table_ptr, tile * TILE + TILE, M, PAGE, TILE)
         # Up to here nothing was read that the kernel ahead writes. From the second tile on this waits for nothing, and
         # the queries come from near by once more: code for the first tile alone would cost more.
-        let_next_start(PDL)
         wait_for_previous(PDL)
         q0, q1 = _queries(first_ptr, norm0, norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
         # Two chains of products, each half as long.
         s = tl.dot(k0, tl.trans(q0)) * unit + tl.dot(k1, tl.trans(q1)) * unit
-        s = tl.where((tile * TILE + tl.arange(0, TILE) < known)[:, None], s, float("-inf"))
+        s = tl.where((tile * TILE + tokens < known)[:, None], s, float("-inf"))
         new = tl.maximum(largest, tl.max(s, 0))
         shrink = tl.exp2(largest - new)
         weights = tl.exp2(s - new[None, :])
@@ -199,6 +209,7 @@ def few_rows_merge_kernel(
 
     Rows of length 0 give zeros.
     """
+    let_next_start(PDL)
     G: tl.constexpr = H // KV_HEADS
     pair = tl.program_id(0)
     row = (pair // KV_HEADS).to(tl.int64)
@@ -211,7 +222,6 @@ def few_rows_merge_kernel(
     parts = tl.arange(0, BLOCK_I)
     part_ptrs = part_ptr + place * D + (parts * (G * D))[:, None] + columns[None, :]
     stats_ptrs = stats_ptr + place * 2 + parts * (G * 2)
-    let_next_start(PDL)
     wait_for_previous(PDL)
     value_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + H + KV_HEADS + head) * D
     acc = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0).to(tl.float32)
