@@ -200,6 +200,28 @@ def test_gpu(N: int, K: int, deterministic: bool) -> None:
         check_wrappers(M, N, K, torch.bfloat16, deterministic, "cuda")
 
 
+HOPPER = [(128, 64, 8), (128, 128, 6), (128, 256, 4), (192, 256, 3), (256, 128, 4)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
+@pytest.mark.parametrize(("block_m", "block_n", "stages"), HOPPER)
+def test_warp_groups(block_m: int, block_n: int, stages: int, epilogue: str) -> None:
+    """Gluon knows no interpreter: each way to divide a tile among groups, and the bits of the portable kernel."""
+    config = MatmulConfig("hopper", block_m, block_n, 64, 4, stages)
+    for M, N, K in ((1, 256, 64), (130, 1000, 360), (block_m, block_n, 128), (3001, 4096, 1024), (5000, 6144, 712)):
+        x, w, _, _ = inputs(M, N, K, torch.bfloat16, "cuda")
+        width = N // 2 if epilogue == "gate" else N
+        before = torch.randn(M, width, device="cuda", dtype=torch.bfloat16)
+        out, portable = before.clone(), before.clone()
+        launch_matmul(config, x, w, out, epilogue)
+        launch_matmul(MatmulConfig("tile", 128, 128, 64, 8), x, w, portable, epilogue)
+        wanted = exact(x, w)
+        wanted = gated(wanted) if epilogue == "gate" else wanted + before.double() * (epilogue == "add")
+        assert distance(out, wanted) < tolerance(torch.bfloat16), (M, N, K)
+        assert torch.equal(out, portable), (M, N, K)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("N", "K"), GPU_SHAPES)
 def test_rows_keep_their_bits(N: int, K: int) -> None:
