@@ -48,7 +48,7 @@ class AttentionPlan:
             for window in windows:
                 # Its splits follow the whole step's work: not for deterministic mode.
                 if not deterministic and can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
-                    decode[window] = plan_fused_decode(*rows, num_heads, k_cache)
+                    decode[window] = plan_fused_decode(*rows, page_table_SM, num_heads, k_cache)
                 else:
                     decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic)
         if num_tokens:

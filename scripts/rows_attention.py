@@ -98,7 +98,7 @@ def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_head
     qkv = stopwatch.cut(7, batch, (num_heads + 2 * _KV_HEADS) * _D)
     norms = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
     cos_sin, out = torch.randn(max(lengths), _D, device="cuda"), torch.empty(batch, num_heads, _D, **_like())
-    shares = plan_fused_decode(lengths_B, slots, num_heads, caches[0][0])
+    shares = plan_fused_decode(lengths_B, slots, table, num_heads, caches[0][0])
 
     def run(index: int) -> None:
         fused_decode_attention(

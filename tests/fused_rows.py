@@ -51,7 +51,8 @@ class Step:
 
     def plan(self) -> DecodeShares | FewRows:
         lengths = self.cache.ints([self.lengths[slot] for slot in self.slots])
-        return plan_fused_decode(lengths, self.cache.ints(self.slots), self.heads.num_q, self.cache.k_cache)
+        slots, cache = self.cache.ints(self.slots), self.cache
+        return plan_fused_decode(lengths, slots, cache.table, self.heads.num_q, cache.k_cache)
 
     def run(self) -> Tensor:
         heads, cache = self.heads, self.cache

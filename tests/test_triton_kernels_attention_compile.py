@@ -121,7 +121,7 @@ def compile_fused_decode(
     cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None
     table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
     with compiling_for(capability) as kernels:
-        shares = fused_decode.plan_fused_decode(lengths, lengths, heads, cache)
+        shares = fused_decode.plan_fused_decode(lengths, lengths, table, heads, cache)
         fused_decode.fused_decode_attention(
             meta(5, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm, 1e-6,
             cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim),

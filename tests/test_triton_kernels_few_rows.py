@@ -10,7 +10,7 @@ from tercet.triton_kernels import fused_decode
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.few_rows import make_few_rows, plan_few_rows
 
-TILE = 32
+TILE, PAGE = 32, 64
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
 
 
@@ -25,22 +25,24 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_worker
     slots = torch.randperm(len(lengths)).int()
     few = make_few_rows(len(lengths), num_workers, kv_heads, kv_heads, 64, TILE, slots.device)
     few.workers_W8.fill_(-7)
-    plan_few_rows(torch.tensor(lengths).int(), slots, few, kv_heads)
-    workers = few.workers_W8[:, :6].tolist()
+    table = torch.randint(1, 1000, (len(lengths), 1 + max(lengths) // PAGE)).int()
+    plan_few_rows(torch.tensor(lengths).int(), slots, table, few, PAGE, kv_heads)
+    workers = few.workers_W8[:, :7].tolist()
     loads, used = [], 0
     for row, (slot, known, first, count) in enumerate(few.rows_B4.tolist()):
         assert (slot, known) == (slots[row], lengths[row] - 1)
         assert first == used
         for head in range(kv_heads):
             taken = []
-            for *own, begin, end in workers[used : used + count]:
+            for *own, begin, end, page in workers[used : used + count]:
                 assert own == [row, head, slot, known]
                 assert begin < end
+                assert page == table[slot, begin * TILE // PAGE]
                 taken += range(begin, end)
                 loads.append(end - begin)
             assert taken == list(range(-(-max(known, 0) // TILE)))
             used += count
-    assert all(begin == end for *_, begin, end in workers[used:])
+    assert all(begin == end for *_, begin, end, _ in workers[used:])
     # As few as are enough, and evenly.
     each = -(-sum(loads) // (few.num_workers - len(lengths) * kv_heads))
     assert max(loads, default=0) <= max(each, 1)

@@ -154,7 +154,7 @@ def few_rows_kernel(
     if begin == end:
         return
     table_ptr = page_table_ptr + slot * M
-    pages = _pages_of(table_ptr, begin * TILE, M, PAGE, TILE)
+    pages = tl.load(record_ptr + 6) if PAGE % TILE == 0 else _pages_of(table_ptr, begin * TILE, M, PAGE, TILE)
     tokens = tl.arange(0, TILE)
     columns = tl.arange(0, HALF)
     numbers = tl.arange(0, D)

@@ -3,7 +3,7 @@
 Every pair of a row and a kv head gets workers by its length, and one program more for its newest token. Planned once
 per step, on the device, for the attention of all layers. Integers only.
 
-Shape suffixes: B decode rows, W workers, H q heads, G q heads of one kv head, D head size, I parts.
+Shape suffixes: B decode rows, W workers, G q heads of one kv head, D head size, I parts, S slots, M pages of a slot.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 
 ROW_WORDS = 4
 WORKER_WORDS = 8
-_SIZES = ["B", "W"]
+_SIZES = ["B", "W", "M"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class FewRows:
     rows_B4: Tensor
     """int32 records: slot, tokens in the cache (-1: the row is dead), first worker of kv head 0, workers of each."""
     workers_W8: Tensor
-    """int32 records: row, kv head, slot, tokens in the row's cache, first tile, one behind the last (same: no work)."""
+    """int32 records: row, kv head, slot, tokens in the row's cache, first tile, one behind the last (same: no work),
+    page of the first tile."""
     part_IGD: Tensor
     """fp32 weighted sums of values: one part a worker."""
     stats_IG2: Tensor
@@ -57,8 +58,8 @@ def make_few_rows(
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _cut_kernel(
-    lengths_ptr, slots_ptr, rows_ptr, workers_ptr, B, W,
-    BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, KV_HEADS: tl.constexpr,
+    lengths_ptr, slots_ptr, page_table_ptr, rows_ptr, workers_ptr, B, W, M,
+    BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
     ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also describes the rows."""
@@ -92,6 +93,7 @@ def _cut_kernel(
     # As even as can be. Who belongs to no row has none of its tiles.
     begin = stretch * (own_tiles // count) + tl.minimum(stretch, own_tiles % count)
     end = begin + own_tiles // count + (stretch < own_tiles % count).to(tl.int32)
+    page_ptr = page_table_ptr + own_slot.to(tl.int64) * M + tl.minimum(begin * TILE // PAGE, M - 1)
     record_ptr = workers_ptr + worker * WORKER_WORDS
     mask = worker < W
     tl.store(record_ptr, row, mask=mask)
@@ -100,14 +102,18 @@ def _cut_kernel(
     tl.store(record_ptr + 3, own_known, mask=mask)
     tl.store(record_ptr + 4, begin, mask=mask)
     tl.store(record_ptr + 5, end, mask=mask)
+    tl.store(record_ptr + 6, tl.load(page_ptr, mask=begin < end, other=0), mask=mask)
 
 
-def plan_few_rows(decode_lengths_B: Tensor, decode_slots_B: Tensor, few: FewRows, num_kv_heads: int) -> None:
+def plan_few_rows(
+    decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, few: FewRows, page_size: int,
+    num_kv_heads: int,
+) -> None:  # fmt: skip
     """Cut a step's decode rows up. Graph-safe: once per step, before the first layer."""
     B, W = decode_slots_B.shape[0], few.num_workers
     block_w = 64
     _cut_kernel[(triton.cdiv(W, block_w),)](
-        decode_lengths_B, decode_slots_B, few.rows_B4, few.workers_W8, B, W,
-        BLOCK_B=triton.next_power_of_2(B), BLOCK_W=block_w, TILE=few.tile, KV_HEADS=num_kv_heads,
+        decode_lengths_B, decode_slots_B, page_table_SM, few.rows_B4, few.workers_W8, B, W, page_table_SM.shape[1],
+        BLOCK_B=triton.next_power_of_2(B), BLOCK_W=block_w, TILE=few.tile, PAGE=page_size, KV_HEADS=num_kv_heads,
         ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=2, **overlap_options(decode_slots_B),
     )  # fmt: skip

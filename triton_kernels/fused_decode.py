@@ -47,16 +47,16 @@ def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring:
 
 
 def plan_fused_decode(
-    decode_lengths_B: Tensor, decode_slots_B: Tensor, num_q_heads: int, k_cache: Tensor
+    decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, num_q_heads: int, k_cache: Tensor
 ) -> DecodeShares | FewRows:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
-    num_kv_heads, _, head_dim = k_cache.shape[1:]
+    num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
     if num_rows <= _FEW_ROWS:
         num_workers = _FEW_WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
         sizes = num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE
         few = make_few_rows(*sizes, k_cache.device)
-        plan_few_rows(decode_lengths_B, decode_slots_B, few, num_kv_heads)
+        plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     if num_rows * num_kv_heads <= num_workers:
