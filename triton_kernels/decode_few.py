@@ -116,7 +116,8 @@ def _pages_of(table_ptr, start, M, PAGE: tl.constexpr, TILE: tl.constexpr):
 def _hold(x, PDL: tl.constexpr):
     """Nothing is made of `x` above this: else the compiler has one load waited for before it asks for the next."""
     if PDL:
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=2)
+        numbers: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=numbers)
     return x
 
 
@@ -158,13 +159,14 @@ def few_rows_kernel(
     tokens = tl.arange(0, TILE)
     columns = tl.arange(0, HALF)
     numbers = tl.arange(0, D)
-    cos, sin = _load_halves(cos_sin_ptr + tl.minimum(known, P - 1).to(tl.int64) * D, columns, HALF)
-    norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
+    cos_ptr = cos_sin_ptr + tl.minimum(known, P - 1).to(tl.int64) * D
     first_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + head * G) * D
     largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((D, BLOCK_G), tl.float32)
     for tile in tl.range(begin, end, num_stages=1):
+        cos, sin = _load_halves(cos_ptr, columns, HALF)
+        norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
         inside = (tile * TILE + tokens < known) & (pages >= 0) & (pages < num_pages)
         if PAGE % TILE == 0:
             first_cell = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + tile * TILE % PAGE
@@ -173,10 +175,11 @@ def few_rows_kernel(
             cells = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + (tile * TILE + tokens) % PAGE
             first_cell = 0
             offsets = (cells * D)[:, None]
-        k_ptrs = k_ptr + first_cell * D + offsets + columns[None, :]
+        k_ptrs = (k_ptr + first_cell * D) + (offsets + columns[None, :])
         k0 = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
         k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
-        v = tl.load(v_ptr + first_cell * D + offsets + numbers[None, :], mask=inside[:, None], other=0.0)
+        v = tl.load((v_ptr + first_cell * D) + (offsets + numbers[None, :]), mask=inside[:, None], other=0.0)
+        cos, sin, norm0, norm1 = _hold(cos, PDL), _hold(sin, PDL), _hold(norm0, PDL), _hold(norm1, PDL)
         k0, k1 = _hold(k0, PDL), _hold(k1, PDL)
         pages = _pages_of(table_ptr, tile * TILE + TILE, M, PAGE, TILE)
         # Up to here nothing was read that the kernel ahead writes. From the second tile on this waits for nothing, and
