@@ -144,7 +144,7 @@ def test_bad_input(message: str, call: object) -> None:
         call()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("bucket", [1, 8, 16, 64, 256, 1024, 8192])
+@pytest.mark.parametrize("bucket", tuning.ROW_BUCKETS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_heuristic_keeps_plain_order(bucket: int, dtype: torch.dtype) -> None:
     assert heuristic(bucket, 4096, 1024, dtype, True).kernel in ("skinny", "tile", "persistent", "wave", "hopper")
