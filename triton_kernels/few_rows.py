@@ -70,8 +70,11 @@ def _cut_kernel(
     known = tl.load(lengths_ptr + rows, mask=rows < B, other=0) - 1
     slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
     tiles = tl.cdiv(tl.maximum(known, 0), TILE)
-    # So many that all stretches, the last and shorter one of each pair too, are no more than there are workers.
-    each = tl.maximum(tl.cdiv(tl.sum(tiles, 0) * KV_HEADS, W - B * KV_HEADS), 1)
+    # Tiles of a stretch: an equal share, unless the last and shorter stretches of the pairs make too many of them.
+    total = tl.sum(tiles, 0) * KV_HEADS
+    even = tl.maximum(tl.cdiv(total, W), 1)
+    fits = tl.sum(tl.cdiv(tiles, even), 0) * KV_HEADS <= W
+    each = tl.where(fits, even, tl.cdiv(total, W - B * KV_HEADS))
     counts = tl.cdiv(tiles, each)
     ends = tl.cumsum(counts, 0) * KV_HEADS
     if tl.program_id(0) == 0:
