@@ -167,10 +167,10 @@ def few_rows_kernel(
     for tile in tl.range(begin, end, num_stages=1):
         cos, sin = _load_halves(cos_ptr, columns, HALF)
         norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
-        inside = (tile * TILE + tokens < known) & (pages >= 0) & (pages < num_pages)
+        inside = tile * TILE + tokens < tl.where((pages >= 0) & (pages < num_pages), known, 0)
         if PAGE % TILE == 0:
             first_cell = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + tile * TILE % PAGE
-            offsets = (tokens * D)[:, None]
+            offsets = (tokens.to(tl.int64) * D)[:, None]
         else:
             cells = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + (tile * TILE + tokens) % PAGE
             first_cell = 0
