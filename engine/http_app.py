@@ -24,6 +24,7 @@ from tercet.engine.http_chat import chat
 from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, from_engine
+from tercet.engine.http_presence import ClientGone, unless_gone
 from tercet.engine.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -44,7 +45,6 @@ from tercet.engine.openai_responses import (
 from tercet.engine.openapi import RouteTypes, describe
 from tercet.engine.process_load import read_loads
 from tercet.engine.request_log import Record
-from tercet.engine.sse import ClientGone, unless_gone
 from tercet.engine.web_page import PAGE_PATHS, page_routes
 from tercet.ipc.client import ClientError
 

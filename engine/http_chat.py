@@ -13,6 +13,7 @@ from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_events import Chunks, events
+from tercet.engine.http_presence import unless_gone
 from tercet.engine.openai_logprobs import chat_logprobs, prompt_logprobs
 from tercet.engine.openai_messages import NamedTool
 from tercet.engine.openai_requests import ChatCompletionRequest
@@ -27,7 +28,7 @@ from tercet.engine.openai_responses import (
     Usage,
     finish_reason,
 )
-from tercet.engine.sse import EventStream, unless_gone
+from tercet.engine.sse import EventStream
 from tercet.engine.tool_choice import find_marks, forced_call, strict_calls
 from tercet.ipc.client import Generation, Piece
 from tercet.ipc.messages import SamplingParams, Structured

@@ -13,10 +13,11 @@ from tercet.engine.http_door import Door
 from tercet.engine.http_echo import Echo, read_echoes, without_answer
 from tercet.engine.http_errors import as_http
 from tercet.engine.http_events import Chunks, events
+from tercet.engine.http_presence import unless_gone
 from tercet.engine.openai_logprobs import Rows, completion_logprobs, prompt_logprobs
 from tercet.engine.openai_requests import CompletionRequest
 from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason
-from tercet.engine.sse import EventStream, unless_gone
+from tercet.engine.sse import EventStream
 from tercet.ipc.client import Generation, Piece
 
 _encode = msgspec.json.Encoder().encode

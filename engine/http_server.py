@@ -29,9 +29,9 @@ _HEADER_SECONDS = 30.0
 """From a connection's first byte, or its beginning, to the end of a request's headers."""
 _IDLE_SECONDS = 75
 _BACKLOG = 4096
-_FIRST_EVENT_TURNS = 10
-"""Of the event loop, from an answer's first piece to its first event: the end of the task that waited for it and of the
-one that watched whether its client left, a status, and the task that sends. One or two more cost nothing."""
+_FIRST_EVENT_TURNS = 4
+"""Of the event loop, from an answer's first piece to its first event: one, as the task that waits for it sends it; of a
+request with several prompts two more. One more costs nothing."""
 _FAREWELL_SECONDS = 1
 """What is being sent when the engine ends has so long to leave."""
 

@@ -113,6 +113,11 @@ class Client:
         self._lose("closed", "the client was closed")
         await self._close()
 
+    @property
+    def last_heard(self) -> float:
+        """When the last message came, in the event loop's time; that of the news for who has just been told some."""
+        return self._line.last_heard
+
     async def info(self) -> EngineInfo:
         """What the engine is and how busy."""
         if self._info is None:

@@ -69,6 +69,6 @@ class Lifeline:
             self._renewed()
 
     def _hear(self, messages: list[bytes]) -> None:
+        self.last_heard = asyncio.get_running_loop().time()
         for message in messages:
             self._take(message)
-        self.last_heard = asyncio.get_running_loop().time()

@@ -62,11 +62,11 @@ def arrivals(count: int, rate: float, prompts: Lengths, outputs: Lengths, vocabu
 
 async def offer(target: Target, plan: list[Arrival]) -> list[Timeline]:
     """Send each request at its time; wait for all."""
-    started = time.perf_counter()
+    started = time.monotonic()
 
     async def one(arrival: Arrival) -> Timeline:
-        await asyncio.sleep(started + arrival.at - time.perf_counter())
-        timeline = Timeline(time.perf_counter(), len(arrival.prompt))
+        await asyncio.sleep(started + arrival.at - time.monotonic())
+        timeline = Timeline(time.monotonic(), len(arrival.prompt))
         await target.ask(arrival.prompt, arrival.num_tokens, timeline)
         return timeline
 
@@ -103,7 +103,7 @@ def run_serve(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
     async def run() -> list[Timeline]:
         async with _target(arguments) as target:
-            warm_up = Timeline(time.perf_counter(), 0)
+            warm_up = Timeline(time.monotonic(), 0)
             await target.ask(plan[0].prompt, 2, warm_up)
             if warm_up.error is not None:
                 raise ValueError(f"the first request failed: {warm_up.error}")

@@ -226,7 +226,9 @@ async def test_a_stream_that_ends_with_its_connection_and_says_no_usage() -> Non
         ([_CHUNKED, chunk(token("a")), chunk(event(error={"message": "ill"}))], "ValueError: the endpoint says"),
         ([_CHUNKED, chunk(token("a")), b"0\r\n\r\n"], "EOFError: the answer ended without [DONE]"),
         ([_CHUNKED, chunk(token("a"))[:9]], "EOFError: the connection ended within an answer"),
-        ([], "IncompleteReadError"),
+        ([_CHUNKED[:20]], "EOFError: the connection ended within an answer"),
+        ([], "EOFError: the connection ended within an answer"),
+        ([b"SSH-2.0\r\n\r\n"], "ValueError: HTTP ?"),
     ],
 )
 async def test_a_stream_that_goes_wrong(writes: list[bytes], words: str) -> None:
