@@ -3,6 +3,7 @@
 It knows nothing of what is sent.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator
 
 from starlette.types import Receive, Scope, Send
@@ -37,17 +38,24 @@ class EventStream:
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 # What has begun is no business of the layers between here and the server, each of which would cost
                 # every event.
-                await self._send_all(scope.get("state", {}).get("send", send))
+                direct: Send = scope.get("state", {}).get("send", send)
+                async for data in self._events:
+                    await self._send(direct, data)
+                    break  # the first at once; the others from a task of their own, that is woken through no layer
+                await asyncio.create_task(self._send_rest(direct))
         finally:
             await self._events.aclose()
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_rest(self, send: Send) -> None:
         async for data in self._events:
-            self._is_sending = True
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._is_sending = False
-            self._num_sent += 1
+            await self._send(send, data)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, data: bytes) -> None:
+        self._is_sending = True
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+        self._is_sending = False
+        self._num_sent += 1
 
     def _num_taken(self) -> int | None:
         return self._num_sent if self._is_sending else None

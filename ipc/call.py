@@ -136,7 +136,7 @@ class Call:
         answer.texts.append(delta.text)
         answer.token_ids += delta.token_ids
         if self._streamed:
-            self._fresh.append((delta, self._logs_of(delta)))
+            self._fresh.append((delta, self._logs_of(delta) if self._wants_logprobs else None))
             self._announce()
 
     def log(self, logprobs: Logprobs) -> None:
@@ -180,7 +180,8 @@ class Call:
     async def pieces(self, timeout: float | None) -> AsyncIterator[Piece]:
         deadline = None if timeout is None else anyio.current_time() + timeout
         while True:
-            await self._wait(timeout, deadline)
+            if not self._has_news:
+                await (self._news() if deadline is None else self._wait(timeout, deadline))
             self._has_news = False
             fresh, self._fresh = self._fresh, []
             is_over = self._num_left == 0

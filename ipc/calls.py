@@ -4,7 +4,7 @@ It knows no socket: `send` is the client's.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptLogprobs, Rejected
 from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
@@ -24,6 +24,8 @@ class Calls:
         self._send = send
         self._successor_timeout = successor_timeout
         self._calls: dict[str, Call] = {}
+        self._waiting: set[str] = set()
+        """For the first token."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -34,11 +36,12 @@ class Calls:
     def open(self, request: Request, *, streamed: bool) -> Call:
         """It has been asked, or is about to be."""
         call = self._calls[request.request_id] = Call(request, streamed)
+        self._waiting.add(request.request_id)
         return call
 
     def close(self, call: Call) -> None:
         """Nobody waits for it any more."""
-        if self._calls.pop(call.request.request_id, None) is not None:
+        if self._forget(call.request.request_id) is not None:
             self._send(Cancel(call.request.request_id))
 
     def cancel_all(self) -> None:
@@ -46,10 +49,12 @@ class Calls:
         for name in self._calls:
             self._send(Cancel(name))
 
-    def has_begun(self, item: Item) -> bool:
-        """Whether its reader has had something already: who waits for a first token waits longest."""
-        call = self._calls.get(item.request_id)
-        return call is None or call.has_begun
+    def split(self, items: Sequence[Item]) -> tuple[Sequence[Item], Sequence[Item]]:
+        """Those whose readers have had nothing yet, who wait longest, and the others."""
+        if not self._waiting:
+            return (), items
+        first = [item for item in items if item.request_id in self._waiting]
+        return first, [item for item in items if item.request_id not in self._waiting] if first else items
 
     def take(self, item: Item) -> None:
         """News of one of them, or of one that is no more."""
@@ -59,25 +64,27 @@ class Calls:
                 self._send(Cancel(item.request_id))  # a request sent to an engine lost since
             return
         match item:
+            case Delta():  # as nearly always
+                if not call.has_begun:
+                    self._waiting.discard(item.request_id)
+                call.add(item)
+            case Finished():
+                if call.end(item):
+                    self._forget(item.request_id)
             case Logprobs():
                 call.log(item)
             case PromptLogprobs():
                 call.log_prompt(item)
-            case Delta():
-                call.add(item)
-            case Finished():
-                if call.end(item):
-                    del self._calls[item.request_id]
             case Failed(code="draining") if self._successor_timeout:
                 until = asyncio.get_running_loop().time() + self._successor_timeout
                 call.wait_for_successor(error_of(item), until)
             case Failed():
-                del self._calls[item.request_id]
+                self._forget(item.request_id)
                 call.fail(error_of(item))
 
     def reject(self, message: Rejected) -> None:
         """It never became a request."""
-        call = self._calls.pop(message.request_id or "", None)
+        call = self._forget(message.request_id or "")
         if call is not None:
             call.fail(RequestRefused(message.code, message.message))
 
@@ -88,17 +95,22 @@ class Calls:
             if call.num_losses < _MOST_LOSSES:
                 self._send(request)
             else:
-                del self._calls[name]
+                self._forget(name)
                 call.fail(EngineDied("engine_died", f"the connection ended {call.num_losses} times without any news"))
 
     def give_up_waiting(self, now: float) -> None:
         """For a successor that has not come in time."""
         for name, call in list(self._calls.items()):
             if call.gave_up_waiting(now):
-                del self._calls[name]
+                self._forget(name)
 
     def lose(self, error: EngineDied) -> None:
         """No answer will come any more."""
         calls, self._calls = self._calls, {}
+        self._waiting.clear()
         for call in calls.values():
             call.fail(error)
+
+    def _forget(self, name: str) -> Call | None:
+        self._waiting.discard(name)
+        return self._calls.pop(name, None)

@@ -89,7 +89,7 @@ class Client:
         self._successor_timeout = successor_timeout
         self._connect_timeout = connect_timeout
         self._calls = Calls(self._send, successor_timeout)
-        self._in_turn = HeadStart(self._calls.take, self._calls.has_begun, head_start)
+        self._in_turn = HeadStart(self._calls.take, self._calls.split, head_start)
         self._next_call = 0
         self._questions = Questions(self._send)
         self._info: asyncio.Future[EngineInfo] | None = None

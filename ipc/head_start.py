@@ -15,33 +15,39 @@ Item = TypeVar("Item")
 class HeadStart(Generic[Item]):
     """For one loop's thread."""
 
-    def __init__(self, take: Callable[[Item], None], has_begun: Callable[[Item], bool], turns: int) -> None:
-        """`take` hands an item to its reader. `turns`: 0 for readers that wait for nothing in between."""
+    def __init__(
+        self,
+        take: Callable[[Item], None],
+        split: Callable[[Sequence[Item]], tuple[Sequence[Item], Sequence[Item]]],
+        turns: int,
+    ) -> None:
+        """`take` hands an item to its reader. `split` tells those of first tokens from the others, in order; all that
+        a reader gets at once goes together. `turns`: 0 for readers that wait for nothing in between.
+        """
         self._take = take
-        self._has_begun = has_begun
+        self._split = split
         self._turns = turns
-        self._held: list[Item] = []
+        self._held: Sequence[Item] = ()
 
     def deliver(self, items: Sequence[Item]) -> None:
         """All that has come at once: first tokens now, the others now too, or after the turns."""
-        self.flush()
-        begun = [self._has_begun(item) for item in items]  # before any is taken: all that a reader gets goes together
-        self._held = held = [item for item, later in zip(items, begun, strict=True) if later]
-        for item, later in zip(items, begun, strict=True):
-            if not later:
-                self._take(item)
-        if self._turns and 0 < len(held) < len(items):
-            self._count_down(held, self._turns)
+        if self._held:
+            self.flush()
+        first, self._held = self._split(items)
+        for item in first:
+            self._take(item)
+        if self._turns and first and self._held:
+            self._count_down(self._held, self._turns)
         else:
             self.flush()
 
     def flush(self) -> None:
         """Nothing is held any longer: whatever comes next was said later."""
-        held, self._held = self._held, []
+        held, self._held = self._held, ()
         for item in held:
             self._take(item)
 
-    def _count_down(self, held: list[Item], turns: int) -> None:
+    def _count_down(self, held: Sequence[Item], turns: int) -> None:
         if held is not self._held:
             return
         if turns:

@@ -29,7 +29,7 @@ def test_who_waits_for_the_first_token_is_served_first() -> None:
         taken.append(item)
         calls.take(item)
 
-    in_turn = HeadStart(take, calls.has_begun, 0)
+    in_turn = HeadStart(take, calls.split, 0)
     in_turn.deliver(step)
     assert taken == [step[1], step[2], step[4], step[0], step[3]]
     step = (Delta("a", "3", ID), Delta("b", "2", ID), Delta("gone", "1", ID))

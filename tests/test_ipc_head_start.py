@@ -2,8 +2,20 @@
 
 import asyncio
 import random
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tercet.ipc.head_start import HeadStart
+
+T = TypeVar("T")
+
+
+def by(is_first: Callable[[T], bool]) -> Callable[[Sequence[T]], tuple[list[T], list[T]]]:
+    def split(items: Sequence[T]) -> tuple[list[T], list[T]]:
+        told = [(item, is_first(item)) for item in items]
+        return [item for item, first in told if first], [item for item, first in told if not first]
+
+    return split
 
 
 async def test_a_reader_some_tasks_away_is_served_before_the_others() -> None:
@@ -22,7 +34,7 @@ async def test_a_reader_some_tasks_away_is_served_before_the_others() -> None:
 
     for turns, wanted in ((0, ["a", "b", "first"]), (3, ["first", "a", "b"]), (8, ["first", "a", "b"])):
         served.clear()
-        HeadStart(take, lambda name: not name.startswith("first"), turns).deliver(["a", "first", "b"])
+        HeadStart(take, by(lambda name: name.startswith("first")), turns).deliver(["a", "first", "b"])
         for _ in range(12):
             await asyncio.sleep(0)
         assert served == wanted, turns
@@ -31,7 +43,7 @@ async def test_a_reader_some_tasks_away_is_served_before_the_others() -> None:
 async def test_nothing_waits_where_nobody_is_ahead() -> None:
     for items in (["a", "b"], ["first"], []):
         served: list[str] = []
-        HeadStart(served.append, lambda name: name != "first", 5).deliver(items)
+        HeadStart(served.append, by(lambda name: name == "first"), 5).deliver(items)
         assert served == items
 
 
@@ -45,7 +57,7 @@ async def test_each_readers_news_stay_in_order() -> None:
         served.setdefault(item[0], []).append(item[1])
         begun.add(item[0])
 
-    ahead = HeadStart(take, lambda item: item[0] in begun, 4)
+    ahead = HeadStart(take, by(lambda item: item[0] not in begun), 4)
     sent: dict[str, list[int]] = {}
     for number in range(300):
         names = draw.sample("abcdefghij", draw.randint(0, 10))
