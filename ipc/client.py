@@ -221,12 +221,8 @@ class Client:
     async def _start(self, request: Request, streamed: bool) -> Call:
         if self._gone is not None:
             raise EngineDied("engine_died", self._gone)
-        if not self._line.connected.is_set():
-            try:
-                with anyio.fail_after(max(self._connect_timeout, self._reconnect_timeout)):
-                    await self._line.connected.wait()
-            except TimeoutError:
-                raise EngineDied("no_answer", f"nothing listens at {self._address}") from None
+        if not await self._line.is_up(within=max(self._connect_timeout, self._reconnect_timeout)):
+            raise EngineDied("no_answer", f"nothing listens at {self._address}")
         if not 1 <= request.params.n <= MAX_ANSWERS:
             raise ValueError(f"n is {request.params.n}; want 1 to {MAX_ANSWERS}")
         request = msgspec.structs.replace(request, request_id=self._new_name())

@@ -1,7 +1,8 @@
 """News in turn: readers of first tokens go ahead of those whose answers have begun, by some turns of the event loop.
 
 A reader that is several tasks away, as behind an HTTP door, needs a turn of the loop for each; without a head start its
-first token is in line again, at each of them, behind the work that the whole step makes for everybody else. Knows the
+first token is in line again, at each of them, behind the work that the whole step makes for everybody else. So would be
+a request that comes meanwhile: the others are served some at a time, with a look at what has come in between. Knows the
 order; what an item is, and who reads it, others know.
 """
 
@@ -10,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+_AT_A_TIME = 12
+"""Each makes an HTTP door 30 to 45 us of work; a look at the sockets takes as long as a fifth of one."""
 
 
 class HeadStart(Generic[Item]):
@@ -22,7 +25,7 @@ class HeadStart(Generic[Item]):
         turns: int,
     ) -> None:
         """`take` hands an item to its reader. `split` tells those of first tokens from the others, in order; all that
-        a reader gets at once goes together. `turns`: 0 for readers that wait for nothing in between.
+        a reader of a first token gets goes together. `turns`: 0 where readers make little work and nothing waits.
         """
         self._take = take
         self._split = split
@@ -30,14 +33,14 @@ class HeadStart(Generic[Item]):
         self._held: Sequence[Item] = ()
 
     def deliver(self, items: Sequence[Item]) -> None:
-        """All that has come at once: first tokens now, the others now too, or after the turns."""
+        """All that has come at once: first tokens now, the others now too, or after the turns and some at a time."""
         if self._held:
             self.flush()
         first, self._held = self._split(items)
         for item in first:
             self._take(item)
-        if self._turns and first and self._held:
-            self._count_down(self._held, self._turns)
+        if self._turns:
+            self._go_on(self._held, self._turns if first else 0)
         else:
             self.flush()
 
@@ -47,10 +50,11 @@ class HeadStart(Generic[Item]):
         for item in held:
             self._take(item)
 
-    def _count_down(self, held: Sequence[Item], turns: int) -> None:
-        if held is not self._held:
+    def _go_on(self, held: Sequence[Item], turns: int) -> None:
+        if not held or held is not self._held:
             return
-        if turns:
-            asyncio.get_running_loop().call_soon(self._count_down, held, turns - 1)
-        else:
-            self.flush()
+        if not turns:
+            self._held = held[_AT_A_TIME:]
+            for item in held[:_AT_A_TIME]:
+                self._take(item)
+        asyncio.get_running_loop().call_soon(self._go_on, self._held, max(turns - 1, 0))

@@ -6,6 +6,7 @@ It moves bytes, and knows when something was last heard and since when nobody is
 import asyncio
 from collections.abc import Callable
 
+import anyio
 import anyio.to_thread
 import zmq
 
@@ -25,8 +26,7 @@ class Lifeline:
         self._address, self._key = address, key
         self._take, self._renewed = take, renewed
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.connected = asyncio.Event()
-        """Somebody answers at the address."""
+        self._connected = asyncio.Event()
         self.lost_at: float | None = None
         """When the last connection ended, until somebody answers again. In the loop's time, as `last_heard`."""
         self.last_heard = 0.0
@@ -40,6 +40,13 @@ class Lifeline:
     def send(self, message: bytes) -> None:
         """Never waits."""
         self._connection.send(message)
+
+    async def is_up(self, within: float) -> bool:
+        """Whether somebody answers at the address, now or within so many seconds."""
+        if not self._connected.is_set():
+            with anyio.move_on_after(within):
+                await self._connected.wait()
+        return self._connected.is_set()
 
     async def close(self) -> None:
         self._keeping.cancel()
@@ -56,13 +63,13 @@ class Lifeline:
                 while await self._connection.is_up():
                     self.lost_at = None
                     self.last_heard = loop.time()
-                    self.connected.set()
+                    self._connected.set()
             finally:
                 receiving.cancel()
                 await asyncio.gather(receiving, return_exceptions=True)
             for message in self._connection.receive_rest():
                 self._take(message)
-            self.connected.clear()
+            self._connected.clear()
             self._connection.close()
             self._connection = Connection(self._context, self._address, self._key)
             self.lost_at = self.lost_at or loop.time()

@@ -104,6 +104,8 @@ def environment() -> dict[str, str]:
 
 
 def _card() -> dict[str, str]:
+    if not Path("/dev/nvidiactl").exists():  # torch would take seconds to say so
+        return {}
     import torch
 
     if not torch.cuda.is_available():

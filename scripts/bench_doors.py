@@ -1,16 +1,19 @@
 """The engine's two doors side by side: the same requests by its own socket and by HTTP, from a process of their own.
 
-A worker that computes nothing paces the steps, so that what differs is the doors and the load generator.
+A worker that computes nothing paces the steps, so that what differs is the doors and the load generator. Both doors get
+the same requests at the same times, and are compared over all rounds: single ones scatter with whatever else runs.
 """
 
 import argparse
 import json
-import os
+import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bench_host import cpu_seconds
 from tercet.engine.config import EngineConfig
@@ -26,12 +29,13 @@ def add_door_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=64, help="at a time, on average")
     parser.add_argument("--step-ms", type=float, default=10.0, help="what a step takes the worker")
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
-    parser.add_argument("--requests", type=int, default=320, help="in each round, by each door")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=192, help="in each round, by each door")
+    parser.add_argument("--warm-up", type=int, default=64, help="of these, so many that come before there are enough")
+    parser.add_argument("--rounds", type=int, default=10)
 
 
 def run_doors(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rounds by one door and the other in turn; prints each, and how the best compare: other work only slows down."""
+    """Rounds by both doors, the same requests by each; prints every one, and how all of them compare."""
     config = EngineConfig(
         model=arguments.model,
         load_format="null",
@@ -40,28 +44,40 @@ def run_doors(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         log_requests=False,
         enable_prefix_caching=False,
     )
-    rows = []
+    rows: dict[str, list[dict[str, Any]]] = {door: [] for door in _DOORS}
     print(f"{'door':7}{'tokens/s':>10}{'ttft p50':>10}{'p99':>8}{'itl p50':>9}{'p99':>8}  CPU us/event by process")
     with EngineProcess(config) as engine:
-        for number in range(arguments.rounds * 2):
-            door = _DOORS[number % 2]
-            where = ["--address", engine.address] if door == "socket" else ["--base-url", f"http://{config.http}/v1"]
-            rows.append({"door": door, **_round(engine, where, arguments, number // 2)})
-            _print(rows[-1])
-    for name, figure, best in (("tokens/s", _tokens, max), ("ttft p50", _first, min), ("itl p50", _next, min)):
-        socket, http = (best(figure(row) for row in rows if row["door"] == door) for door in _DOORS)
-        print(f"{name}: HTTP {http / socket - 1:+.1%}")
-    return rows
+        for number in range(arguments.rounds):
+            for door in _DOORS if number % 2 else reversed(_DOORS):
+                where = (
+                    ["--address", engine.address] if door == "socket" else ["--base-url", f"http://{config.http}/v1"]
+                )
+                rows[door].append({"door": door, **_round(engine, where, arguments, number)})
+                _print(rows[door][-1])
+    first = {door: [ms for row in rows[door] for ms in row["first_tokens_ms"]] for door in _DOORS}
+    for cut in (50, 90):
+        _compare(f"ttft p{cut} of all", *(float(np.percentile(first[door], cut)) for door in _DOORS))
+    for name, figure in (("ttft p50", _first), ("itl p50", _next), ("tokens/s", _tokens)):
+        by_round = [(figure(one), figure(other)) for one, other in zip(*rows.values(), strict=True)]
+        ratios = sorted(http / socket - 1 for socket, http in by_round)
+        _compare(f"{name}, median round", *(statistics.median(one) for one in zip(*by_round, strict=True)))
+        print(f"  rounds from {ratios[0]:+.1%} to {ratios[-1]:+.1%}, median {statistics.median(ratios):+.1%}")
+    return [row for door in _DOORS for row in rows[door]]
+
+
+def _compare(name: str, socket: float, http: float) -> None:
+    print(f"{name}: socket {socket:.2f}, HTTP {http:.2f}, {http / socket - 1:+.1%}")
 
 
 def _round(engine: EngineProcess, where: list[str], arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
     rate = arguments.streams / (arguments.tokens * arguments.step_ms / 1e3)
-    before, children = cpu_seconds(engine), os.times()
+    before = cpu_seconds(engine)
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "report.json"
         load = {
             "rate": rate,
             "requests": arguments.requests,
+            "warm-up": arguments.warm_up,
             "prompt-tokens": 16,
             "output-tokens": arguments.tokens,
             "load-seed": seed,
@@ -70,13 +86,10 @@ def _round(engine: EngineProcess, where: list[str], arguments: argparse.Namespac
         flags = [word for name, value in load.items() for word in (f"--{name}", str(value))]
         subprocess.run([sys.executable, str(_SERVE), "serve", *where, *flags], check=True, stdout=subprocess.DEVNULL)
         report: dict[str, Any] = json.loads(file.read_text())["rows"][0]
-    after, children_after = cpu_seconds(engine), os.times()
+    after = cpu_seconds(engine)
     del after["client"]  # that is this process
-    num_events = report["arrivals"]
-    spent = {name: 1e6 * (after[name] - before[name]) / num_events for name in after}
-    user = children_after.children_user + children_after.children_system
-    spent["load"] = 1e6 * (user - children.children_user - children.children_system) / num_events
-    return {**report, "cpu_us_per_event": spent}
+    spent = {name: after[name] - before[name] for name in after} | {"load": report["load_cpu_s"]}
+    return {**report, "cpu_us_per_event": {name: 1e6 * seconds / report["arrivals"] for name, seconds in spent.items()}}
 
 
 def _print(row: dict[str, Any]) -> None:

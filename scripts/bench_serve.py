@@ -7,6 +7,7 @@ and lengths, whoever is asked.
 import argparse
 import asyncio
 import contextlib
+import gc
 import math
 import random
 import re
@@ -81,6 +82,7 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", help="for the endpoint")
     parser.add_argument("--rate", type=_rate, default=math.inf, help="requests a second; default: all at once")
     parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--warm-up", type=int, default=0, help="of these, so many whose first token does not count")
     parser.add_argument("--prompt-tokens", type=Lengths, default=Lengths("512"), help="N, LOW:HIGH or exp:MEAN")
     parser.add_argument("--output-tokens", type=Lengths, default=Lengths("128"), help="N, LOW:HIGH or exp:MEAN")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="prompts are random ids below this")
@@ -101,15 +103,26 @@ def run_serve(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         arguments.load_seed,
     )
 
+    if not 0 <= arguments.warm_up < arguments.requests:
+        raise ValueError(f"--warm-up {arguments.warm_up}; want less than --requests {arguments.requests}")
+    cpu_seconds = 0.0
+
     async def run() -> list[Timeline]:
+        nonlocal cpu_seconds
         async with _target(arguments) as target:
             warm_up = Timeline(time.monotonic(), 0)
             await target.ask(plan[0].prompt, 2, warm_up)
             if warm_up.error is not None:
                 raise ValueError(f"the first request failed: {warm_up.error}")
-            return await offer(target, plan)
+            gc.freeze()  # what stands while we measure need not be looked through
+            before = time.process_time()
+            timelines = await offer(target, plan)
+            cpu_seconds = time.process_time() - before
+            return timelines
 
-    report = summarize(asyncio.run(run()), arguments.slo_ttft_ms, arguments.slo_itl_ms)
+    timelines = asyncio.run(run())
+    report = summarize(timelines, arguments.slo_ttft_ms, arguments.slo_itl_ms, arguments.warm_up)
+    report["load_cpu_s"] = cpu_seconds
     print("\n".join(table(report)), flush=True)
     return [report]
 

@@ -37,9 +37,15 @@ class Timeline:
 
 
 def summarize(
-    timelines: Sequence[Timeline], slo_ttft_ms: float | None = None, slo_itl_ms: float | None = None
+    timelines: Sequence[Timeline],
+    slo_ttft_ms: float | None = None,
+    slo_itl_ms: float | None = None,
+    num_warm_up: int = 0,
 ) -> dict[str, Any]:
     """Figures of all requests. Failed ones count as failed, and nowhere else.
+
+    The first `num_warm_up` find less company than those after them: how long they wait for their first tokens is left
+    out. `first_tokens_ms` has everybody else's, as they were sent.
 
     itl_ms is over every gap between two arrivals of an answer, tpot_ms over each answer's mean time per token. A
     request is good if its first token came within `slo_ttft_ms` and its mean time per token is within `slo_itl_ms`.
@@ -50,6 +56,7 @@ def summarize(
     if not done:
         return report
     seconds = max(one.arrivals[-1] for one in done) - min(one.sent for one in timelines)
+    first_tokens = [one.first_token_s for one in timelines[num_warm_up:] if one.fault is None]
     gaps = [gap for one in done for gap in np.diff(one.arrivals).tolist()]
     good = [one for one in done if _is_good(one, slo_ttft_ms, slo_itl_ms)]
     return {
@@ -59,7 +66,8 @@ def summarize(
         "requests_per_s": len(done) / seconds,
         "output_tokens_per_s": sum(one.num_tokens for one in done) / seconds,
         "prompt_tokens_per_s": sum(one.num_prompt for one in done) / seconds,
-        "ttft_ms": _spread([one.first_token_s for one in done]),
+        "ttft_ms": _spread(first_tokens),
+        "first_tokens_ms": [1e3 * seconds for seconds in first_tokens],
         "itl_ms": _spread(gaps),
         "tpot_ms": _spread([one.per_token_s for one in done if one.num_tokens > 1]),
         "e2e_ms": _spread([one.arrivals[-1] - one.sent for one in done]),

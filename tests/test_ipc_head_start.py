@@ -72,3 +72,18 @@ async def test_each_readers_news_stay_in_order() -> None:
             await asyncio.sleep(0)
     ahead.flush()
     assert served == sent
+
+
+async def test_what_comes_meanwhile_is_not_behind_a_whole_step() -> None:
+    """The others are served some at a time; what else the loop has to do gets its turns in between."""
+    served: list[object] = []
+    loop = asyncio.get_running_loop()
+    HeadStart(served.append, by(lambda item: False), 3).deliver(range(100))
+    loop.call_soon(served.append, "newcomer")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert served.index("newcomer") < 30
+    served.remove("newcomer")
+    assert served == list(range(100))
+    HeadStart(served.append, by(lambda item: False), 0).deliver(range(100))
+    assert served == [*range(100), *range(100)], "nothing waits where no turns are asked for"

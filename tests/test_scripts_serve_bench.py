@@ -59,6 +59,16 @@ def test_figures_of_known_times() -> None:
     assert summarize(ones)["good_share"] == 1.0
 
 
+def test_first_tokens_while_warming_up_do_not_count() -> None:
+    ones = [timeline(0, 1.0, [0.1]), Timeline(0, 10, error="late"), timeline(0, 0.25, [0.1]), timeline(0, 0.5, [0.1])]
+    report = summarize(ones, num_warm_up=2)
+    assert report["first_tokens_ms"] == pytest.approx([250, 500])
+    assert report["ttft_ms"]["mean"] == pytest.approx(375)
+    assert (report["requests"], report["failed"], report["arrivals"]) == (4, 1, 6)
+    assert report["e2e_ms"]["max"] == pytest.approx(1100)
+    assert summarize(ones)["first_tokens_ms"] == pytest.approx([1000, 250, 500])
+
+
 def test_several_tokens_at_once_are_one_gap_and_many_tokens() -> None:
     report = summarize([timeline(0, 0.01, [0.04] * 2, per_arrival=4)])
     assert report["itl_ms"]["p50"] == pytest.approx(40)
@@ -274,6 +284,22 @@ def test_our_socket_and_our_http_door(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "the first request failed: prompt_too_long" in refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+def test_warming_up_leaves_something_to_count() -> None:
+    done = serve_bench("--address", "ipc:///nowhere", "--requests", "3", "--warm-up", "3")
+    assert done.returncode == 2
+    assert "--warm-up 3; want less than --requests 3" in done.stderr
+
+
+async def test_arrivals_are_when_bytes_came_not_when_there_was_time_for_them() -> None:
+    """What came in one read has one time."""
+    body = b"".join(chunk(token(text)) for text in "abc")
+    async with endpoint(_CHUNKED, body, chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n", pause=0.05) as (url, _):
+        timeline = await asked(url)
+    assert timeline.error is None
+    assert len(timeline.arrivals) == 3
+    assert len(set(timeline.arrivals)) == 1
 
 
 def test_nobody_at_the_socket(tmp_path: Path) -> None:
