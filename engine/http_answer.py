@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -65,10 +65,10 @@ class Answer:
             for task in tasks:
                 task.cancel()
 
-    async def begin(self) -> AsyncGenerator[Indexed, None]:
-        """The stream of pieces once the first is there: what is refused at once can still become a status."""
-        pieces = self._pieces()
-        return _Begun(await anext(pieces), pieces)
+    def pieces(self) -> AsyncGenerator[Indexed, None]:
+        """All answers as they come."""
+        streams = [self._stream(place * self._num_each, prompt) for place, prompt in enumerate(self._prompts)]
+        return streams[0] if len(streams) == 1 else _merged(streams)
 
     def usage(self, generations: Sequence[Generation]) -> Usage:
         """Of all answers together, in their order; a prompt that is answered several times counts once."""
@@ -83,10 +83,6 @@ class Answer:
     def note_failure(self, code: str) -> None:
         """For the log: it failed after its status was sent."""
         self._record.error = code
-
-    def _pieces(self) -> AsyncGenerator[Indexed, None]:
-        streams = [self._stream(place * self._num_each, prompt) for place, prompt in enumerate(self._prompts)]
-        return streams[0] if len(streams) == 1 else _merged(streams)
 
     async def _generate(self, prompt: Prompt) -> list[Generation]:
         with self._measured() as timers:
@@ -120,31 +116,6 @@ class Answer:
             for timer in timers.values():
                 timer.abort()
             raise
-
-
-class _Begun(AsyncGenerator[Indexed, None]):
-    """The pieces of a stream whose first has been taken. No generator: there is one for each layer of a token's way."""
-
-    def __init__(self, first: Indexed, rest: AsyncGenerator[Indexed, None]) -> None:
-        self._first: Indexed | None = first
-        self._rest = rest
-
-    def __anext__(self) -> Coroutine[Any, Any, Indexed]:
-        return self._rest.__anext__() if self._first is None else self._take_first()
-
-    async def _take_first(self) -> Indexed:
-        first, self._first = self._first, None
-        assert first is not None
-        return first
-
-    async def asend(self, value: None) -> Indexed:
-        return await anext(self)
-
-    async def athrow(self, *error: Any) -> Indexed:
-        return await self._rest.athrow(*error)
-
-    async def aclose(self) -> None:
-        await self._rest.aclose()
 
 
 async def _merged(streams: Sequence[AsyncGenerator[Indexed, None]]) -> AsyncGenerator[Indexed, None]:

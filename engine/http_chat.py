@@ -51,10 +51,10 @@ async def chat(request: Request, door: Door) -> Any:
     def reader() -> ChatReader:
         return _reader(body, door)
 
+    if body.stream:
+        chunks = _ChatChunks(answer, reader, with_ids)
+        return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage_chunk, "messages"))
     with as_http("messages"):
-        if body.stream:
-            pieces = await unless_gone(request.receive, answer.begin())
-            return EventStream(events(pieces, _ChatChunks(answer, reader, with_ids), answer, body.wants_usage_chunk))
         generations = await unless_gone(request.receive, answer.whole())
     choices = [_choice(index, one, reader(), with_ids) for index, one in enumerate(generations)]
     completion = ChatCompletion(

@@ -44,9 +44,13 @@ class Chunks(ABC, Generic[Choice]):
 
 
 async def events(
-    pieces: AsyncGenerator[Indexed, None], chunks: Chunks[Choice], answer: Answer, with_usage: bool
+    pieces: AsyncGenerator[Indexed, None], chunks: Chunks[Choice], answer: Answer, with_usage: bool, prompt_field: str
 ) -> AsyncGenerator[bytes, None]:
-    """All chunks; then usage if wanted; then the end. A failure on the way is an event as well."""
+    """All chunks; then usage if wanted; then the end. A failure on the way is an event as well.
+
+    What is refused at once, before there is any event, is raised as an `ApiError`: it can still become a status.
+    """
+    has_begun = False
     ended: dict[int, Generation] = {}
     no_usage = None if with_usage else msgspec.UNSET
     around: dict[int, tuple[bytes, bytes]] = {}
@@ -54,6 +58,7 @@ async def events(
     async with contextlib.aclosing(pieces):
         try:
             async for index, piece in pieces:
+                has_begun = True
                 if piece.generation is not None:
                     ended[index] = piece.generation
                 if chunks.is_plain(index, piece):
@@ -67,6 +72,8 @@ async def events(
             if with_usage:
                 yield event(chunks.chunk([], usage))
         except ClientError as error:
+            if not has_begun:
+                raise from_engine(error, prompt_field) from None
             answer.note_failure(error.code)
             yield event(msgspec.json.encode(from_engine(error, "prompt").reply))
         yield DONE

@@ -33,15 +33,16 @@ class EventStream:
         self._is_sending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The status waits for the first event: an exception instead of it can become another."""
         try:
             with Presence(receive, self._num_taken):
+                first = await anext(self._events, b"")
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
                 # What has begun is no business of the layers between here and the server, each of which would cost
-                # every event.
+                # every event. Nor does the task that sends the others wake through them.
                 direct: Send = scope.get("state", {}).get("send", send)
-                async for data in self._events:
-                    await self._send(direct, data)
-                    break  # the first at once; the others from a task of their own, that is woken through no layer
+                if first:
+                    await self._send(direct, first)
                 await asyncio.create_task(self._send_rest(direct))
         finally:
             await self._events.aclose()
