@@ -29,9 +29,9 @@ _HEADER_SECONDS = 30.0
 """From a connection's first byte, or its beginning, to the end of a request's headers."""
 _IDLE_SECONDS = 75
 _BACKLOG = 4096
-_FIRST_EVENT_TURNS = 4
+_FIRST_EVENT_TURNS = 3
 """Of the event loop, from an answer's first piece to its first event: one, as the task that waits for it sends it; of a
-request with several prompts two more. One more costs nothing."""
+request with several prompts two more."""
 _FAREWELL_SECONDS = 1
 """What is being sent when the engine ends has so long to leave."""
 

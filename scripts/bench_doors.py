@@ -81,6 +81,7 @@ def _round(engine: EngineProcess, where: list[str], arguments: argparse.Namespac
             "prompt-tokens": 16,
             "output-tokens": arguments.tokens,
             "load-seed": seed,
+            "period-ms": arguments.step_ms,
             "json": file,
         }
         flags = [word for name, value in load.items() for word in (f"--{name}", str(value))]

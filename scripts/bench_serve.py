@@ -20,6 +20,9 @@ from serve_report import Timeline, summarize, table
 from serve_targets import OpenAITarget, SocketTarget, Target
 from tercet.ipc.client import Client
 
+_GOLDEN = (math.sqrt(5) - 1) / 2
+"""Its multiples lie evenly between whole numbers, however many of them there are."""
+
 
 @dataclass(frozen=True)
 class Arrival:
@@ -50,15 +53,22 @@ class Lengths:
         raise argparse.ArgumentTypeError(f"got {self.text!r}; want N, LOW:HIGH or exp:MEAN, in tokens")
 
 
-def arrivals(count: int, rate: float, prompts: Lengths, outputs: Lengths, vocabulary: int, seed: int) -> list[Arrival]:
-    """`rate` requests a second on average, the gaps exponential (a Poisson process); infinite: all at once."""
+def arrivals(
+    count: int, rate: float, prompts: Lengths, outputs: Lengths, vocabulary: int, seed: int, period: float = 0.0
+) -> list[Arrival]:
+    """`rate` requests a second on average, the gaps exponential (a Poisson process); infinite: all at once.
+
+    `period`: of the server's steps, in seconds. Each arrival is moved within it, so that the few of one run see every
+    phase of a step as often as many would.
+    """
     rng = random.Random(seed)
     at, plan = 0.0, []
-    for _ in range(count):
+    for index in range(count):
         prompt = [rng.randrange(vocabulary // 10, vocabulary) for _ in range(prompts.draw(rng))]
-        plan.append(Arrival(at, prompt, outputs.draw(rng)))
+        moved = period * (at // period + index * _GOLDEN % 1) if period else at
+        plan.append(Arrival(moved, prompt, outputs.draw(rng)))
         at += 0.0 if math.isinf(rate) else rng.expovariate(rate)
-    return plan
+    return sorted(plan, key=lambda arrival: arrival.at)
 
 
 async def offer(target: Target, plan: list[Arrival]) -> list[Timeline]:
@@ -83,6 +93,9 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate", type=_rate, default=math.inf, help="requests a second; default: all at once")
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--warm-up", type=int, default=0, help="of these, so many whose first token does not count")
+    parser.add_argument(
+        "--period-ms", type=float, default=0.0, help="spread arrivals evenly over steps that take so long"
+    )
     parser.add_argument("--prompt-tokens", type=Lengths, default=Lengths("512"), help="N, LOW:HIGH or exp:MEAN")
     parser.add_argument("--output-tokens", type=Lengths, default=Lengths("128"), help="N, LOW:HIGH or exp:MEAN")
     parser.add_argument("--vocabulary", type=int, default=10_000, help="prompts are random ids below this")
@@ -101,6 +114,7 @@ def run_serve(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         arguments.output_tokens,
         arguments.vocabulary,
         arguments.load_seed,
+        arguments.period_ms / 1e3,
     )
 
     if not 0 <= arguments.warm_up < arguments.requests:

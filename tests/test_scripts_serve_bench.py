@@ -105,6 +105,19 @@ def test_arrivals_are_a_seeded_poisson_process() -> None:
     assert {one.at for one in arrivals(9, math.inf, Lengths("7"), Lengths("7"), 1000, 0)} == {0.0}
 
 
+def test_arrivals_see_every_phase_of_a_step() -> None:
+    period = 0.01
+    random_ones = arrivals(200, 30.0, Lengths("5"), Lengths("7"), 1000, seed=4)
+    even_ones = arrivals(200, 30.0, Lengths("5"), Lengths("7"), 1000, seed=4, period=period)
+    assert even_ones == sorted(even_ones, key=lambda one: one.at)
+    for start in range(0, 200, 40):
+        phases = sorted(one.at % period / period for one in even_ones[start : start + 40])
+        gaps = [later - one for one, later in itertools.pairwise([phases[-1] - 1, *phases])]
+        assert max(gaps) < 0.07
+    assert max(abs(one.at - even.at) for one, even in zip(random_ones, even_ones, strict=True)) <= period
+    assert sorted(one.prompt for one in even_ones) == sorted(one.prompt for one in random_ones)
+
+
 @pytest.mark.parametrize("text", ["0", "", "5:3", "0:3", "exp:0", "normal:5", "3.5", "-3"])
 def test_wrong_lengths(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="want N, LOW:HIGH or exp:MEAN, in tokens"):
