@@ -7,7 +7,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -65,7 +65,8 @@ def make_app(door: Door) -> ASGIApp:
 
     routes += [Route("/openapi.json", openapi), *page_routes()]
     app = Starlette(routes=routes, exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error})
-    return _Guard(app, door)
+    plain = {(types.method, types.path): handler for types, handler in _ROUTES if "{" not in types.path}
+    return _Guard(app, plain, door)
 
 
 def _endpoint(handler: Handler, door: Door) -> Callable[[Request], Awaitable[Any]]:
@@ -78,8 +79,10 @@ def _endpoint(handler: Handler, door: Door) -> Callable[[Request], Awaitable[Any
 class _Guard:
     """Outermost: lets in who has a key, gives every request a name, forgets those whose client left."""
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, plain: Mapping[tuple[str, str], Handler], door: Door) -> None:
+        """`plain`: who answers a method and path that are written out in full; `app` knows them and all others."""
         self._app = app
+        self._plain = plain
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,6 +93,7 @@ class _Guard:
         scope["state"]["send"] = send
         record = scope["state"]["record"] = Record(request_id, scope["method"], scope["path"][:200], client[0])
         began = time.monotonic()
+        handler = self._plain.get((record.method, scope["path"]))
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -98,18 +102,29 @@ class _Guard:
             await send(message)
 
         try:
-            if scope["path"] in PAGE_PATHS or self._door.admits(headers.get("authorization")):
-                await self._app(scope, receive, send_named)
-            else:
+            if not (scope["path"] in PAGE_PATHS or self._door.admits(headers.get("authorization"))):
                 error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
                 await error.response()(scope, receive, send_named)
+            elif handler is not None:
+                await self._answer(handler, Request(scope, receive), send_named)
+            else:
+                await self._app(scope, receive, send_named)
         except (ClientGone, ClientDisconnect):
             record.status = 499  # what it waited for has been cancelled
         finally:
+            record.status = record.status or 500  # which the server sends, when something here fails
             route = scope.get("route")
-            path = route.path if isinstance(route, Route) else "other"
+            path = record.path if handler else route.path if isinstance(route, Route) else "other"
             self._door.metrics.answers[path, record.status] += 1
             self._door.log.write(record, began)
+
+    async def _answer(self, handler: Handler, request: Request, send: Send) -> None:
+        """As the router would, without its layers: each of them stands between a request and its first token twice."""
+        try:
+            response = await handler(request, self._door)
+            await response(request.scope, request.receive, send)
+        except ApiError as error:
+            await _on_api_error(request, error)(request.scope, request.receive, send)
 
 
 def _on_api_error(request: Request, error: Exception) -> Response:

@@ -44,13 +44,14 @@ class EventStream:
                 if first:
                     await self._send(direct, first)
                 await asyncio.create_task(self._send_rest(direct))
+            # Past the watch over its presence: who has had the end is gone as well.
+            await direct({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()
 
     async def _send_rest(self, send: Send) -> None:
         async for data in self._events:
             await self._send(send, data)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, data: bytes) -> None:
         self._is_sending = True

@@ -28,6 +28,9 @@ class Peer:
     async def send(self, message: Message) -> None:
         self.sent.append(message)
         self.senders.append(asyncio.current_task())
+        if message.get("more_body") is False:
+            self.left.set()  # as uvicorn has it: who has had everything is gone
+            await asyncio.sleep(0.01)
 
     @property
     def body(self) -> bytes:
