@@ -28,6 +28,7 @@ from tercet.triton_kernels.merge_parts import merge_parts_kernel
 _TILE = 32
 _STAGES = 3
 _WORKERS_PER_MULTIPROCESSOR = 4
+_MERGED_PARTS, _MERGE_WARPS = 16, 2
 _MOST_HEADS = 16
 """Q heads of one kv head: the rows of the smallest matrix product."""
 
@@ -115,8 +116,8 @@ def fused_decode_attention(
     )  # fmt: skip
     merge_parts_kernel[(shares.num_workers, group)](
         shares.workers_WN, shares.part_IGD, shares.stats_IG2, out_BHD,
-        H=num_q_heads, G=group, D=head_dim, BLOCK_I=16, WORKER_WORDS=WORKER_WORDS, PDL=True,
-        num_warps=2, launch_pdl=True,
+        H=num_q_heads, G=group, D=head_dim, BLOCK_I=_MERGED_PARTS, WORKER_WORDS=WORKER_WORDS, PDL=True,
+        num_warps=_MERGE_WARPS, launch_pdl=True,
     )  # fmt: skip
 
 
