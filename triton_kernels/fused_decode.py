@@ -35,8 +35,8 @@ _MOST_HEADS = 16
 _FEW_ROWS = 0
 """Up to here the kernel for few rows. Not measured yet, so nowhere."""
 _FEW_TILE = 32
-_FEW_WORKERS_PER_MULTIPROCESSOR = 8
-"""As many as its registers let live at once."""
+_FEW_WORKERS_PER_MULTIPROCESSOR = 4
+"""Registers let eight live at once; who has no work takes the place of others until it knows."""
 
 
 def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
