@@ -59,14 +59,20 @@ class Crew:
             os.write(self._wake_write, b"x")
 
     def kill_hung(self, hung: list[Child]) -> None:
-        """They and those they may be waiting for print first where they stand: it is all that can be known."""
+        """They and those they may be waiting for print first where they stand: it is all that can be known.
+
+        Who beats again meanwhile was slow, and is spared.
+        """
         for child in self.children:
             if child in hung or any(child.role == other.role for other in hung):
                 child.process.send_signal(SAY_WHERE)
+        asked = time.monotonic()
         time.sleep(_SAYING_SECONDS)
+        self.wait(0)
         for child in hung:
-            child.hung = True
-            child.process.kill()
+            if child.last_heard < asked:
+                child.hung = True
+                child.process.kill()
 
     def take_dead(self) -> list[Child]:
         """Reaped, to be dealt with now."""

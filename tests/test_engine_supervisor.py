@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +13,14 @@ import psutil
 import pytest
 
 from engine_children import children
+from tercet.engine import crew
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import StartupFailed
+from tercet.engine.supervisor import Supervisor
 from tercet.ipc.client import Client, ClientError, EngineDied, Overloaded
 from tercet.ipc.messages import SamplingParams
+from tercet.ipc.process_messages import Ready
 
 SERVE = Path(__file__).parent.parent / "scripts" / "serve.py"
 LONG = SamplingParams(max_tokens=7000, ignore_eos=True)
@@ -182,3 +186,25 @@ def test_owner_killed_takes_the_engine_along(ids_only_model: Path) -> None:
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
     _eventually(lambda: not any(_alive(process) for process in processes), "processes outlived their owner")
+
+
+def test_who_speaks_again_is_spared(ids_only_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was held up for as long as the deadline, and goes on while it is asked where it stands."""
+    monkeypatch.setattr(crew, "_SAYING_SECONDS", 1.5)
+    serving = threading.Event()
+    config = EngineConfig(model=str(ids_only_model), load_format="null", heartbeat_timeout=1.0)
+    supervisor = Supervisor(config, lambda message: serving.set() if isinstance(message, Ready) else None)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    try:
+        assert serving.wait(30)
+        (held_up,) = children(os.getpid(), "tokenizer")
+        held_up.suspend()
+        time.sleep(1.6)
+        held_up.resume()
+        time.sleep(2)
+        assert _alive(held_up)
+    finally:
+        supervisor.stop()
+        thread.join(20)
+    assert not thread.is_alive()
