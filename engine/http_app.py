@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -86,8 +85,8 @@ class _Guard:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        wanted = headers.get("x-request-id", "")
+        headers: dict[bytes, bytes] = dict(reversed(scope["headers"]))  # of one that comes twice, the first counts
+        wanted = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = wanted if _GOOD_REQUEST_ID.fullmatch(wanted) else uuid.uuid4().hex
         client = scope["client"] or ("", 0)
         scope["state"]["send"] = send
@@ -98,18 +97,20 @@ class _Guard:
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:
-            if not (scope["path"] in PAGE_PATHS or self._door.admits(headers.get("authorization"))):
+            if not (
+                scope["path"] in PAGE_PATHS or self._door.admits(headers.get(b"authorization", b"").decode("latin-1"))
+            ):
                 error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
                 await error.response()(scope, receive, send_named)
             elif handler is not None:
                 await self._answer(handler, Request(scope, receive), send_named)
             else:
                 await self._app(scope, receive, send_named)
-        except (ClientGone, ClientDisconnect):
+        except ClientGone:
             record.status = 499  # what it waited for has been cancelled
         finally:
             record.status = record.status or 500  # which the server sends, when something here fails

@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 
 from tercet.engine.http_errors import ApiError, from_decoding
+from tercet.engine.http_presence import ClientGone
 
 MAX_BODY_BYTES = 16 * 2**20
 _BODY_SECONDS = 60.0
@@ -28,8 +29,13 @@ async def _bytes_of(request: Request) -> bytes:
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_SECONDS):
-            async for chunk in request.stream():
-                body += chunk
+            is_whole = False
+            while not is_whole:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                is_whole = not message.get("more_body", False)
                 if len(body) > MAX_BODY_BYTES:
                     raise ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="body_too_large")
     except TimeoutError:

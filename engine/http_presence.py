@@ -30,6 +30,7 @@ class Presence:
         self._receive = receive
         self._num_taken = num_taken
         self._seen: int | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._has_gone = False
 
@@ -37,20 +38,26 @@ class Presence:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watching = asyncio.create_task(self._watch())
-        if self._num_taken is not None:
-            self._timer = asyncio.get_running_loop().call_later(_STALLED_SECONDS, self._look, self._num_taken)
+        # Not now: the work comes first.
+        self._beginning = asyncio.get_running_loop().call_soon(self._begin)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watching.cancel()
+        self._beginning.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self._has_gone:
             self._task.uncancel()
             raise ClientGone from error
+
+    def _begin(self) -> None:
+        self._watching = asyncio.create_task(self._watch())
+        if self._num_taken is not None:
+            self._timer = asyncio.get_running_loop().call_later(_STALLED_SECONDS, self._look, self._num_taken)
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
