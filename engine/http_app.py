@@ -101,9 +101,8 @@ class _Guard:
             await send(message)
 
         try:
-            if not (
-                scope["path"] in PAGE_PATHS or self._door.admits(headers.get(b"authorization", b"").decode("latin-1"))
-            ):
+            authorization = headers.get(b"authorization", b"").decode("latin-1")
+            if not (scope["path"] in PAGE_PATHS or self._door.admits(authorization)):
                 error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
                 await error.response()(scope, receive, send_named)
             elif handler is not None:
