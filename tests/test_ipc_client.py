@@ -96,6 +96,29 @@ async def test_a_stream(engine: TokenizerProcess, client: Client) -> None:
     assert ids == [*byte_tokenizer().encode("né\n").ids, EOS]
 
 
+async def test_news_came_when_it_came_however_busy_its_readers_are(engine: TokenizerProcess, client: Client) -> None:
+    heard: list[float] = []
+
+    async def read() -> None:
+        async for _ in client.stream("hi"):
+            heard.append(client.last_heard)
+            busy_until = time.monotonic() + 0.05
+            while time.monotonic() < busy_until:
+                pass
+
+    readings = [asyncio.ensure_future(read()) for _ in range(2)]
+    numbers = [(await submitted(engine)).number for _ in readings]
+    for count in (2, 4):
+        began = time.monotonic()
+        engine.send(tokens(dict.fromkeys(numbers, byte_tokenizer().encode("x").ids[0])))
+        while len(heard) < count:
+            await asyncio.sleep(0.001)
+        assert began <= heard[-2] == heard[-1] <= time.monotonic() - 0.1
+    for reading in readings:
+        reading.cancel()
+    await asyncio.gather(*readings, return_exceptions=True)
+
+
 async def test_prompts_of_every_kind(engine: TokenizerProcess, client: Client) -> None:
     encode = byte_tokenizer().encode
     for prompt, prompt_ids in (
