@@ -30,7 +30,9 @@ def add_door_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=10.0, help="what a step takes the worker")
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     parser.add_argument("--requests", type=int, default=192, help="in each round, by each door")
-    parser.add_argument("--warm-up", type=int, default=64, help="of these, so many that come before there are enough")
+    parser.add_argument(
+        "--warm-up", type=int, help="of these, so many that come before there are enough; all --streams"
+    )
     parser.add_argument("--rounds", type=int, default=10)
 
 
@@ -77,7 +79,7 @@ def _round(engine: EngineProcess, where: list[str], arguments: argparse.Namespac
         load = {
             "rate": rate,
             "requests": arguments.requests,
-            "warm-up": arguments.warm_up,
+            "warm-up": arguments.streams if arguments.warm_up is None else arguments.warm_up,
             "prompt-tokens": 16,
             "output-tokens": arguments.tokens,
             "load-seed": seed,
