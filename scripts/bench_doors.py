@@ -30,9 +30,7 @@ def add_door_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step-ms", type=float, default=10.0, help="what a step takes the worker")
     parser.add_argument("--tokens", type=int, default=200, help="of each answer")
     parser.add_argument("--requests", type=int, default=192, help="in each round, by each door")
-    parser.add_argument(
-        "--warm-up", type=int, help="of these, so many that come before there are enough; all --streams"
-    )
+    parser.add_argument("--warm-up", type=int, help="of these, the first, which meet too few; default: --streams")
     parser.add_argument("--rounds", type=int, default=10)
 
 

@@ -113,7 +113,7 @@ def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
         assert row["tpot_ms"]["p50"] > 15  # the pace
         assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(80)
     assert http["cpu_us_per_event"]["http"] > socket["cpu_us_per_event"]["http"]
-    assert "tokens/s: HTTP" in done.stdout
+    assert "tokens/s, median round: socket" in done.stdout
 
 
 def test_plain_streams_beside_those_with_a_grammar(tmp_path: Path) -> None:
