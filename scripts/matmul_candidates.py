@@ -6,6 +6,8 @@ Knows sizes and kernels; runs nothing.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import triton
+
 from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig
 
 NORMED = "rms_norm_"
@@ -99,7 +101,7 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
 
 
 def _vectors(K: int, least: int) -> Iterator[MatmulConfig]:
-    power = _power_of_2(K)
+    power = triton.next_power_of_2(K)
     for block_n in (size for size in (1, 2, 4, 8, 16) if size >= least):
         for block_k in {min(power, size) for size in (1024, 2048, 4096)}:
             for warps in (1, 2, 4, 8):
@@ -132,7 +134,7 @@ def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
 
 def _whole(rows: int, block_n: int, K: int) -> Iterator[MatmulConfig]:
     """All weights of a program loaded at once, before anything is waited for."""
-    power = _power_of_2(K)
+    power = triton.next_power_of_2(K)
     if power * (block_n + rows) * 2 > _SHARED_BYTES:
         return
     for splits in (4, 8, 16):
@@ -161,7 +163,7 @@ def _waves(num_rows: int, N: int) -> Iterator[MatmulConfig]:
     for block_m, tall in ((64, False), (128, False), (128, True), (256, False)):
         height = block_m * 3 // 2 if tall else block_m
         # A tall tile is for rows that it holds without padding.
-        if height > max(_power_of_2(num_rows), 64) or (tall and num_rows % height):
+        if height > max(triton.next_power_of_2(num_rows), 64) or (tall and num_rows % height):
             continue
         for block_n in (32, 64, 128, 256):
             for extra in (False, True):
@@ -210,7 +212,7 @@ def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
         (128, 128, 64, 4, (4, 5)),
         (128, 256, 128, 8, (2,)),
     ):
-        if block_m > _power_of_2(num_rows):
+        if block_m > triton.next_power_of_2(num_rows):
             continue
         for stages in all_stages:
             for group in (4, 8, 16) if num_rows > 512 else (8,):
@@ -222,7 +224,7 @@ _GROUP_TILES = (128, 256), (256, 128), (192, 256), (128, 128), (192, 128), (128,
 
 def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
     for block_m, block_n in _GROUP_TILES:
-        if block_m > _power_of_2(num_rows) or (num_rows > 1024 and block_n == 64):
+        if block_m > triton.next_power_of_2(num_rows) or (num_rows > 1024 and block_n == 64):
             continue
         tiles = -(-num_rows // block_m) * -(-N // block_n)
         if tiles < 48:
@@ -233,7 +235,3 @@ def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
             if stages >= 2:
                 for group in (4, 8, 16) if num_rows > 512 else (8,):
                     yield MatmulConfig("hopper", block_m, block_n, block_k, 4, stages, group_m=group)
-
-
-def _power_of_2(number: int) -> int:
-    return 1 << (number - 1).bit_length()

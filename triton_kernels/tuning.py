@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+import triton
 
 from tercet.triton_kernels.dispatch import gpu_name, is_hopper
 
@@ -145,7 +146,7 @@ def heuristic(
     """Block sizes that are never far off: few rows stream weights, many rows fill tiles."""
     wide = dtype.itemsize == 4
     if bucket == 1 and not deterministic:
-        return MatmulConfig("vector", 1, 4 if K <= 4096 else 2, min(_power_of_2(K), 4096), num_warps=4)
+        return MatmulConfig("vector", 1, 4 if K <= 4096 else 2, min(triton.next_power_of_2(K), 4096), num_warps=4)
     if bucket <= 16 and not deterministic:
         return MatmulConfig("split", max(bucket, 8), 16, 64 if wide else 128, num_warps=4, num_stages=4, splits=4)
     if bucket <= 64:
@@ -159,7 +160,3 @@ def heuristic(
     if bucket <= 1024 or not hopper:
         return MatmulConfig("tile", 128, 128, 64, num_warps=8, num_stages=3)
     return MatmulConfig("hopper", 128, 256, 64, num_warps=4, num_stages=4)
-
-
-def _power_of_2(number: int) -> int:
-    return 1 << (number - 1).bit_length()
