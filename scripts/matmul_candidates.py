@@ -219,17 +219,14 @@ def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                 yield MatmulConfig("persistent", block_m, block_n, block_k, warps, stages, group_m=group)
 
 
-_GROUP_TILES = (128, 256), (256, 128), (192, 256), (128, 128), (192, 128), (128, 64), (192, 64), (256, 64)
-
-
 def _hopper(num_rows: int, N: int) -> Iterator[MatmulConfig]:
-    for block_m, block_n in _GROUP_TILES:
+    for block_m, block_n in ((128, 256), (256, 128), (128, 128), (128, 64), (256, 64)):
         if block_m > triton.next_power_of_2(num_rows) or (num_rows > 1024 and block_n == 64):
             continue
         tiles = -(-num_rows // block_m) * -(-N // block_n)
         if tiles < 48:
             continue
-        for block_k in (64, 128) if block_m != 192 else (64,):
+        for block_k in (64, 128):
             stage = block_k * (block_m + block_n) * 2
             stages = min((_SHARED_BYTES - 1024 - block_m * block_n) // stage, 8)
             if stages >= 2:

@@ -89,14 +89,6 @@ def test_tiles_of_192_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "mma.sync" not in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize("op", ["matmul", "matmul_add", "matmul_silu_and_mul"])
-def test_three_warp_groups(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether a table has them or not."""
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
-    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
-    compile_product(MatmulConfig("hopper", 192, 256, 64, 4, 3), op, 6144, 4096, 90)
-
-
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,6 @@ ON_GPU = [
     MatmulConfig("wave", 128, 128, 64, 8, 4, extra=True, tall=True),
     MatmulConfig("hopper", 128, 256, 64, 4, 4),
     MatmulConfig("hopper", 256, 128, 64, 4, 4, 4),
-    MatmulConfig("hopper", 192, 256, 64, 4, 3),
 ]
 
 

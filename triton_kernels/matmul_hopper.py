@@ -1,4 +1,4 @@
-"""Products for many rows on Hopper: a warp that only loads, and two or three warp groups that only multiply, in Gluon.
+"""Products for many rows on Hopper: a warp that only loads, and two warp groups that only multiply, in Gluon.
 
 The loading warp runs ahead through a ring of shared memory, over the ends of tiles too, so that the matrix units find
 the next tile ready while a group stores the last one. K in plain order: the same bits as the portable kernels.
@@ -32,12 +32,11 @@ def _tile_of(index, num_m, num_n, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _load(
-    x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k,
-    GROUPS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
-):  # fmt: skip
+    x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr
+):
     """The loading warp: fill the ring, stage after stage, tile after tile."""
-    STAGES: gl.constexpr = w_ring.shape[0]
-    ROWS: gl.constexpr = x_desc.block_shape[0]
+    STAGES: gl.constexpr = x_ring.shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]
     count = 0
@@ -47,21 +46,10 @@ def _load(
             stage = count % STAGES
             mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
-            mbarrier.expect(bar, (GROUPS * ROWS + BLOCK_N) * BLOCK_K * 2)
-            for group in gl.static_range(GROUPS):
-                row = (tile_m * GROUPS + group) * ROWS
-                part = x_ring.index(stage * GROUPS + group)
-                tma.async_copy_global_to_shared(x_desc, [row, k * BLOCK_K], bar, part)
+            mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
+            tma.async_copy_global_to_shared(x_desc, [tile_m * BLOCK_M, k * BLOCK_K], bar, x_ring.index(stage))
             tma.async_copy_global_to_shared(w_desc, [tile_n * BLOCK_N, k * BLOCK_K], bar, w_ring.index(stage))
             count += 1
-
-
-@gluon.jit
-def _right_residual(out_ptr, row, column, M, N: gl.constexpr, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
-    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = column + gl.arange(0, LAYOUT.instr_shape[1], gl.SliceLayout(0, LAYOUT))
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    return gl.load(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], mask=inside, other=0.0)
 
 
 @gluon.jit
@@ -74,39 +62,36 @@ def _send(y, out_desc, staging, row, column, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, out_desc, out_ptr, stagings, helds, M, num_m, num_n, num_k,
-    N: gl.constexpr, WHICH: gl.constexpr, GROUPS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
-    EPILOGUE: gl.constexpr,
+    x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
+    N: gl.constexpr, WHICH: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
-    """One warp group: its part of each tile's rows, from the first product to the store."""
-    STAGES: gl.constexpr = w_ring.shape[0]
-    ROWS: gl.constexpr = x_ring.shape[1]
+    """One warp group: half of each tile's rows, from the first product to the store."""
+    STAGES: gl.constexpr = x_ring.shape[0]
+    ROWS: gl.constexpr = x_ring.shape[1] // 2
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     HALF: gl.constexpr = BLOCK_N // 2
-    # Three groups have too few registers for one instruction over 256 columns.
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N if GROUPS == 2 else HALF, 16])
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     HALF_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    staging = stagings.index(WHICH)
-    held = helds.index(WHICH)
     count = 0
     phase = 0
     for tile in range(gl.program_id(0), num_m * num_n, NUM_PROGRAMS):
         tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
-        row = (tile_m * GROUPS + WHICH) * ROWS
+        row = tile_m * (2 * ROWS) + WHICH * ROWS
         column = tile_n * BLOCK_N
         if EPILOGUE == _ADD:
-            # The residual comes while the products run: its left half to the staging memory, its right to registers,
-            # of which three groups have too few: there it comes later.
+            # The residual comes while the products run: its left half to the staging memory, its right to registers.
             tma.store_wait(0)
             mbarrier.expect(held, ROWS * HALF * 2)
             tma.async_copy_global_to_shared(out_desc, [row, column], held, staging)
-            if GROUPS == 2:
-                residual = _right_residual(out_ptr, row, column + HALF, M, N, ROWS, HALF_LAYOUT)
+            rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, HALF_LAYOUT))
+            columns = column + HALF + gl.arange(0, HALF, gl.SliceLayout(0, HALF_LAYOUT))
+            inside = (rows < M)[:, None] & (columns < N)[None, :]
+            residual = gl.load(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], mask=inside, other=0.0)
         acc = gl.zeros((ROWS, BLOCK_N), gl.float32, LAYOUT)
         for k in range(num_k):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
-            x = x_ring.index(stage * GROUPS + WHICH)
+            x = x_ring.index(stage).slice(WHICH * ROWS, ROWS)
             acc = warpgroup_mma(x, w_ring.index(stage).permute((1, 0)), acc, is_async=True)
             # The product before this one has ended: its stage is free.
             acc = warpgroup_mma_wait(1, deps=[acc])
@@ -127,13 +112,10 @@ def _multiply(
                 mbarrier.wait(held, phase)
                 phase ^= 1
                 left += staging.load(HALF_LAYOUT).to(gl.float32)
+                right += residual.to(gl.float32)
             else:
                 tma.store_wait(0)
             _send(left, out_desc, staging, row, column, HALF_LAYOUT)
-            if EPILOGUE == _ADD:
-                if GROUPS == 3:
-                    residual = _right_residual(out_ptr, row, column + HALF, M, N, ROWS, HALF_LAYOUT)
-                right += residual.to(gl.float32)
             tma.store_wait(0)
             _send(right, out_desc, staging, row, column + HALF, HALF_LAYOUT)
     tma.store_wait(0)
@@ -142,83 +124,52 @@ def _multiply(
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def hopper_kernel(
     x_desc, w_desc, out_desc, out_ptr, rows_ptr, M, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
-    HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
+    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_ROWS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside.
-
-    A tile's rows are divided among GROUPS warp groups, each with what `x_desc` holds.
-    """
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
     if HAS_ROWS:  # how many there are in truth
         M = gl.minimum(M, gl.load(rows_ptr))
-    ROWS: gl.constexpr = x_desc.block_shape[0]
+    BLOCK_M: gl.constexpr = x_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]
-    num_m = gl.cdiv(M, GROUPS * ROWS)
+    num_m = gl.cdiv(M, BLOCK_M)
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     num_k: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES * GROUPS, ROWS, BLOCK_K], x_desc.layout)
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    staging = gl.allocate_shared_memory(out_desc.dtype, [GROUPS, ROWS, BLOCK_N // 2], out_desc.layout)
+    shape: gl.constexpr = [BLOCK_M // 2, BLOCK_N // 2]
+    staging0 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
+    staging1 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    held = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    held0 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    held1 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
-        mbarrier.init(free.index(stage), count=GROUPS)
+        mbarrier.init(free.index(stage), count=2)
         mbarrier.init(full.index(stage), count=1)
-    for group in gl.static_range(GROUPS):
-        mbarrier.init(held.index(group), count=1)
+    mbarrier.init(held0, count=1)
+    mbarrier.init(held1, count=1)
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
-    two: gl.constexpr = 2
     if PDL:
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
         )
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (
-                    _multiply,
-                    (x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
-                     N, zero, GROUPS, GROUP_M, NUM_PROGRAMS, EPILOGUE),
-                ),
-                (
-                    _multiply,
-                    (x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
-                     N, one, GROUPS, GROUP_M, NUM_PROGRAMS, EPILOGUE),
-                ),
-                (
-                    _load,
-                    (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUPS, GROUP_M, NUM_PROGRAMS),
-                ),
-            ],
-            [4, 1],
-            [232, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (
-                    _multiply,
-                    (x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
-                     N, zero, GROUPS, GROUP_M, NUM_PROGRAMS, EPILOGUE),
-                ),
-                (
-                    _multiply,
-                    (x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
-                     N, one, GROUPS, GROUP_M, NUM_PROGRAMS, EPILOGUE),
-                ),
-                (
-                    _multiply,
-                    (x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
-                     N, two, GROUPS, GROUP_M, NUM_PROGRAMS, EPILOGUE),
-                ),
-                (
-                    _load,
-                    (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUPS, GROUP_M, NUM_PROGRAMS),
-                ),
-            ],
-            [4, 4, 1],
-            [160, 160, 24],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (
+                _multiply,
+                (x_ring, w_ring, free, full, out_desc, out_ptr, staging0, held0, M, num_m, num_n, num_k,
+                 N, zero, GROUP_M, NUM_PROGRAMS, EPILOGUE),
+            ),
+            (
+                _multiply,
+                (x_ring, w_ring, free, full, out_desc, out_ptr, staging1, held1, M, num_m, num_n, num_k,
+                 N, one, GROUP_M, NUM_PROGRAMS, EPILOGUE),
+            ),
+            (_load, (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M, NUM_PROGRAMS)),
+        ],
+        [4, 1],
+        [232, 24],
+    )  # fmt: skip

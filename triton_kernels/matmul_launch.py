@@ -104,13 +104,12 @@ def launch_matmul(
             assert bias_N is None
             assert draw is None
             num_programs = min(multiprocessors(x_MK.device), tiles)
-            groups = 3 if config.block_m == 192 else 2
             hopper_kernel[(num_programs,)](
-                _hopper_descriptor(x_MK, config.block_m // groups, config.block_k),
+                _hopper_descriptor(x_MK, config.block_m, config.block_k),
                 _hopper_descriptor(w_NK, config.block_n, config.block_k),
-                _hopper_descriptor(out, config.block_m // groups, config.block_n // 2),
-                out, M=M, N=N, K=K, STAGES=config.num_stages, GROUPS=groups, GROUP_M=config.group_m,
-                NUM_PROGRAMS=num_programs, EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
+                _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
+                out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
+                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None
