@@ -48,6 +48,21 @@ def check_sums(group: Group) -> None:
         assert torch.equal(stack_rows(pairs, inboxes), torch.stack([base * (r + 1) for r in range(group.size)]))
 
 
+def check_crowds(group: Group, inboxes: Inboxes) -> None:
+    """All the rows there is room for, call upon call: a multiprocessor has many programs, whose warps drift apart."""
+    rows = inboxes.calls_M.shape[0]
+    words = torch.zeros(rows, 2, dtype=torch.int32, device="cuda")
+    x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
+    residual, weight = torch.zeros_like(x), torch.ones(HIDDEN, dtype=torch.bfloat16, device="cuda")
+    for _ in range(300):
+        all_reduce(x, inboxes)
+        all_reduce_add_rms_norm(x, residual, weight, EPS, inboxes)
+        stack_rows(words, inboxes)
+    values = parts("crowd", group.size, rows)
+    assert torch.equal(all_reduce(values[group.rank].clone(), inboxes), sum_in_order(values))
+    assert int(inboxes.calls_M.min()) >= 901
+
+
 def check_graphs(group: Group, inboxes: Inboxes | None) -> None:
     """Peers and NCCL in one captured graph, replayed many times with inputs that change, beside calls without one."""
     few = inboxes.calls_M.shape[0] // 8 if inboxes else 4
@@ -92,6 +107,8 @@ def main() -> None:
     print(f"rank {rank}: peers {inboxes is not None}", flush=True)
     check_sums(group)
     print(f"rank {rank}: sums", flush=True)
+    if inboxes is not None:
+        check_crowds(group, inboxes)
     check_graphs(group, inboxes)
     print(f"rank {rank}: graphs", flush=True)
     dist.barrier()

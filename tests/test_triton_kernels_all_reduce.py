@@ -97,6 +97,7 @@ def test_compile(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) ->
         assert kernel.asm["cubin"]
         assert "ld.volatile.global" in ptx, "words that others write must be read again"
         assert ("griddepcontrol.wait" in ptx) == (capability == 90)
+        assert ptx.index("bar.sync") < ptx.index("st.global.b32"), "the call counts only once every warp has read it"
         if kernel.name != "_stack_rows_kernel":
             assert "st.global.v2.b64" in ptx, "words and numbers of calls go out in wide stores"
 

@@ -80,7 +80,7 @@ def _pointer(address):
 def _send(
     words, call, row, columns, mask, addresses, M, RANK: tl.constexpr, P: tl.constexpr, PLACE_WORDS: tl.constexpr
 ):
-    """Write one row, each word with the number of the call, into every other rank's inbox."""
+    """Write one row, each word with the number of the call, into every other rank's inbox. Warps meet at its end."""
     packed = (call.to(tl.int64) << 32) | (words.to(tl.int64) & 0xFFFFFFFF)
     offset = (((call & 1) * P + RANK).to(tl.int64) * M + row) * PLACE_WORDS + columns
     for peer in tl.static_range(P):
@@ -110,8 +110,9 @@ def _sum_over_ranks(
 ):  # fmt: skip
     """Exchange one row; its sum over ranks in rank order, rounded, as both numbers of each word in fp32."""
     call = tl.load(calls_ptr + row) + 1
-    tl.store(calls_ptr + row, call)
     _send(words, call, row, columns, mask, addresses, M, RANK, P, PLACE_WORDS)
+    # Not before: a warp that comes late would read it and take this for the next call.
+    tl.store(calls_ptr + row, call)
     low = (words * 0).to(tl.float32)
     high = low
     for source in tl.static_range(P):
@@ -185,8 +186,8 @@ def _stack_rows_kernel(
     wait_for_previous(PDL)
     words = tl.load(x_ptr + row * W + columns, mask=mask, other=0)
     call = tl.load(calls_ptr + row) + 1
-    tl.store(calls_ptr + row, call)
     _send(words, call, row, columns, mask, addresses, M, RANK, P, PLACE_WORDS)
+    tl.store(calls_ptr + row, call)
     for source in tl.static_range(P):
         if source == RANK:
             part = words
