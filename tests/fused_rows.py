@@ -55,11 +55,12 @@ class Step:
         return plan_fused_decode(lengths, slots, cache.table, self.heads.num_q, cache.k_cache)
 
     def run(self) -> Tensor:
-        heads, cache = self.heads, self.cache
+        heads, cache, plan = self.heads, self.cache, self.plan()
+        # Launched without overlap, so that the kernel may read the plan before it waits.
         out = torch.full((len(self.slots), heads.num_q, heads.dim), float("nan"), device=self.device, dtype=self.dtype)
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
         fused_decode_attention(
-            self.qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, self.plan(), heads.num_q,
+            self.qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
             heads.dim**-0.5, out,
         )  # fmt: skip
         return out

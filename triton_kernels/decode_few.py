@@ -14,11 +14,10 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
+from tercet.triton_kernels.merge_parts import add_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 
-_NUM_WARPS = 1
-"""Twice as many where more q heads than _MANY share a kv head: their sums fill a warp's registers."""
-_MANY = 8
+_NUM_WARPS = 4
 _MERGED_PARTS, _MERGED_COLUMNS = 32, 32
 """What one program merges at once."""
 _MERGE_WARPS = 1
@@ -235,12 +234,7 @@ def few_rows_merge_kernel(
         own = tl.load(stats_ptrs, mask=inside, other=float("-inf"))
         weights = tl.load(stats_ptrs + 1, mask=inside, other=0.0)
         sums = tl.load(part_ptrs, mask=inside[:, None], other=0.0)
-        new = tl.maximum(largest, tl.max(own, 0))
-        factors = tl.exp2(own - new)
-        shrink = tl.exp2(largest - new)
-        weight = weight * shrink + tl.sum(weights * factors, 0)
-        acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
-        largest = new
+        acc, largest, weight = add_parts(acc, largest, weight, sums, own, weights)
         part_ptrs += BLOCK_I * G * D
         stats_ptrs += BLOCK_I * G * 2
     y = (acc / weight).to(out_ptr.dtype.element_ty)
@@ -262,7 +256,7 @@ def launch_few_rows(
         page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, TILE=few.tile,
         BLOCK_G=triton.next_power_of_2(group), NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS,
-        WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS * (2 if group > _MANY else 1), **overlap,
+        WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
     )  # fmt: skip
     few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](
         qkv_BN, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,

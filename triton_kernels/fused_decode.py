@@ -28,15 +28,13 @@ from tercet.triton_kernels.merge_parts import merge_parts_kernel
 _TILE = 32
 _STAGES = 3
 _WORKERS_PER_MULTIPROCESSOR = 4
-_MERGED_PARTS, _MERGE_WARPS = 16, 2
+_MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
 """Q heads of one kv head: the rows of the smallest matrix product."""
 
-_FEW_ROWS = 0
-"""Up to here the kernel for few rows. Not measured yet, so nowhere."""
-_FEW_TILE = 32
-_FEW_WORKERS_PER_MULTIPROCESSOR = 4
-"""Registers let eight live at once; who has no work takes the place of others until it knows."""
+_FEW_ROWS = 1
+"""Up to here the kernel for few rows: for two to four it is ahead at a thousand tokens, behind at some thousands."""
+_FEW_TILE = 64
 
 
 def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
@@ -53,13 +51,11 @@ def plan_fused_decode(
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
+    num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     if num_rows <= _FEW_ROWS:
-        num_workers = _FEW_WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
-        sizes = num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE
-        few = make_few_rows(*sizes, k_cache.device)
+        few = make_few_rows(num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device)
         plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
-    num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     if num_rows * num_kv_heads <= num_workers:
         # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
         num_workers = max(num_workers // 64 * 64, 16)

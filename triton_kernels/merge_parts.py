@@ -1,12 +1,22 @@
 """Merges what the workers of decode attention leave of a row and head whose tiles a border cut.
 
-Shape suffixes: G q heads of one kv head, D head size.
+Shape suffixes: G q heads of one kv head, D head size, I parts.
 """
 
 import triton
 import triton.language as tl
 
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+
+
+@triton.jit
+def add_parts(acc, largest, weight, sums_ID, own_I, weights_I):
+    """Parts of one head, each relative to its own largest score, added to what there is of it."""
+    new = tl.maximum(largest, tl.max(own_I, 0))
+    factors = tl.exp2(own_I - new)
+    shrink = tl.exp2(largest - new)
+    weight = weight * shrink + tl.sum(weights_I * factors, 0)
+    return acc * shrink + tl.sum(sums_ID * factors[:, None], 0), new, weight
 
 
 @triton.jit
@@ -38,11 +48,6 @@ def merge_parts_kernel(
             own = tl.load(stats_ptr + places * 2, mask=inside, other=float("-inf"))
             weights = tl.load(stats_ptr + places * 2 + 1, mask=inside, other=0.0)
             sums = tl.load(part_ptr + places[:, None] * D + columns[None, :], mask=inside[:, None], other=0.0)
-            new = tl.maximum(largest, tl.max(own, 0))
-            factors = tl.exp2(own - new)
-            shrink = tl.exp2(largest - new)
-            weight = weight * shrink + tl.sum(weights * factors, 0)
-            acc = acc * shrink + tl.sum(sums * factors[:, None], 0)
-            largest = new
+            acc, largest, weight = add_parts(acc, largest, weight, sums, own, weights)
         y = acc / tl.where(weight > 0, weight, 1.0)
         tl.store(out_ptr + (row * H + head) * D + columns, y.to(out_ptr.dtype.element_ty), mask=columns < D * num_parts)
