@@ -21,7 +21,6 @@ from interpreted import rerun_interpreted
 from paged_attention import Heads, PagedCache
 from slot_tables import random_table
 from tercet.triton_kernels import add_rms_norm as norm_module
-from tercet.triton_kernels import attention_prologue as prologue_module
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_name
@@ -139,10 +138,9 @@ def test_norms(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(6, 2, 16)] if INTERPRETED else [(16, 8, 128), (14, 2, 64), (4, 4, 96), (8, 1, 256)]
 )
-def test_prologue(heads: int, kv_heads: int, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prologue(heads: int, kv_heads: int, dim: int) -> None:
     """Queries and what goes into the cache: the same for a decode row as in the longest chunk."""
     most, page = max(SIZES) + 3, 16
-    monkeypatch.setattr(prologue_module, "_FEW_TOKENS", FEW)
     qkv, norms = randn(most, (heads + 2 * kv_heads) * dim), (randn(dim), randn(dim))
     positions = torch.randint(0, 500, (most,), dtype=torch.int32, device=DEVICE)
     cells = torch.randperm((most // page + 2) * page, device=DEVICE)[:most]

@@ -16,33 +16,49 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.write_kv import write_kv
 
-_FEW_TOKENS = 512
-"""Up to here a program for each token and kv head; beyond, programs for several."""
+_TOKENS = 4
+"""Of one program: enough loads in flight, and for any number of tokens the same sums."""
 _SIZES = ["T", "num_cells", "P", "first_row"]
 
 
 @triton.jit
-def norm_and_turn(
-    head_ptrs, norm_ptr, cos_ptrs, eps, mask, columns,
-    D: tl.constexpr, R: tl.constexpr, NORM: tl.constexpr,
-):  # fmt: skip
-    """Heads, [heads, D], normed, then turned by their positions' rows of cosines and sines; fp32.
+def _load_halves(ptrs, inside, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
+    """Of each row the numbers that turn, in two halves; fp32."""
+    columns = tl.arange(0, BLOCK_HALF)[None, :]
+    mask = inside & (columns < HALF)
+    x = tl.load(ptrs + columns, mask=mask, other=0.0)
+    y = tl.load(ptrs + HALF + columns, mask=mask, other=0.0)
+    return x.to(tl.float32), y.to(tl.float32)
 
-    The other half of each pair is loaded a second time, from its own address: it needs no exchange between threads.
-    """
-    x = tl.load(head_ptrs + columns, mask=mask, other=0.0).to(tl.float32)
-    half: tl.constexpr = R // 2
-    partner = tl.where(columns < half, columns + half, columns - half)
-    turns = columns < R
-    y = tl.load(head_ptrs + partner, mask=mask & turns, other=0.0).to(tl.float32)
+
+@triton.jit
+def _turn_heads(
+    from_ptrs, to_ptrs, norm_ptr, norm0, norm1, cos, sin, eps, inside, kept,
+    D: tl.constexpr, R: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Heads, one a row: normed, turned, rounded once and, where `kept`, stored. What lies behind R does not turn."""
+    HALF: tl.constexpr = R // 2
+    columns = tl.arange(0, BLOCK_HALF)[None, :]
+    rest = R + tl.arange(0, BLOCK_REST)[None, :]
+    x, y = _load_halves(from_ptrs, inside, HALF, BLOCK_HALF)
+    inverse = 1.0
+    if R < D:
+        z = tl.load(from_ptrs + rest, mask=inside & (rest < D), other=0.0).to(tl.float32)
     if NORM:
-        inverse = tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None]
-        x *= inverse * tl.load(norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-        y *= inverse * tl.load(norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
-    angle = columns % half
-    cos = tl.load(cos_ptrs + angle, mask=mask & turns, other=1.0)
-    sin = tl.load(cos_ptrs + half + angle, mask=mask & turns, other=0.0)
-    return x * cos + tl.where(columns < half, -y, y) * sin
+        squares = tl.sum(x * x + y * y, 1)
+        if R < D:
+            squares += tl.sum(z * z, 1)
+        inverse = tl.rsqrt(squares / D + eps)[:, None]
+        x *= inverse * norm0
+        y *= inverse * norm1
+    dtype = to_ptrs.dtype.element_ty
+    turned = kept & (columns < HALF)
+    tl.store(to_ptrs + columns, (x * cos - y * sin).to(dtype), mask=turned)
+    tl.store(to_ptrs + HALF + columns, (y * cos + x * sin).to(dtype), mask=turned)
+    if R < D:
+        if NORM:
+            z *= inverse * tl.load(norm_ptr + rest, mask=rest < D, other=0.0).to(tl.float32)
+        tl.store(to_ptrs + rest, z.to(dtype), mask=kept & (rest < D))
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
@@ -50,40 +66,49 @@ def _prologue_kernel(
     qkv_ptr, positions_ptr, kv_slots_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr, v_cache_ptr, q_ptr,
     rows_ptr, T, num_cells, P, first_row,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, NORM: tl.constexpr, HAS_ROWS: tl.constexpr,
-    PDL: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr, NORM: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / TOKENS, KV_HEADS): one program owns a kv head of some tokens and the q heads that share it.
-
-    It takes its tokens one after another: how it sums a head, and so a token's bits, are the same for any T.
-    """
+    """Grid (T / TOKENS, KV_HEADS): one program owns a kv head of some tokens and the q heads that share it."""
     let_next_start(PDL)
-    wait_for_previous(PDL)
     G: tl.constexpr = H // KV_HEADS
+    HALF: tl.constexpr = R // 2
     kv_head = tl.program_id(1)
-    columns = tl.arange(0, BLOCK_D)[None, :]
-    group = tl.arange(0, BLOCK_G)[:, None]
-    q_heads = kv_head * G + group
-    q_mask = (group < G) & (columns < D)
-    one = tl.arange(0, 1)[:, None]
-    first = tl.program_id(0) * TOKENS
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr) - first_row)
-    for token in range(first, tl.minimum(first + TOKENS, T)):
-        row = tl.cast(token, tl.int64)
-        position = tl.load(positions_ptr + row).to(tl.int64)
-        slot = tl.load(kv_slots_ptr + row)
-        cos_ptr = cos_sin_ptr + tl.minimum(tl.maximum(position, 0), P - 1) * R
-        heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
-        q = norm_and_turn(heads_ptr + q_heads * D, q_norm_ptr, cos_ptr + group * 0, eps, q_mask, columns, D, R, NORM)
-        tl.store(q_ptr + (row * H + q_heads) * D + columns, q.to(q_ptr.dtype.element_ty), mask=q_mask)
-        k_ptrs = heads_ptr + (H + kv_head + one) * D
-        k = norm_and_turn(k_ptrs, k_norm_ptr, cos_ptr + one, eps, columns < D, columns, D, R, NORM)
-        v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=columns < D, other=0.0)
-        cell = ((slot // PAGE * KV_HEADS + kv_head) * PAGE + slot % PAGE) * D
-        mask = (columns < D) & (slot >= 0) & (slot < num_cells)
-        tl.store(k_cache_ptr + cell + columns, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
-        tl.store(v_cache_ptr + cell + columns, v, mask=mask)
+    first = tl.program_id(0) * TOKENS
+    # Where tokens stand is in the plan, which may be read before the wait.
+    rows = first + tl.arange(0, TOKENS * BLOCK_G)[:, None] // BLOCK_G
+    group = tl.arange(0, TOKENS * BLOCK_G)[:, None] % BLOCK_G
+    tokens = first + tl.arange(0, TOKENS)[:, None]
+    of_row = tl.load(positions_ptr + rows, mask=rows < T, other=0)
+    of_token = tl.load(positions_ptr + tokens, mask=tokens < T, other=0)
+    cells = tl.load(kv_slots_ptr + tokens, mask=tokens < T, other=-1)
+    turn_ptrs = cos_sin_ptr + tl.minimum(tl.maximum(of_row, 0), P - 1).to(tl.int64) * R
+    q_cos, q_sin = _load_halves(turn_ptrs, rows < T, HALF, BLOCK_HALF)
+    turn_ptrs = cos_sin_ptr + tl.minimum(tl.maximum(of_token, 0), P - 1).to(tl.int64) * R
+    k_cos, k_sin = _load_halves(turn_ptrs, tokens < T, HALF, BLOCK_HALF)
+    one = tl.arange(0, 1)[:, None]
+    q_norm0, q_norm1 = _load_halves(q_norm_ptr + one, one == 0, HALF, BLOCK_HALF)
+    k_norm0, k_norm1 = _load_halves(k_norm_ptr + one, one == 0, HALF, BLOCK_HALF)
+    wait_for_previous(PDL)
+    if first < T:
+        heads = rows.to(tl.int64) * (H + 2 * KV_HEADS) + kv_head * G + group
+        inside = (rows < T) & (group < G)
+        _turn_heads(
+            qkv_ptr + heads * D, q_ptr + (rows.to(tl.int64) * H + kv_head * G + group) * D, q_norm_ptr,
+            q_norm0, q_norm1, q_cos, q_sin, eps, inside, inside, D, R, BLOCK_HALF, BLOCK_REST, NORM,
+        )  # fmt: skip
+        k_ptrs = qkv_ptr + (tokens.to(tl.int64) * (H + 2 * KV_HEADS) + H + kv_head) * D
+        places = ((cells // PAGE * KV_HEADS + kv_head) * PAGE + cells % PAGE) * D
+        kept = (tokens < T) & (cells >= 0) & (cells < num_cells)
+        _turn_heads(
+            k_ptrs, k_cache_ptr + places, k_norm_ptr,
+            k_norm0, k_norm1, k_cos, k_sin, eps, tokens < T, kept, D, R, BLOCK_HALF, BLOCK_REST, NORM,
+        )  # fmt: skip
+        columns = tl.arange(0, BLOCK_D)[None, :]
+        v = tl.load(k_ptrs + KV_HEADS * D + columns, mask=(tokens < T) & (columns < D), other=0.0)
+        tl.store(v_cache_ptr + places + columns, v, mask=kept & (columns < D))
 
 
 def attention_prologue(
@@ -103,7 +128,9 @@ def attention_prologue(
     """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`.
 
     May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe. `rows`: how many rows there are in truth, int32
-    [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are.
+    [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are. It, positions
+    and slots are read before the wait: between what wrote them and this there must be a kernel that is launched without
+    overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     T = qkv_TN.shape[0]
@@ -126,15 +153,16 @@ def attention_prologue(
     q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
     norm = q_norm_weight_D is not None
     if T:
-        tokens = 1 if T <= _FEW_TOKENS else 8
-        _prologue_kernel[(triton.cdiv(T, tokens), num_kv_heads)](
+        group, rotary_dim = num_q_heads // num_kv_heads, cos_sin_PR.shape[1]
+        block_g, block_d = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
+        _prologue_kernel[(triton.cdiv(T, _TOKENS), num_kv_heads)](
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
             positions_T if rows is None else rows, T, num_pages * page_size, cos_sin_PR.shape[0], first_row,
-            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=cos_sin_PR.shape[1], PAGE=page_size,
-            TOKENS=tokens, BLOCK_G=triton.next_power_of_2(num_q_heads // num_kv_heads),
-            BLOCK_D=triton.next_power_of_2(head_dim), NORM=norm, HAS_ROWS=rows is not None, num_warps=1,
-            **overlap_options(qkv_TN),
+            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=rotary_dim, PAGE=page_size, TOKENS=_TOKENS,
+            BLOCK_G=block_g, BLOCK_D=block_d, BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
+            BLOCK_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)), NORM=norm, HAS_ROWS=rows is not None,
+            num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD
 
