@@ -19,6 +19,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.sample_shard import VocabShard, sample_shard
 from tercet.triton_kernels.slot_table import SlotTable
@@ -78,12 +79,12 @@ class Decoder:
             update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], plan)
         if update_TD is None:
             return residual_TD
-        return residual_TD.add_(self.group.all_reduce(update_TD, deterministic=self._deterministic))
+        return residual_add(self.group.all_reduce(update_TD, deterministic=self._deterministic), residual_TD)
 
     @torch.inference_mode()
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, the same on every rank: [R, D] -> [R, V]."""
-        return self.group.all_gather(self.logits_shard(hidden_RD))[:, : self.config.vocab_size]
+        return self.group.all_gather(self.logits_shard(hidden_RD), self.config.vocab_size)
 
     @property
     def vocab_shard(self) -> VocabShard:

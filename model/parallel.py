@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from tercet.model.peers import Peers, connect_peers
-from tercet.triton_kernels.all_reduce import Inboxes, all_reduce, stack_rows, sum_in_order
+from tercet.triton_kernels.all_reduce import Inboxes, all_reduce, stack_rows
+from tercet.triton_kernels.stacked import join_columns, sum_ranks
 
 _ENVIRONMENT = {
     # Both libraries would listen on an outward interface; ranks of one machine need none.
@@ -83,7 +84,7 @@ class Group:
             return all_reduce(x_TD, inboxes)
         if deterministic and self.size > 2:
             # The libraries cut a message into parts and sum each in another order. Of two numbers there is one sum.
-            return x_TD.copy_(sum_in_order(self.stack(x_TD)))
+            return sum_ranks(self.stack(x_TD), x_TD)
         dist.all_reduce(x_TD)
         return x_TD
 
@@ -97,11 +98,9 @@ class Group:
         dist.all_gather_into_tensor(stacked, x.contiguous())
         return stacked.view(self.size, *x.shape)
 
-    def all_gather(self, x_RN: Tensor) -> Tensor:
-        """Every rank's columns side by side: [R, N] -> [R, size * N]."""
-        if self.size == 1:
-            return x_RN
-        return self.stack(x_RN).transpose(0, 1).reshape(x_RN.shape[0], self.size * x_RN.shape[1])
+    def all_gather(self, x_RN: Tensor, width: int) -> Tensor:
+        """Every rank's columns side by side, the first `width` of them: [R, N] -> [R, width]. Graph-safe on GPUs."""
+        return x_RN[:, :width] if self.size == 1 else join_columns(self.stack(x_RN), width)
 
     def min(self, value: int) -> int:
         """The smallest of the ranks' values: how many pages every rank can hold."""

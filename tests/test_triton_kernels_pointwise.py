@@ -17,6 +17,7 @@ from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.embedding import embedding
+from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.silu_and_mul import silu_and_mul, silu_and_mul_interleaved
 from tercet.triton_kernels.write_kv import write_kv
@@ -112,6 +113,14 @@ def test_norms(place: Place, shape: tuple[int, ...]) -> None:
     place.check_rounded(got, normed(residual, weight))
 
 
+@pytest.mark.parametrize("shape", [(1, 576), (MANY, 1000), (3, 4096), (0, 64)], ids=str)
+def test_residual_add(place: Place, shape: tuple[int, int]) -> None:
+    x, residual = place.random(*shape) * 3, place.random(*shape)
+    wanted = residual.double() + x.double()
+    assert residual_add(x, residual) is residual
+    place.check_rounded(residual, wanted)
+
+
 @pytest.mark.parametrize(("rows", "width"), [(1, 3072), (MANY, 1536), (MANY, 1000), (9, 12288)])
 def test_gate(place: Place, rows: int, width: int) -> None:
     x = place.random(rows, 2 * width) * 4
@@ -205,6 +214,7 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "x: got torch.float64", lambda: rms_norm(x.double(), w.double(), EPS)
     yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_rms_norm(x, x[:3], w, EPS)
     yield "residual: got torch.float16, wanted torch.float32", lambda: add_rms_norm(x, x.half(), w, EPS)
+    yield "residual: got shape [3, 8], wanted [4, 8]", lambda: residual_add(x, x[:3])
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
     yield "x: got strides [16, 2]", lambda: silu_and_mul_interleaved(torch.randn(4, 16)[:, ::2])
     yield "ids: got torch.float32", lambda: embedding(w, x)
