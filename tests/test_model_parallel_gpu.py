@@ -23,11 +23,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2,
 NUM_TOKENS = 40
 
 
-def test_sums(tmp_path: Path) -> None:
-    command = [sys.executable, str(Path(__file__).parent / "gpu_rank.py")]
+def run_ranks(script: str, *arguments: str) -> list[str]:
+    """Two processes of a script beside this one; what they printed, when both ended well."""
+    command = [sys.executable, str(Path(__file__).parent / script)]
     ranks = [
-        subprocess.Popen([*command, str(rank), "2", str(tmp_path / "rendezvous")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
+        subprocess.Popen([*command, str(rank), "2", *arguments], stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]
     try:
         outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
@@ -36,6 +36,11 @@ def test_sums(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
             rank.wait()
+    return outputs
+
+
+def test_sums(tmp_path: Path) -> None:
+    outputs = run_ranks("gpu_rank.py", str(tmp_path / "rendezvous"))
     assert "peers True" in outputs[0], outputs
 
 
@@ -74,6 +79,10 @@ def answers(model: Path, **options: Any) -> list[list[int]]:
         said += generate(llm, prompts()[:1], plain[1:2])
         wait_until_empty(llm.address)
     return said
+
+
+def test_nothing_but_triton_and_nccl_runs(model: Path, tmp_path: Path) -> None:
+    run_ranks("gpu_rank_steps.py", str(tmp_path / "rendezvous"), str(model))
 
 
 def test_deterministic_whatever_the_schedule(model: Path) -> None:

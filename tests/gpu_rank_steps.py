@@ -1,0 +1,61 @@
+"""One rank of a group of GPUs, running a few steps under a profiler: what it launches must be Triton's or NCCL's.
+
+`python gpu_rank_steps.py RANK SIZE RENDEZVOUS MODEL`; ends with 0 when nothing else ran.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from plan_driver import GREEDY, pack
+from tercet.ipc.step_messages import Enter, Sampling, Step
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.load import load_decoder
+from tercet.model.parallel import Group
+from tercet.model.runner import Runner, RunnerSettings
+
+SETTINGS = RunnerSettings(max_num_seqs=8, max_model_len=1024, max_num_batched_tokens=1024, enforce_eager=True)
+LENGTHS = {0: 300, 1: 700, 2: 60}
+PICKY = Sampling(0.9, 40, 0.9, 0.0, 3, 500, 0, b"")
+
+
+def foreign_kernels(runner: Runner) -> list[str]:
+    """Of a prompt, a prompt beside a row, rows that draw and rows that choose among all logits."""
+    samplings = {0: GREEDY, 1: PICKY, 2: GREEDY}
+    enter = tuple(Enter(slot, pack(*range(length)), length, samplings[slot]) for slot, length in LENGTHS.items())
+    pages = [word for slot in LENGTHS for k in range(13) for word in (slot, k, 1 + slot * 20 + k)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for step in (
+            Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
+            Step(1, 1, b"", (), b"", pack(1, 0, 700), pack(0)),
+            Step(2, 1, b"", (), b"", pack(2, 0, 60), b""),
+            Step(3, 3, b"", (), b"", b"", pack(0, 2)),
+            Step(4, 3, b"", (), b"", b"", pack(0, 1, 2)),
+        ):
+            runner.begin(step)
+            for index in range(step.count):
+                assert runner.launch(index).wait().min() >= 0
+        torch.cuda.synchronize()
+    names = {event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA}
+    assert any("nccl" in name for name in names), names
+    assert any(name.endswith("_all_reduce_kernel") or "all_reduce_add" in name for name in names), names
+    return [name for name in names if "nccl" not in name and ("::" in name or "gemm" in name.lower())]
+
+
+def main() -> None:
+    rank, size, rendezvous, model = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    device = torch.device("cuda", rank)
+    group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
+    decoder = load_decoder(model, group, max_model_len=1024, dummy_seed=0)
+    cache = make_kv_cache(decoder.config, 100, 64, decoder.dtype, device, size)
+    foreign = foreign_kernels(Runner(decoder, cache, SETTINGS))
+    print(f"rank {rank}: {foreign}", flush=True)
+    assert foreign == []
+    dist.barrier()
+    group.close()
+
+
+if __name__ == "__main__":
+    main()
