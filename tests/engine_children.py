@@ -1,4 +1,4 @@
-"""The processes of an engine, found from outside."""
+"""The processes of an engine, seen from outside."""
 
 import contextlib
 
@@ -14,3 +14,11 @@ def children(supervisor: int, name: str) -> list[psutil.Process]:
                 if child.cmdline()[-1:] == [f"tercet.engine.{name}"] and child.status() != psutil.STATUS_ZOMBIE:
                     found.append(child)
     return found
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended is no more, though nobody may have asked yet how it ended."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

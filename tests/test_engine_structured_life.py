@@ -4,11 +4,10 @@ import signal
 from collections.abc import Iterator
 
 import anyio
-import psutil
 import pytest
 
 from checkpoints import random_prompts
-from engine_children import children
+from engine_children import children, is_alive
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams, Structured
@@ -75,7 +74,7 @@ async def test_whoever_dies(llm: LLM, alone: list[list[int]], name: str) -> None
             assert min(map(len, got)) < 60
     assert got == alone
     if name != "worker":
-        assert not psutil.pid_exists(helper.pid)
+        assert not is_alive(helper)
     await anyio.to_thread.run_sync(wait_until_empty, llm.address)
 
 

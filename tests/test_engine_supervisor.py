@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine_children import children
+from engine_children import children, is_alive
 from tercet.engine import crew
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
@@ -46,15 +46,8 @@ class Daemon:
         return next(child for child in self.children if f"tercet.engine.{name}" in child.cmdline())
 
     def assert_all_gone(self) -> None:
-        _eventually(lambda: not any(_alive(child) for child in self.children), "children outlived the supervisor")
+        _eventually(lambda: not any(is_alive(child) for child in self.children), "children outlived the supervisor")
         _eventually(lambda: not self.socket.exists(), "the socket file is still there")
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _eventually(condition: Callable[[], bool], message: str, seconds: float = 10.0) -> None:
@@ -185,7 +178,7 @@ def test_owner_killed_takes_the_engine_along(ids_only_model: Path) -> None:
     assert len(processes) == 4
     os.kill(owner.pid, signal.SIGKILL)
     owner.communicate()
-    _eventually(lambda: not any(_alive(process) for process in processes), "processes outlived their owner")
+    _eventually(lambda: not any(is_alive(process) for process in processes), "processes outlived their owner")
 
 
 def test_who_speaks_again_is_spared(ids_only_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +196,7 @@ def test_who_speaks_again_is_spared(ids_only_model: Path, monkeypatch: pytest.Mo
         time.sleep(1.6)
         held_up.resume()
         time.sleep(2)
-        assert _alive(held_up)
+        assert is_alive(held_up)
     finally:
         supervisor.stop()
         thread.join(20)
