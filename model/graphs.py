@@ -18,23 +18,27 @@ Progress = Callable[[int, int], None]
 class StepGraphs:
     """Captured steps."""
 
-    def __init__(self, run: Callable[[StepShape], Tensor | None]) -> None:
+    def __init__(self, run: Callable[[StepShape], Tensor | None], *, run_first: bool = False) -> None:
         """`run`: launches a step of a shape on the current stream, the same launches each time; it may return a result.
 
-        It is captured with nothing but padding in the step.
+        It is captured with nothing but padding in the step. `run_first`: each shape is run before it is captured, for
+        libraries that open connections at their first use.
         """
         self._run = run
+        self._run_first = run_first
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
         """Capture each shape, on the current stream, which must not be the default one."""
         for shape in shapes:
-            self._run(shape)  # compiles what is not compiled yet, which must not happen while capturing
-            torch.cuda.current_stream().synchronize()
+            if self._run_first:
+                self._run(shape)
+                torch.cuda.current_stream().synchronize()
             graph = torch.cuda.CUDAGraph()
-            # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture. Relaxed:
+            # kernels that are new are compiled and loaded on the way.
+            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             try:
                 result = self._run(shape)
             finally:
