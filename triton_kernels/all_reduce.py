@@ -78,16 +78,20 @@ def _pointer(address):
 
 @triton.jit
 def _send(
-    words, call, row, columns, mask, addresses, M, RANK: tl.constexpr, P: tl.constexpr, PLACE_WORDS: tl.constexpr
+    words, row, columns, mask, addresses, calls_ptr, M, RANK: tl.constexpr, P: tl.constexpr, PLACE_WORDS: tl.constexpr
 ):
-    """Write one row, each word with the number of the call, into every other rank's inbox. Warps meet at its end."""
+    """Count a call of one row and write the row, every word with its number, into the others' inboxes: the number."""
+    call = tl.load(calls_ptr + row) + 1
     packed = (call.to(tl.int64) << 32) | (words.to(tl.int64) & 0xFFFFFFFF)
     offset = (((call & 1) * P + RANK).to(tl.int64) * M + row) * PLACE_WORDS + columns
     for peer in tl.static_range(P):
         if peer != RANK:
             tl.store(_pointer(addresses[peer]) + offset, packed, mask=mask)
-    # The compiler keeps the stores ahead of the waiting that follows.
+    # Keeps the stores ahead of the waiting that follows, and the count behind every warp's reading of it: one that came
+    # late would take this call for the next.
     tl.debug_barrier()
+    tl.store(calls_ptr + row, call)
+    return call
 
 
 @triton.jit
@@ -109,10 +113,7 @@ def _sum_over_ranks(
     RANK: tl.constexpr, P: tl.constexpr, PLACE_WORDS: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Exchange one row; its sum over ranks in rank order, rounded, as both numbers of each word in fp32."""
-    call = tl.load(calls_ptr + row) + 1
-    _send(words, call, row, columns, mask, addresses, M, RANK, P, PLACE_WORDS)
-    # Not before: a warp that comes late would read it and take this for the next call.
-    tl.store(calls_ptr + row, call)
+    call = _send(words, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE_WORDS)
     low = (words * 0).to(tl.float32)
     high = low
     for source in tl.static_range(P):
@@ -185,9 +186,7 @@ def _stack_rows_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     words = tl.load(x_ptr + row * W + columns, mask=mask, other=0)
-    call = tl.load(calls_ptr + row) + 1
-    _send(words, call, row, columns, mask, addresses, M, RANK, P, PLACE_WORDS)
-    tl.store(calls_ptr + row, call)
+    call = _send(words, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE_WORDS)
     for source in tl.static_range(P):
         if source == RANK:
             part = words

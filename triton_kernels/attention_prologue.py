@@ -32,6 +32,16 @@ def _load_halves(ptrs, inside, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr):
 
 
 @triton.jit
+def norm_and_turn(x, y, squares, norm0, norm1, cos, sin, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
+    if NORM:
+        inverse = tl.rsqrt(squares / D + eps)
+        x *= inverse * norm0
+        y *= inverse * norm1
+    return x * cos - y * sin, y * cos + x * sin
+
+
+@triton.jit
 def _turn_heads(
     from_ptrs, to_ptrs, norm_ptr, norm0, norm1, cos, sin, eps, inside, kept,
     D: tl.constexpr, R: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr, NORM: tl.constexpr,
@@ -41,23 +51,18 @@ def _turn_heads(
     columns = tl.arange(0, BLOCK_HALF)[None, :]
     rest = R + tl.arange(0, BLOCK_REST)[None, :]
     x, y = _load_halves(from_ptrs, inside, HALF, BLOCK_HALF)
-    inverse = 1.0
+    squares = tl.sum(x * x + y * y, 1)[:, None]
     if R < D:
         z = tl.load(from_ptrs + rest, mask=inside & (rest < D), other=0.0).to(tl.float32)
-    if NORM:
-        squares = tl.sum(x * x + y * y, 1)
-        if R < D:
-            squares += tl.sum(z * z, 1)
-        inverse = tl.rsqrt(squares / D + eps)[:, None]
-        x *= inverse * norm0
-        y *= inverse * norm1
+        squares += tl.sum(z * z, 1)[:, None]
+    x, y = norm_and_turn(x, y, squares, norm0, norm1, cos, sin, eps, D, NORM)
     dtype = to_ptrs.dtype.element_ty
     turned = kept & (columns < HALF)
-    tl.store(to_ptrs + columns, (x * cos - y * sin).to(dtype), mask=turned)
-    tl.store(to_ptrs + HALF + columns, (y * cos + x * sin).to(dtype), mask=turned)
+    tl.store(to_ptrs + columns, x.to(dtype), mask=turned)
+    tl.store(to_ptrs + HALF + columns, y.to(dtype), mask=turned)
     if R < D:
         if NORM:
-            z *= inverse * tl.load(norm_ptr + rest, mask=rest < D, other=0.0).to(tl.float32)
+            z *= tl.rsqrt(squares / D + eps) * tl.load(norm_ptr + rest, mask=rest < D, other=0.0).to(tl.float32)
         tl.store(to_ptrs + rest, z.to(dtype), mask=kept & (rest < D))
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.attention_prologue import norm_and_turn
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
 from tercet.triton_kernels.merge_parts import add_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -28,16 +29,6 @@ _SIZES = ["B", "M", "P", "num_pages"]
 @triton.jit
 def _load_halves(ptr, columns, HALF: tl.constexpr):
     return tl.load(ptr + columns).to(tl.float32), tl.load(ptr + HALF + columns).to(tl.float32)
-
-
-@triton.jit
-def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: tl.constexpr, NORM: tl.constexpr):
-    """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
-    if NORM:
-        inverse = tl.rsqrt(squares / (2 * HALF) + eps)
-        x *= inverse * norm0
-        y *= inverse * norm1
-    return x * cos - y * sin, y * cos + x * sin
 
 
 @triton.jit
@@ -58,7 +49,7 @@ def _queries(
     x = x.to(tl.float32)
     y = y.to(tl.float32)
     squares = tl.sum(x * x + y * y, 1)[:, None]
-    x, y = _turn(x, y, squares, norm0[None, :], norm1[None, :], cos[None, :], sin[None, :], eps, HALF, NORM)
+    x, y = norm_and_turn(x, y, squares, norm0[None, :], norm1[None, :], cos[None, :], sin[None, :], eps, 2 * HALF, NORM)
     return x.to(dtype), y.to(dtype)
 
 
@@ -89,7 +80,8 @@ def _add_newest(
         k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
         v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers)
         q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
-        k0, k1 = _turn(k0, k1, tl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
+        squares = tl.sum(k0 * k0 + k1 * k1, 0)
+        k0, k1 = norm_and_turn(k0, k1, squares, k_norm0, k_norm1, cos, sin, eps, D, NORM)
         key0 = k0.to(k_ptr.dtype.element_ty)
         key1 = k1.to(k_ptr.dtype.element_ty)
         cell = ((page * KV_HEADS + head) * PAGE + at % PAGE) * D
