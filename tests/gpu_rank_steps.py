@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, pack
 from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.kv_cache import make_kv_cache
@@ -21,7 +22,7 @@ LENGTHS = {0: 300, 1: 700, 2: 60}
 PICKY = Sampling(0.9, 40, 0.9, 0.0, 3, 500, 0, b"")
 
 
-def foreign_kernels(runner: Runner) -> list[str]:
+def kernels_of_steps(runner: Runner) -> set[str]:
     """Of a prompt, a prompt beside a row, rows that draw and rows that choose among all logits."""
     samplings = {0: GREEDY, 1: PICKY, 2: GREEDY}
     enter = tuple(Enter(slot, pack(*range(length)), length, samplings[slot]) for slot, length in LENGTHS.items())
@@ -38,10 +39,7 @@ def foreign_kernels(runner: Runner) -> list[str]:
             for index in range(step.count):
                 assert runner.launch(index).wait().min() >= 0
         torch.cuda.synchronize()
-    names = {event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA}
-    assert any("nccl" in name for name in names), names
-    assert any(name.endswith("_all_reduce_kernel") or "all_reduce_add" in name for name in names), names
-    return [name for name in names if "nccl" not in name and ("::" in name or "gemm" in name.lower())]
+    return launched_kernels(profiler)
 
 
 def main() -> None:
@@ -50,9 +48,11 @@ def main() -> None:
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
     decoder = load_decoder(model, group, max_model_len=1024, dummy_seed=0)
     cache = make_kv_cache(decoder.config, 100, 64, decoder.dtype, device, size)
-    foreign = foreign_kernels(Runner(decoder, cache, SETTINGS))
-    print(f"rank {rank}: {foreign}", flush=True)
-    assert foreign == []
+    names = kernels_of_steps(Runner(decoder, cache, SETTINGS))
+    print(f"rank {rank}: {names}", flush=True)
+    assert foreign_kernels(names) == []
+    assert any("nccl" in name for name in names)
+    assert any(name.endswith("_all_reduce_kernel") or "all_reduce_add" in name for name in names)
     dist.barrier()
     group.close()
 

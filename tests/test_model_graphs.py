@@ -14,6 +14,7 @@ import pytest
 import torch
 import triton
 
+from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, Job, pack, run_jobs
 from slot_tables import random_table
 from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
@@ -141,13 +142,11 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
                     assert words[1] >= 1
                     assert np.isfinite(words.view(np.float32)[0])
         torch.cuda.synchronize()
-    names = {event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA}
+    names = launched_kernels(profiler)
     for kernel in ("_prepare_kernel", "_decode_kernel", "prefill_kernel", "_append_kernel", "_merge_kernel"):
         assert any(name.endswith(kernel) for name in names), kernel
-    foreign = [
-        name for name in names if "::" in name or "cublas" in name or "cutlass" in name or "gemm" in name.lower()
-    ]
-    assert foreign == []
+    assert foreign_kernels(names) == []
+    assert not any("nccl" in name for name in names)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
