@@ -13,13 +13,13 @@ from tercet.model.config import ModelConfig
 from tercet.model.layers import Layer
 from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
+from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table
 from tercet.model.weights import Weights
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.prepare import StepInputs
-from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.sample_shard import VocabShard, sample_shard
 from tercet.triton_kernels.slot_table import SlotTable
@@ -48,7 +48,6 @@ class Decoder:
                 cos_sin_PR=cos_sin_PR,
                 window=window if window < max_model_len else 0,
                 interleaved=weights.interleaved,
-                deterministic=deterministic,
             )
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         ]
@@ -72,14 +71,16 @@ class Decoder:
             deterministic=self._deterministic,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
-        residual_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
-        self.group.all_reduce(residual_TD)  # of numbers of which all but one are zero: exact in any order
-        update_TD = None
+        stream_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
+        self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
+        # Only prefill is padded so much that it pays to look how many tokens there are.
+        rows = inputs.num_tokens_1 if inputs.chunk_slots_C.shape[0] else None
+        residual = Residual(
+            stream_TD, self.group, self.config.rms_norm_eps, deterministic=self._deterministic, rows=rows
+        )
         for index, layer in enumerate(self._layers):
-            update_TD = layer.forward(residual_TD, update_TD, inputs, page_table_SM, kv_cache[index], plan)
-        if update_TD is None:
-            return residual_TD
-        return residual_add(self.group.all_reduce(update_TD, deterministic=self._deterministic), residual_TD)
+            layer.forward(residual, inputs, page_table_SM, kv_cache[index], plan)
+        return residual.end()
 
     @torch.inference_mode()
     def logits(self, hidden_RD: Tensor) -> Tensor:

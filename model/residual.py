@@ -1,0 +1,75 @@
+"""The stream of hidden states that runs through a step, to which every block adds.
+
+It knows how what blocks add becomes part of the stream: in a block's last product where there is one rank; with several
+that product is a part of an update, which the next norm sums over ranks and adds first. Knows no attention, no layer.
+
+Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of this rank, F intermediate size of it.
+"""
+
+from torch import Tensor
+
+from tercet.model.linear import linear, linear_add, rms_norm_linear
+from tercet.model.parallel import Group
+from tercet.triton_kernels.add_rms_norm import add_rms_norm
+from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm
+from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
+from tercet.triton_kernels.residual_add import residual_add
+
+
+class Residual:
+    """The stream of one step on one rank."""
+
+    def __init__(
+        self, stream_TD: Tensor, group: Group, eps: float, *, deterministic: bool, rows: Tensor | None
+    ) -> None:
+        """Takes `stream_TD` over and adds to it in place. `eps`: of the norms. `rows`: see `linear.py`."""
+        self._stream_TD = stream_TD
+        self._update_TD: Tensor | None = None
+        self._group = group
+        self._eps = eps
+        self._deterministic = deterministic
+        self._rows = rows
+
+    def norm_linear(self, norm_D: Tensor, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
+        """Norm and project the stream: [T, N]."""
+        if self._update_TD is None:
+            return rms_norm_linear(
+                self._stream_TD, norm_D, self._eps, weight_ND, bias_N, deterministic=self._deterministic,
+                rows=self._rows,
+            )  # fmt: skip
+        return linear(self._normed(norm_D), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
+
+    def norm_gate(self, norm_D: Tensor, weight_2FD: Tensor) -> Tensor:
+        """Norm and project the stream, gate and up rows in turns, and gate it: [T, F]."""
+        if self._update_TD is None:
+            return rms_norm_matmul_silu_and_mul(
+                self._stream_TD, norm_D, self._eps, weight_2FD, deterministic=self._deterministic, rows=self._rows
+            )
+        return matmul_silu_and_mul(self._normed(norm_D), weight_2FD, deterministic=self._deterministic, rows=self._rows)
+
+    def add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None) -> None:
+        """Add a block's projection, a part on each rank."""
+        if self._group.size == 1 and bias_D is None:
+            linear_add(x_TN, weight_DN, self._stream_TD, deterministic=self._deterministic, rows=self._rows)
+            return
+        # A bias counts once, not once a rank.
+        bias_D = bias_D if self._group.rank == 0 else None
+        self._update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
+
+    def end(self) -> Tensor:
+        """The stream with all that was added, before the final norm."""
+        if self._update_TD is None:
+            return self._stream_TD
+        return residual_add(self._group.all_reduce(self._update_TD, deterministic=self._deterministic), self._stream_TD)
+
+    def _normed(self, norm_D: Tensor) -> Tensor:
+        """Add the update's sum over ranks into the stream; the total, normed: in one kernel where ranks are peers.
+
+        That kernel's norm sums in another order, and which rows it serves depends on the batch: not deterministic.
+        """
+        update_TD, self._update_TD = self._update_TD, None
+        assert update_TD is not None
+        if not self._deterministic and (inboxes := self._group.inboxes_for(update_TD)):
+            return all_reduce_add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, inboxes)
+        self._group.all_reduce(update_TD, deterministic=self._deterministic)
+        return add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, self._rows)
