@@ -1,9 +1,11 @@
 """The stream of hidden states that runs through a step, to which every block adds.
 
 It knows how what blocks add becomes part of the stream: in a block's last product where there is one rank; with several
-that product is a part of an update, which the next norm sums over ranks and adds first. Knows no attention, no layer.
+that product is a part of an update, which the next norm sums over ranks and adds first; so it does with the parts of a
+product whose K is divided. Knows no attention, no layer.
 
-Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of this rank, F intermediate size of it.
+Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of this rank, F intermediate size of it,
+S parts of an update.
 """
 
 from torch import Tensor
@@ -13,6 +15,7 @@ from tercet.model.parallel import Group
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
+from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.residual_add import residual_add
 
 
@@ -24,7 +27,7 @@ class Residual:
     ) -> None:
         """Takes `stream_TD` over and adds to it in place. `eps`: of the norms. `rows`: see `linear.py`."""
         self._stream_TD = stream_TD
-        self._update_TD: Tensor | None = None
+        self._update_TD: Tensor | None = None  # or its parts: [S, T, D]
         self._group = group
         self._eps = eps
         self._deterministic = deterministic
@@ -50,6 +53,10 @@ class Residual:
     def add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None) -> None:
         """Add a block's projection, a part on each rank."""
         if self._group.size == 1 and bias_D is None:
+            if not self._deterministic and not weight_DN.is_mkldnn:
+                self._update_TD = matmul_parts(x_TN, weight_DN, self._rows)
+                if self._update_TD is not None:
+                    return
             linear_add(x_TN, weight_DN, self._stream_TD, deterministic=self._deterministic, rows=self._rows)
             return
         # A bias counts once, not once a rank.

@@ -1,11 +1,16 @@
 """The decoder through the kernels, in Triton's interpreter: the same logits as transformers."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
 from checkpoints import checkpoint, random_prompts, reference_model
 from interpreted import rerun_interpreted
 from paged_sequences import Sequences, make_decoder
+from tercet.triton_kernels import matmul_parts
+from tercet.triton_kernels.matmul import matmul_add
+from tercet.triton_kernels.tuning import MatmulConfig
 
 
 @pytest.mark.parametrize(
@@ -13,6 +18,22 @@ from paged_sequences import Sequences, make_decoder
     [("qwen3", False), ("qwen3", True), ("qwen2", True), ("llama-bias-tied", False), ("mistral", False)],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:
+    check(family, deterministic)
+
+
+def test_products_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What attention and MLP add reaches the stream by the norm behind it, and at the end of all by an add."""
+    config = MatmulConfig("skinny", 16, 32, 16, 1, parts=2)
+    monkeypatch.setattr(matmul_parts, "choose_matmul", lambda *args: config)
+    whole = Mock(side_effect=matmul_add)
+    monkeypatch.setattr("tercet.model.linear.matmul_add", whole)
+    check("qwen3", deterministic=False)
+    assert not whole.called
+    check("qwen3", deterministic=True)
+    assert whole.called
+
+
+def check(family: str, deterministic: bool) -> None:
     path = checkpoint(family)
     a, b = random_prompts(2, 9, 12, seed=6)
     with torch.inference_mode():

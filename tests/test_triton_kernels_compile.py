@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from tercet.triton_kernels import add_rms_norm, embedding, matmul_launch, overlap, rotary, silu_and_mul, tuning
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.matmul_launch import launch_matmul
+from tercet.triton_kernels.matmul_launch import can_divide, launch_matmul
 from tercet.triton_kernels.tuning import MatmulConfig, heuristic, load_table
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
@@ -42,14 +42,17 @@ def compile_product(
     with compiling_for(capability) as kernels:
         counted = meta(1, dtype=torch.int32)
         launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6, counted)
-    (kernel,) = kernels
-    check(kernel, capability)
-    if capability == 90:
-        waits, lets = (kernel.asm["ptx"].find(f"griddepcontrol.{word}") for word in ("wait", "launch_dependents"))
-        assert 0 < lets < waits, config
-    if config.kernel == "hopper":
-        assert "wgmma" in kernel.asm["ptx"]
-        assert "setmaxnreg" in kernel.asm["ptx"]
+        if config.parts > 1:
+            launch_matmul(config, x, w, meta(config.parts, rows, N, dtype=torch.float32), "parts", rows=counted)
+    assert len(kernels) == 1 + (config.parts > 1)
+    for kernel in kernels:
+        check(kernel, capability)
+        if capability == 90:
+            waits, lets = (kernel.asm["ptx"].find(f"griddepcontrol.{word}") for word in ("wait", "launch_dependents"))
+            assert 0 < lets < waits, config
+        if config.kernel == "hopper":
+            assert "wgmma" in kernel.asm["ptx"]
+            assert "setmaxnreg" in kernel.asm["ptx"]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
@@ -67,6 +70,8 @@ def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for bucket, config in buckets.items():
             assert bucket in tuning.ROW_BUCKETS
             assert mode == "default" or config.kernel in tuning.PLAIN_ORDER
+            assert mode == "default" or config.parts == 1
+            assert config.parts == 1 or (op == "matmul_add" and can_divide(config, K))
             assert config.kernel != "vector" or bucket == 1
             # What ends in a draw has a file of its own.
             if (op, config) not in seen and config.kernel != "apart" and op != "matmul_sample":

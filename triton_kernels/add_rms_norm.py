@@ -2,7 +2,7 @@
 
 `rows`: how many rows there are in truth, int32 [1] on the device; those behind may be left as they are.
 
-Shape suffixes: T tokens (or tokens x heads), D the normed size.
+Shape suffixes: T tokens (or tokens x heads), D the normed size, S parts of an update (matmul_parts.py).
 """
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.residual_add import check_update, residual_add_reference
 
 # Registers of one program hold its whole row.
 _MAX_D = 16384
@@ -42,12 +43,12 @@ def _rms_norm_kernel(
         tl.store(out_ptr + offset + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["T"])
 def _add_rms_norm_kernel(
-    x_ptr, residual_ptr, weight_ptr, out_ptr, rows_ptr, eps,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, out_ptr, rows_ptr, eps, T,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): one program adds one row into the residual and norms the rounded sum."""
+    """Grid (T,): one program adds one row, the sum of its parts, into the residual and norms the rounded sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
@@ -57,6 +58,8 @@ def _add_rms_norm_kernel(
     if HAS_ROWS:
         mask &= row < tl.load(rows_ptr)
     x = tl.load(x_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptr + (part * T + row) * D + columns, mask=mask, other=0.0)
     residual = tl.load(residual_ptr + row * D + columns, mask=mask, other=0.0).to(tl.float32)
     # Rounded before the norm: the same numbers as when another kernel had written the residual.
     total = (residual + x).to(residual_ptr.dtype.element_ty)
@@ -83,18 +86,20 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = N
 
 
 def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
-    """Add `x_TD` into `residual_TD` in place; return the sum, normed and scaled. Sums in fp32; graph-safe."""
-    _check(x_TD, weight_D)
-    check_shape("residual", residual_TD, *x_TD.shape)
-    check_same("residual", residual_TD, x_TD)
+    """Add `x_TD` into `residual_TD` in place; return the sum, normed and scaled. Sums in fp32; graph-safe.
+
+    `x_TD` may be an update's parts, [S, T, D] in fp32: they are summed in order, and rounded with the residual once.
+    """
+    parts = check_update(x_TD, residual_TD)
+    _check(residual_TD, weight_D)
     if not use_kernels(x_TD):
         return add_rms_norm_reference(x_TD, residual_TD, weight_D, eps)
-    out_TD = torch.empty_like(x_TD)
-    D = x_TD.shape[-1]
-    if T := x_TD.numel() // D:
+    out_TD = torch.empty_like(residual_TD)
+    D = residual_TD.shape[-1]
+    if T := residual_TD.numel() // D:
         _add_rms_norm_kernel[(T,)](
-            x_TD, residual_TD, weight_D, out_TD, x_TD if rows is None else rows, eps,
-            D=D, HAS_ROWS=rows is not None, **_options(D, x_TD),
+            x_TD, residual_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
+            D=D, PARTS=parts, HAS_ROWS=rows is not None, **_options(D, x_TD),
         )  # fmt: skip
     return out_TD
 
@@ -108,7 +113,7 @@ def rms_norm_reference(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm_reference(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """The same in PyTorch, `residual_TD` in place as well."""
-    return rms_norm_reference(residual_TD.add_(x_TD), weight_D, eps)
+    return rms_norm_reference(residual_add_reference(x_TD, residual_TD), weight_D, eps)
 
 
 def _check(x_TD: Tensor, weight_D: Tensor) -> None:

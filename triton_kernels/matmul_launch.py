@@ -17,9 +17,9 @@ from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
-from tercet.triton_kernels.tuning import KERNELS, MatmulConfig
+from tercet.triton_kernels.tuning import IN_PARTS, KERNELS, MatmulConfig
 
-EPILOGUES = {"store": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
+EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
 
 
 def launch_matmul(
@@ -36,7 +36,7 @@ def launch_matmul(
 ) -> None:
     """Run one product as `config` says. `out` is [M, N], or [M, N / 2] for the gate. Graph-safe: fixed grids.
 
-    "sample" has a `draw` in place of `out`.
+    "sample" has a `draw` in place of `out`, "parts" an `out` [parts, M, N] in fp32; others leave `config.parts` out.
 
     `norm_K` needs a kernel that can norm its rows: vector or split. `rows`: how many rows there are in truth, int32 [1]
     on the device; kernels for many rows leave out tiles behind them.
@@ -65,7 +65,9 @@ def launch_matmul(
     norm = x_MK if norm_K is None else norm_K
     counted = {"rows_ptr": out if rows is None else rows, "HAS_ROWS": rows is not None}
     tiles_n = triton.cdiv(N, config.width)
-    tiles = triton.cdiv(M, config.height) * tiles_n
+    parts = config.parts if epilogue == "parts" else 1
+    assert parts == 1 or can_divide(config, K)
+    tiles = triton.cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles: it must not reach beyond the last row.
     prefetch = config.prefetch if pdl and N % config.width == 0 else 0
@@ -81,8 +83,9 @@ def launch_matmul(
         case "skinny":
             assert norm_K is None
             skinny_kernel[(tiles,)](
-                x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, **fixed
-            )
+                x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, PARTS=parts,
+                **fixed,
+            )  # fmt: skip
         case "tile":
             assert norm_K is None
             tile_kernel[(tiles,)](
@@ -97,7 +100,7 @@ def launch_matmul(
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n // 2, config.block_k]),
                 w_NK, bias, out, M=M, BLOCK_M=config.block_m, TALL=config.tall, EXTRA=config.extra, PREFETCH=prefetch,
-                **counted, **fixed,
+                PARTS=parts, **counted, **fixed,
             )  # fmt: skip
         case "hopper":
             assert norm_K is None
@@ -107,9 +110,9 @@ def launch_matmul(
             hopper_kernel[(num_programs,)](
                 _hopper_descriptor(x_MK, config.block_m, config.block_k),
                 _hopper_descriptor(w_NK, config.block_n, config.block_k),
-                _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
+                None if parts > 1 else _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
                 out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
-                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
+                PARTS=parts, EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None
@@ -123,6 +126,11 @@ def launch_matmul(
             )  # fmt: skip
         case _:
             raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted one of {KERNELS}")
+
+
+def can_divide(config: MatmulConfig, K: int) -> bool:
+    """Whether the kernel can divide K among programs as `config` says: parts of whole blocks."""
+    return config.kernel in IN_PARTS and K % (config.parts * config.block_k) == 0
 
 
 def num_tiles(config: MatmulConfig, N: int) -> int:

@@ -10,33 +10,42 @@ import triton
 import triton.language as tl
 
 from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
-from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, prefetch_columns, prefetch_rows, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def skinny_kernel(
     x_ptr, w_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of BLOCK_M rows. Plain K order.
+    """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N) * PARTS,): one program owns BLOCK_N outputs of BLOCK_M rows, or with
+    PARTS the sum of its part of K, in an output of its part's own. Plain K order.
 
     Programs on the same weights are neighbours.
     """
     num_m = tl.cdiv(M, BLOCK_M)
     tile_m = tl.program_id(0) % num_m
-    tile_n = tl.program_id(0) // num_m
+    part = tl.program_id(0) // num_m % PARTS
+    tile_n = tl.program_id(0) // num_m // PARTS
+    part_k: tl.constexpr = K // PARTS
     start_n = tile_n * BLOCK_N
     w_rows = tl.arange(0, BLOCK_N)
     if N % BLOCK_N:
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)
-    w_start = w_ptr + start_n.to(tl.int64) * K
+    w_start = w_ptr + start_n.to(tl.int64) * K + part * part_k
     if PREFETCH > 0 and tile_m == 0:
-        prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+        size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+        if PARTS > 1:
+            prefetch_columns(w_start, BLOCK_N, K * size, part_k * size)
+        else:
+            prefetch_rows(w_start, BLOCK_N * K * size, PREFETCH)
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
-    x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
+    x_ptrs = x_ptr + part * part_k + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
+    if PARTS > 1:
+        out_ptr += part.to(tl.int64) * M * N
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
@@ -44,10 +53,10 @@ def skinny_kernel(
     turn_ring(draw, EPILOGUE)
     residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for k in range(0, K, BLOCK_K):
-        if K % BLOCK_K:
-            w = tl.load(w_ptrs + k, mask=(columns < K - k)[None, :], other=0.0)
-            x = tl.load(x_ptrs + k, mask=(columns < K - k)[:, None], other=0.0)
+    for k in range(0, part_k, BLOCK_K):
+        if part_k % BLOCK_K:
+            w = tl.load(w_ptrs + k, mask=(columns < part_k - k)[None, :], other=0.0)
+            x = tl.load(x_ptrs + k, mask=(columns < part_k - k)[:, None], other=0.0)
         else:
             w = tl.load(w_ptrs + k)
             x = tl.load(x_ptrs + k)

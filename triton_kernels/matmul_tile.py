@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tercet.triton_kernels.matmul_draw import draw_tile
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, begin_draw, finish_tile, gate_pairs, turn_ring
-from tercet.triton_kernels.overlap import let_next_start, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, prefetch_columns, prefetch_rows, wait_for_previous
 
 
 @triton.jit
@@ -79,9 +79,10 @@ def wave_kernel(
     x_desc, half_x_desc, w_desc, half_w_desc, w_ptr, bias_ptr, out_ptr, rows_ptr, draw, M, N: tl.constexpr,
     K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TALL: tl.constexpr,
     EXTRA: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr,
-    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (ceil(M / height) * ceil(N / width),): one program owns one output tile; TMA clips what lies outside.
+    """Grid (ceil(M / height) * ceil(N / width) * PARTS,): one program owns one output tile, with PARTS the sum of its
+    part of K, in an output of its part's own; TMA clips what lies outside.
 
     width = BLOCK_N, or with EXTRA BLOCK_N * 3 / 2 in two accumulators: the size that deals N out to all multiprocessors
     is seldom a power of two. With TALL height = BLOCK_M * 3 / 2 in the same way. Programs on the same weights are
@@ -91,11 +92,19 @@ def wave_kernel(
     width: tl.constexpr = BLOCK_N * 3 // 2 if EXTRA else BLOCK_N
     num_m = tl.cdiv(M, height)
     tile_m = tl.program_id(0) % num_m
-    tile_n = tl.program_id(0) // num_m
+    part = tl.program_id(0) // num_m % PARTS
+    tile_n = tl.program_id(0) // num_m // PARTS
+    part_k: tl.constexpr = K // PARTS
     start_m, start_n = tile_m * height, tile_n * width
     if PREFETCH > 0 and tile_m == 0:
-        start = w_ptr + start_n.to(tl.int64) * K
-        prefetch_rows(start, width * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+        start = w_ptr + start_n.to(tl.int64) * K + part * part_k
+        size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
+        if PARTS > 1:
+            prefetch_columns(start, BLOCK_N, K * size, part_k * size)
+            if EXTRA:
+                prefetch_columns(start + BLOCK_N * K, BLOCK_N // 2, K * size, part_k * size)
+        else:
+            prefetch_rows(start, width * K * size, PREFETCH)
     rows = start_m + tl.arange(0, BLOCK_M)
     rows_below = start_m + BLOCK_M + tl.arange(0, BLOCK_M // 2)
     facts = begin_draw(draw, rows, M, EPILOGUE)
@@ -105,20 +114,23 @@ def wave_kernel(
     turn_ring(draw, EPILOGUE)
     if HAS_ROWS and start_m >= tl.load(rows_ptr):
         return
+    if PARTS > 1:
+        out_ptr += part.to(tl.int64) * M * N
     # What is not asked for is never used.
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     right = tl.zeros((BLOCK_M, BLOCK_N // 2), tl.float32)
     below = tl.zeros((BLOCK_M // 2, BLOCK_N), tl.float32)
     corner = tl.zeros((BLOCK_M // 2, BLOCK_N // 2), tl.float32)
-    for k in range((K + BLOCK_K - 1) // BLOCK_K):
-        x = x_desc.load([start_m, k * BLOCK_K])
-        w = w_desc.load([start_n, k * BLOCK_K]).T
+    for step in range((part_k + BLOCK_K - 1) // BLOCK_K):
+        k = part * part_k + step * BLOCK_K
+        x = x_desc.load([start_m, k])
+        w = w_desc.load([start_n, k]).T
         acc = tl.dot(x, w, acc)
         if TALL:
-            more_x = half_x_desc.load([start_m + BLOCK_M, k * BLOCK_K])
+            more_x = half_x_desc.load([start_m + BLOCK_M, k])
             below = tl.dot(more_x, w, below)
         if EXTRA:
-            more_w = half_w_desc.load([start_n + BLOCK_N, k * BLOCK_K]).T
+            more_w = half_w_desc.load([start_n + BLOCK_N, k]).T
             right = tl.dot(x, more_w, right)
             if TALL:
                 corner = tl.dot(more_x, more_w, corner)

@@ -46,3 +46,17 @@ def prefetch_rows(start_ptr, BYTES: tl.constexpr, CHUNKS: tl.constexpr):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def prefetch_columns(start_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr, BYTES: tl.constexpr):
+    """The same for BYTES of each of ROWS rows that lie STRIDE bytes apart."""
+    addresses = start_ptr.to(tl.int64) + tl.arange(0, ROWS) * STRIDE
+    tl.inline_asm_elementwise(
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
+        "=r,l,r",
+        [addresses, tl.full([ROWS], BYTES, tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

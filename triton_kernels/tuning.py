@@ -24,6 +24,8 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 8192)
 PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", *PLAIN_ORDER)
 NEED_TMA = ("wave", "persistent", "hopper")
+# Kernels that can divide K among programs: see matmul_parts.py.
+IN_PARTS = ("skinny", "wave", "hopper")
 _NEAR = 2.0
 """How far weights may be, in doublings of N and twice those of K, from others whose configurations they share."""
 
@@ -33,7 +35,8 @@ class MatmulConfig:
     """One way to run a product.
 
     `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`, `tall`: tiles half as wide
-    again, half as high again.
+    again, half as high again. `splits`: of K within a program, among its warps; `parts`: of K among programs, each
+    with its own sum, where what comes next adds them (matmul_parts.py); elsewhere they are left out.
     """
 
     kernel: str  # one of KERNELS, or "apart" for a fused norm that does not pay: it runs on its own
@@ -47,6 +50,7 @@ class MatmulConfig:
     prefetch: int = 0
     extra: bool = False
     tall: bool = False
+    parts: int = 1
 
     @property
     def height(self) -> int:

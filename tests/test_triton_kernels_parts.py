@@ -1,0 +1,211 @@
+"""Products whose K is divided among programs, and the norm that adds their parts, against float64."""
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreted import rerun_interpreted
+from tercet.triton_kernels import matmul_launch, matmul_parts, tuning
+from tercet.triton_kernels.add_rms_norm import add_rms_norm
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul import matmul_add
+from tercet.triton_kernels.matmul_launch import launch_matmul
+from tercet.triton_kernels.residual_add import residual_add
+from tercet.triton_kernels.tuning import MatmulConfig
+
+EPS = 1e-6
+PLACES = [
+    pytest.param(("cpu", torch.float32), id="cpu"),
+    *([pytest.param(("cpu", torch.float16), id="half")] if INTERPRETED else []),
+    pytest.param(("cuda", torch.bfloat16), id="gpu", marks=pytest.mark.gpu),
+]
+CONFIGS = [
+    MatmulConfig("skinny", 16, 16, 32, 1, parts=2),
+    MatmulConfig("skinny", 32, 16, 16, 1, parts=3),
+    MatmulConfig("wave", 16, 32, 32, 4, parts=2),
+    MatmulConfig("wave", 16, 32, 16, 4, extra=True, tall=True, parts=4),
+]
+
+
+@pytest.fixture(params=PLACES)
+def draw(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
+    """Fresh numbers, on the device and in the type of this run."""
+    device, dtype = request.param
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return lambda *shape: torch.randn(shape, device=device).to(dtype)
+
+
+def exact_parts(x: Tensor, w: Tensor, parts: int) -> Tensor:
+    """Each part's sum in float64: [S, M, N]."""
+    x, w = x.double().unflatten(1, (parts, -1)), w.double().unflatten(1, (parts, -1))
+    return torch.einsum("msk,nsk->smn", x, w)
+
+
+def nan_parts(config: MatmulConfig, x: Tensor, w: Tensor) -> Tensor:
+    return x.new_full((config.parts, x.shape[0], w.shape[0]), float("nan"), dtype=torch.float32)
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.height}x{c.width}s{c.parts}")
+def test_kernels(config: MatmulConfig, dtype: torch.dtype) -> None:
+    """Numbers of rows and columns that fill no tile; each part alone, so that none may take another's columns."""
+    for M, N in ((1, 16), (7, 40), (37, 88)):
+        x, w = torch.randn(M, 192).to(dtype), torch.randn(N, 192).to(dtype)
+        out = nan_parts(config, x, w)
+        launch_matmul(config, x, w, out, "parts")
+        for got, wanted in zip(out, exact_parts(x, w, config.parts), strict=True):
+            assert distance(got, wanted) < 2e-6, (M, N)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+@pytest.mark.parametrize(("T", "D"), [(1, 64), (5, 1000), (17, 96)])
+def test_an_update_in_parts(draw: Callable[..., Tensor], parts: int, T: int, D: int) -> None:
+    """The sum is rounded once, stored, and normed as it is stored."""
+    before, weight = draw(T, D), draw(D)
+    update = torch.randn(parts, T, D, device=before.device)
+    wanted = before.double() + update.double().sum(0)
+    near = {"rtol": 1.02 * torch.finfo(before.dtype).eps, "atol": 2e-6}
+    residual = before.clone()
+    assert residual_add(update, residual) is residual
+    torch.testing.assert_close(residual.double(), wanted, **near)
+    added = before.clone()
+    normed = add_rms_norm(update, added, weight, EPS)
+    assert torch.equal(added, residual)
+    total = added.double()
+    wanted = total / (total.square().mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+    torch.testing.assert_close(normed.double(), wanted, **near)
+    assert normed.dtype == before.dtype
+
+
+def test_rows_behind_the_last_are_left_alone(draw: Callable[..., Tensor]) -> None:
+    if not INTERPRETED and not torch.cuda.is_available():
+        pytest.skip("the reference adds them too")
+    before, weight = draw(9, 64), draw(64)
+    update = torch.full((2, 9, 64), float("nan"), device=before.device)
+    update[:, :5] = torch.randn(2, 5, 64)
+    added, rows = before.clone(), torch.tensor([5], dtype=torch.int32, device=before.device)
+    normed = add_rms_norm(update, added, weight, EPS, rows)
+    assert torch.equal(added[5:], before[5:])
+    assert torch.isfinite(normed[:5]).all()
+    assert torch.equal(added[:5], residual_add(update[:, :5].contiguous(), before[:5].clone()))
+
+
+def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
+    x, w = torch.randn(4, 8), torch.randn(8)
+    yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_rms_norm(x[None], x[:3], w, EPS)
+    yield "x: got torch.float16, wanted torch.float32", lambda: add_rms_norm(x[None].half(), x.half(), w.half(), EPS)
+    yield "x: got shape [0, 4, 8], wanted one part or more", lambda: residual_add(torch.empty(0, 4, 8), x)
+    yield "x: got strides", lambda: residual_add(torch.randn(2, 4, 16)[..., ::2], x)
+    yield "residual: got torch.int32", lambda: residual_add(x[None], x.int())
+    yield "w: got shape [6, 9], wanted [*, 8]", lambda: matmul_parts.matmul_parts(x, torch.randn(6, 9))
+    yield "w: got torch.float16, wanted torch.float32", lambda: matmul_parts.matmul_parts(x, x.half())
+    yield "x: got shape [8], wanted [*, *]", lambda: matmul_parts.matmul_parts(w, x)
+
+
+@pytest.mark.parametrize(("message", "call"), list(bad_calls()), ids=lambda value: str(value)[:24])
+def test_bad_input(message: str, call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+def tuned_to(monkeypatch: pytest.MonkeyPatch, config: MatmulConfig) -> None:
+    """A table in which every product whose residual is added is done so, in default mode."""
+    for module in (matmul_parts, tuning):
+        choose = module.choose_matmul
+
+        def chosen(op: str, *args: object, choose: Callable[..., MatmulConfig] = choose) -> MatmulConfig:
+            return config if op == "matmul_add" and not args[4] else choose(op, *args)
+
+        monkeypatch.setattr(module, "choose_matmul", chosen)
+
+
+def test_the_table_says_when(draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = draw(20, 96), draw(48, 96)
+    if not x.is_cuda:
+        assert matmul_parts.matmul_parts(x, w) is None
+    tuned_to(monkeypatch, MatmulConfig("skinny", 32, 16, 16, 1, parts=3))
+    got = matmul_parts.matmul_parts(x, w)
+    assert got is not None
+    assert got.dtype == torch.float32
+    assert distance(got, exact_parts(x, w, 3)) < 2e-6
+    for config in (
+        MatmulConfig("skinny", 32, 16, 64, 1, parts=3),  # parts of K that no blocks fill
+        MatmulConfig("tile", 32, 16, 16, 1, parts=3),
+        MatmulConfig("skinny", 32, 16, 16, 1),
+    ):
+        tuned_to(monkeypatch, config)
+        assert matmul_parts.matmul_parts(x, w) is None
+    tuned_to(monkeypatch, MatmulConfig("skinny", 32, 16, 16, 1, parts=3))
+    assert matmul_parts.matmul_parts(x[:0], w) is None
+
+
+def test_whole_products_leave_parts_out(draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same line of the table serves those whose result is asked for at once."""
+    x, w, residual = draw(20, 96), draw(48, 96), draw(20, 48)
+    config = MatmulConfig("skinny", 32, 16, 16, 1, parts=3)
+    monkeypatch.setattr("tercet.triton_kernels.matmul.choose_matmul", lambda *args: config)
+    wanted = residual.double() + x.double() @ w.double().T
+    matmul_add(x, w, residual)
+    assert distance(residual, wanted) < torch.finfo(x.dtype).eps * 2 + 1e-6
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
+
+
+# Of Qwen3-8B and 0.6B: o and down.
+GPU_SHAPES = [(4096, 4096), (4096, 12288), (1024, 2048), (1024, 3072)]
+GPU_CONFIGS = [
+    MatmulConfig("skinny", 64, 64, 128, 4, 4, parts=4, prefetch=128),
+    MatmulConfig("skinny", 32, 128, 128, 4, 4, parts=2),
+    MatmulConfig("wave", 64, 128, 128, 4, 4, parts=2, prefetch=128),
+    MatmulConfig("wave", 128, 128, 64, 8, 4, extra=True, tall=True, parts=2),
+    MatmulConfig("hopper", 128, 128, 64, 4, 6, parts=4),
+    MatmulConfig("hopper", 128, 256, 64, 4, 3, parts=2),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", GPU_CONFIGS, ids=lambda c: f"{c.kernel}{c.height}x{c.width}s{c.parts}")
+@pytest.mark.parametrize(("N", "K"), GPU_SHAPES)
+def test_gpu(config: MatmulConfig, N: int, K: int) -> None:
+    """Also with rows that are there for the graph's sake: what is behind the last is nobody's."""
+    w = torch.randn(N, K, device="cuda").bfloat16()
+    for M in (17, 64, 200, 256):
+        x = torch.randn(M, K, device="cuda").bfloat16()
+        wanted = exact_parts(x, w, config.parts)
+        for count in (M, M // 2):
+            out, rows = nan_parts(config, x, w), torch.tensor([count], dtype=torch.int32, device="cuda")
+            launch_matmul(config, x, w, out, "parts", rows=rows)
+            for got, part in zip(out, wanted, strict=True):
+                assert distance(got[:count], part[:count]) < 1e-5, (M, count)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tercet.triton_kernels.compile_only import compiling_for
+
+    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: capability == 90)
+    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
+    x, w = (torch.empty(size, 2048, dtype=torch.bfloat16, device="meta") for size in (200, 1024))
+    older = [MatmulConfig("skinny", 32, 64, 64, 4, 3, parts=2)]
+    for config in GPU_CONFIGS if capability == 90 else older:
+        out = torch.empty(config.parts, 200, 1024, device="meta")
+        with compiling_for(capability) as kernels:
+            launch_matmul(config, x, w, out, "parts", rows=x[0].int())
+        (kernel,) = kernels
+        if config.kernel == "hopper":
+            assert "wgmma" in kernel.asm["ptx"]
+        if capability == 90:
+            waits, lets = (kernel.asm["ptx"].find(f"griddepcontrol.{word}") for word in ("wait", "launch_dependents"))
+            assert 0 < lets < waits, config
