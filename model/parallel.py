@@ -14,7 +14,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from tercet.model.peers import Peers, connect_peers
-from tercet.triton_kernels.all_reduce import Inboxes, all_reduce, stack_rows
+from tercet.triton_kernels.all_reduce import all_reduce
+from tercet.triton_kernels.all_reduce_words import stack_rows
+from tercet.triton_kernels.inbox import Inboxes, WordInboxes
 from tercet.triton_kernels.stacked import join_columns, sum_ranks
 
 _ENVIRONMENT = {
@@ -92,7 +94,7 @@ class Group:
         """Every rank's tensor, of one shape: [...] -> [size, ...]. Graph-safe on GPUs."""
         if self.size == 1:
             return x[None]
-        if x.dtype == torch.int32 and x.ndim == 2 and (inboxes := self.inboxes_for(x)):
+        if x.dtype == torch.int32 and isinstance(inboxes := self.inboxes_for(x), WordInboxes):
             return stack_rows(x, inboxes)
         stacked = x.new_empty(self.size * x.shape[0], *x.shape[1:])
         dist.all_gather_into_tensor(stacked, x.contiguous())

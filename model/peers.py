@@ -7,75 +7,101 @@ used. Where GPUs cannot reach each other there are no peers, which is said once,
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tercet.triton_kernels.all_reduce import Inboxes, inbox_shape, words_of
+from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
+_Inboxes = TypeVar("_Inboxes", WordInboxes, RowInboxes)
 _LOG = logging.getLogger(__name__)
-_ROOM_BYTES = 2 * 2**20
-"""Most of a message. Inboxes take 4 x ranks times that: two calls in turn, and a number beside each word."""
-_BYTES = {2: 2 * 2**20}
-_BYTES_OTHERWISE = 128 * 2**10
-"""Up to which size a sum goes through peer memory, by number of ranks: where `scripts/bench_all_reduce.py` sees it win.
-A rank sends all it has to each of the others, so more ranks gain less."""
+_WORDS_ROOM = 2 * 2**20
+"""For rows with numbers beside their words, whatever their limit: short rows, of ids and scores, come in any number."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bytes of a sum up to which it goes through peer memory: with numbers in its words, with flags of its rows."""
+
+    words: int
+    rows: int
+
+
+_LIMITS = {2: Limits(512 * 2**10, 16 * 2**20)}
+_LIMITS_OTHERWISE = Limits(128 * 2**10, 2**20)
+"""By number of ranks. Estimates to be held against `scripts/bench_all_reduce.py`, whose last lines say what they are to
+be: on two H200s words were faster than NCCL up to 2 MiB, and half as many bytes and one way more should be faster than
+words from 512 KiB on. A rank sends all it has to each of the others, so more ranks gain less."""
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Inboxes, and up to how many bytes a message goes through them rather than through NCCL."""
+    """Inboxes of both kinds, and which sum goes through which rather than through NCCL."""
 
-    inboxes: Inboxes
-    max_bytes: int
+    words: WordInboxes
+    rows: RowInboxes
+    limits: Limits
 
     def inboxes_for(self, x_TD: Tensor) -> Inboxes | None:
         """The inboxes, for rows that fit into them and are few enough."""
-        num_words = words_of(x_TD.shape[-1], x_TD.dtype)
-        fits = x_TD.ndim == 2 and self.inboxes.hold(x_TD.shape[0], num_words)
-        return self.inboxes if fits and x_TD.numel() * x_TD.element_size() <= self.max_bytes else None
+        if x_TD.ndim != 2:
+            return None
+        num_rows, row_bytes = x_TD.shape[0], x_TD.shape[1] * x_TD.element_size()
+        if num_rows * row_bytes <= self.limits.words and self.words.hold(num_rows, row_bytes):
+            return self.words
+        return self.rows if num_rows * row_bytes <= self.limits.rows and self.rows.hold(num_rows, row_bytes) else None
 
 
 def connect_peers(
-    rank: int, size: int, device: torch.device, row_size: int, dtype: torch.dtype, agree: Callable[[int], int]
+    rank: int,
+    size: int,
+    device: torch.device,
+    row_size: int,
+    dtype: torch.dtype,
+    agree: Callable[[int], int],
+    limits: Limits | None = None,
 ) -> Peers | None:
     """Inboxes for rows of `row_size`, or None. All ranks call it; `agree` is the smallest of all ranks' numbers."""
+    limits = limits or _LIMITS.get(size, _LIMITS_OTHERWISE)
     row_bytes = row_size * dtype.itemsize
     if row_bytes % 16:
         return None
-    words, rows = words_of(row_size, dtype), _ROOM_BYTES // row_bytes
     others = [peer for peer in range(size) if peer != rank]
     reach = all(torch.cuda.can_device_access_peer(device.index, peer) for peer in others)
     if not agree(int(reach)):
         _say_once("GPUs cannot reach each other's memory", rank)
         return None
-    owner: list[object] = []
-    calls_M = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    peers = None
     try:
-        addresses = _share(inbox_shape(size, rows, words), size, device, owner)
+        words = _share(WordInboxes, rank, size, device, row_bytes, _WORDS_ROOM)
+        peers = Peers(words, _share(RowInboxes, rank, size, device, row_bytes, limits.rows), limits)
     except RuntimeError as error:
-        addresses = ()
         reason = str(error).splitlines()[0]
     # Also after the zeros are written, and before any rank writes anything else.
     torch.cuda.synchronize(device)
-    if not agree(int(bool(addresses))):
-        _say_once(reason if not addresses else "another rank failed", rank)
+    if not agree(int(peers is not None)):
+        _say_once(reason if peers is None else "another rank failed", rank)
         return None
-    inboxes = Inboxes(rank, addresses, calls_M, words, owner)
-    return Peers(inboxes, min(_ROOM_BYTES, _BYTES.get(size, _BYTES_OTHERWISE)))
+    return peers
 
 
-def _share(shape: tuple[int, ...], size: int, device: torch.device, owner: list[object]) -> tuple[int, ...]:
-    """Make this rank's inbox, all zero, and map those of all; `owner` keeps them."""
+def _share(
+    kind: type[_Inboxes], rank: int, size: int, device: torch.device, row_bytes: int, room_bytes: int
+) -> _Inboxes:
+    """Make this rank's inbox, all zero, and map those of all."""
     import torch.distributed._symmetric_memory as symmetric_memory
 
-    inbox = symmetric_memory.empty(shape, dtype=torch.int64, device=device).zero_()
+    num_rows = max(room_bytes // row_bytes, 1)
+    shape = (kind.num_bytes(size, num_rows, row_bytes),)
+    inbox = symmetric_memory.empty(shape, dtype=torch.uint8, device=device).zero_()
     assert dist.group.WORLD is not None
     handle = symmetric_memory.rendezvous(inbox, dist.group.WORLD)
-    views = [handle.get_buffer(peer, shape, torch.int64) for peer in range(size)]
-    owner += [inbox, handle, views]
-    return tuple(view.data_ptr() for view in views)
+    views = [handle.get_buffer(peer, shape, torch.uint8) for peer in range(size)]
+    calls_M = torch.zeros(num_rows, dtype=torch.int32, device=device)
+    return kind(rank, tuple(view.data_ptr() for view in views), calls_M, row_bytes, (inbox, handle, views))
 
 
 def _say_once(reason: str, rank: int) -> None:

@@ -2,8 +2,9 @@
 
     python scripts/bench_all_reduce.py --ranks 2 --hidden-size 4096
 
-Three things in two ways each: the sum alone; the sum with residual add and norm, in one kernel or behind NCCL; and the
-exchange of 8 bytes a row by which ranks agree on a token. The last line says what `_BYTES` in model/peers.py is to be.
+Three things: the sum alone; the sum with residual add and norm, in one kernel or behind NCCL; and the exchange of 8
+bytes a row by which ranks agree on a token. Sums through peer memory in both ways, with numbers in words and with flags
+of rows. The last lines say what the `Limits` of so many ranks in model/peers.py are to be.
 """
 
 import argparse
@@ -17,12 +18,20 @@ import torch
 import torch.distributed as dist
 
 from tercet.model.parallel import Group
+from tercet.model.peers import Limits, Peers, connect_peers
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.all_reduce import Inboxes, all_reduce, all_reduce_add_rms_norm, stack_rows
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm
+from tercet.triton_kernels.all_reduce_words import stack_rows
+from tercet.triton_kernels.inbox import Inboxes
 
 _NODES = 20
-_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256)
-_COLUMNS = ("sum", "sum NCCL", "fused", "fused NCCL", "pairs", "pairs NCCL")
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
+_COLUMNS = (
+    "sum words", "sum flags", "sum NCCL", "fused words", "fused flags", "fused NCCL", "pairs", "pairs NCCL",
+)  # fmt: skip
+_ROOM = Limits(words=2 * 2**20, rows=16 * 2**20)
+"""What is measured, beyond what is used. Of words there is room for no more."""
+_Line = tuple[int, int, list[float | None]]
 
 
 def microseconds(run: Callable[[], object]) -> float:
@@ -49,23 +58,29 @@ def microseconds(run: Callable[[], object]) -> float:
     return float(slowest)
 
 
-def measure(group: Group, inboxes: Inboxes, rows: int, hidden: int) -> list[float]:
-    """One line of the table."""
+def measure(peers: Peers, rows: int, hidden: int) -> list[float | None]:
+    """One line of the table: None for what there is no room for."""
     update, residual = (torch.zeros(rows, hidden, dtype=torch.bfloat16, device="cuda") for _ in range(2))
     weight = torch.ones(hidden, dtype=torch.bfloat16, device="cuda")
     pairs = torch.zeros(rows, 2, dtype=torch.int32, device="cuda")
-    gathered = pairs.new_empty(group.size * rows, 2)
+    gathered = pairs.new_empty(dist.get_world_size() * rows, 2)
 
     def apart() -> None:
         dist.all_reduce(update)
         add_rms_norm(update, residual, weight, 1e-6)
 
+    def through(inboxes: Inboxes, run: Callable[[], object]) -> float | None:
+        return microseconds(run) if inboxes.hold(rows, hidden * 2) else None
+
+    words, flags = peers.words, peers.rows
     return [
-        microseconds(lambda: all_reduce(update, inboxes)),
+        through(words, lambda: all_reduce(update, words)),
+        through(flags, lambda: all_reduce(update, flags)),
         microseconds(lambda: dist.all_reduce(update)),
-        microseconds(lambda: all_reduce_add_rms_norm(update, residual, weight, 1e-6, inboxes)),
+        through(words, lambda: all_reduce_add_rms_norm(update, residual, weight, 1e-6, words)),
+        through(flags, lambda: all_reduce_add_rms_norm(update, residual, weight, 1e-6, flags)),
         microseconds(apart),
-        microseconds(lambda: stack_rows(pairs, inboxes)),
+        through(words, lambda: stack_rows(pairs, words)),
         microseconds(lambda: dist.all_gather_into_tensor(gathered, pairs)),
     ]
 
@@ -74,22 +89,20 @@ def run_rank(rank: int, size: int, rendezvous: str, hidden: int) -> None:
     """Measure; rank 0 prints lines of JSON."""
     device = torch.device("cuda", rank)
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
-    group.connect(hidden, torch.bfloat16)
+    peers = connect_peers(rank, size, device, hidden, torch.bfloat16, group.min, _ROOM)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    inboxes = group.inboxes_for(torch.zeros(1, hidden, dtype=torch.bfloat16, device=device))
-    if inboxes is None:
+    if peers is None:
         raise SystemExit("no peer memory here")
     for rows in _ROWS:
-        if inboxes.hold(rows, hidden // 2):
-            times = measure(group, inboxes, rows, hidden)
-            if rank == 0:
-                print(json.dumps([rows, rows * hidden * 2, times]), flush=True)
+        times = measure(peers, rows, hidden)
+        if rank == 0:
+            print(json.dumps([rows, rows * hidden * 2, times]), flush=True)
     group.close()
 
 
-def run_ranks(size: int, hidden: int) -> list[tuple[int, int, list[float]]]:
+def run_ranks(size: int, hidden: int) -> list[_Line]:
     """Start the ranks and print the table as it comes."""
-    lines = []
+    lines: list[_Line] = []
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--ranks", str(size), "--hidden-size", str(hidden)]
         command += ["--rendezvous", f"{folder}/rendezvous"]
@@ -103,7 +116,8 @@ def run_ranks(size: int, hidden: int) -> list[tuple[int, int, list[float]]]:
             for line in ranks[0].stdout:
                 rows, num_bytes, times = json.loads(line)
                 lines.append((rows, num_bytes, times))
-                print(f"{rows:5} {num_bytes:9} " + " ".join(f"{time:11.2f}" for time in times), flush=True)
+                cells = ("-" if time is None else f"{time:.2f}" for time in times)
+                print(f"{rows:5} {num_bytes:9} " + " ".join(f"{cell:>11}" for cell in cells), flush=True)
             if any(rank.wait(60) for rank in ranks):
                 raise SystemExit("a rank failed")
         finally:
@@ -112,11 +126,13 @@ def run_ranks(size: int, hidden: int) -> list[tuple[int, int, list[float]]]:
     return lines
 
 
-def fused_wins_up_to(lines: list[tuple[int, int, list[float]]]) -> int:
-    """The largest message below which the fused kernel always wins."""
+def wins_up_to(lines: list[_Line], winner: int, losers: tuple[int, ...]) -> int:
+    """The largest message up to which this column of the table is the fastest; 0 for none."""
     largest = 0
     for _, num_bytes, times in lines:
-        if times[2] >= times[3]:
+        mine = times[winner]
+        others = [time for column in losers if (time := times[column]) is not None]
+        if mine is None or min(others) <= mine:
             break
         largest = num_bytes
     return largest
@@ -134,7 +150,12 @@ def main() -> int:
         return 0
     if torch.cuda.device_count() < arguments.ranks:
         parser.error(f"--ranks {arguments.ranks}, but there are {torch.cuda.device_count()} GPUs")
-    print(f"fused wins up to {fused_wins_up_to(run_ranks(arguments.ranks, arguments.hidden_size))} bytes")
+    lines = run_ranks(arguments.ranks, arguments.hidden_size)
+    words, flags, nccl = (_COLUMNS.index(f"fused {name}") for name in ("words", "flags", "NCCL"))
+    by_words = wins_up_to(lines, words, (flags, nccl))
+    beyond = [line for line in lines if line[1] > by_words]
+    print(f"fused wins up to {by_words} bytes with numbers in words")
+    print(f"fused wins up to {wins_up_to(beyond, flags, (nccl,)) or by_words} bytes with flags of rows")
     return 0
 
 

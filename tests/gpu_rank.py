@@ -11,7 +11,9 @@ from torch import Tensor
 
 from tercet.model.parallel import Group
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.all_reduce import Inboxes, all_reduce, all_reduce_add_rms_norm, stack_rows, sum_in_order
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, sum_in_order
+from tercet.triton_kernels.all_reduce_words import stack_rows
+from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
 HIDDEN, EPS = 4096, 1e-6
 
@@ -26,47 +28,71 @@ def parts(name: str, size: int, rows: int) -> Tensor:
     return torch.stack([drawn(name, rank, rows) for rank in range(size)])
 
 
-def check_sums(group: Group) -> None:
+def check_sums(group: Group, kinds: list[Inboxes]) -> None:
     """Through peers or NCCL, alone or fused: near float64; for two ranks all ways to the same bits."""
-    for rows in (1, 3, 16, 31, 64, 256, 257, 1000):
+    for rows in (1, 3, 16, 31, 64, 65, 127, 256, 257, 1000, 2048, 2049):
         wanted = parts("x", group.size, rows)
         got = group.all_reduce(drawn("x", group.rank, rows), deterministic=True)
         assert torch.equal(got, sum_in_order(wanted)), rows
         torch.testing.assert_close(got.double(), wanted.double().sum(0), rtol=1e-2, atol=3e-2)
-        inboxes = group.inboxes_for(got)
-        if inboxes is None:
-            continue
-        assert torch.equal(all_reduce(drawn("x", group.rank, rows), inboxes), sum_in_order(wanted)), rows
-        weight, residual = drawn("weight", 0, 1)[0], drawn("residual", 0, rows)
-        other = residual.clone()
-        normed = all_reduce_add_rms_norm(drawn("x", group.rank, rows), residual, weight, EPS, inboxes)
-        apart = add_rms_norm(sum_in_order(wanted), other, weight, EPS)
-        assert torch.equal(residual, other), rows
-        torch.testing.assert_close(normed, apart, rtol=1e-2, atol=1e-2)
-        pairs = torch.arange(2 * rows, device="cuda", dtype=torch.int32).view(rows, 2) * (group.rank + 1)
-        base = pairs // (group.rank + 1)
-        assert torch.equal(stack_rows(pairs, inboxes), torch.stack([base * (r + 1) for r in range(group.size)]))
+        for inboxes in kinds:
+            if inboxes.hold(rows, HIDDEN * 2):
+                check_peers(inboxes, rows, wanted)
+
+
+def check_peers(inboxes: Inboxes, rows: int, wanted: Tensor) -> None:
+    """Sums and ids through these inboxes, whether the group would send so many rows through them or not."""
+    rank, size = inboxes.rank, len(inboxes.addresses)
+    assert torch.equal(all_reduce(drawn("x", rank, rows), inboxes), sum_in_order(wanted)), rows
+    weight, residual = drawn("weight", 0, 1)[0], drawn("residual", 0, rows)
+    other = residual.clone()
+    normed = all_reduce_add_rms_norm(drawn("x", rank, rows), residual, weight, EPS, inboxes)
+    apart = add_rms_norm(sum_in_order(wanted), other, weight, EPS)
+    assert torch.equal(residual, other), rows
+    torch.testing.assert_close(normed, apart, rtol=1e-2, atol=1e-2)
+    if isinstance(inboxes, WordInboxes):
+        base = torch.arange(2 * rows, device="cuda", dtype=torch.int32).view(rows, 2)
+        assert torch.equal(stack_rows(base * (rank + 1), inboxes), torch.stack([base * (r + 1) for r in range(size)]))
 
 
 def check_crowds(group: Group, inboxes: Inboxes) -> None:
     """All the rows there is room for, call upon call: a multiprocessor has many programs, whose warps drift apart."""
     rows = inboxes.calls_M.shape[0]
     words = torch.zeros(rows, 2, dtype=torch.int32, device="cuda")
-    x = torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device="cuda")
-    residual, weight = torch.zeros_like(x), torch.ones(HIDDEN, dtype=torch.bfloat16, device="cuda")
-    for _ in range(300):
+    values = parts("crowd", group.size, rows)
+    total = sum_in_order(values)
+    x, residual = torch.empty_like(total), torch.zeros_like(total)
+    weight = torch.ones(HIDDEN, dtype=torch.bfloat16, device="cuda")
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    before = int(inboxes.calls_M.min())
+    for turn in range(300):
+        # Of other numbers than the calls before it: who reads too early sees what is not this turn's.
+        sign = 1 - turn % 4 // 2 * 2
+        torch.mul(values[group.rank], sign, out=x)
+        all_reduce(x, inboxes)
+        wrong += (x != total * sign).sum()
+        torch.mul(values[group.rank], -sign, out=x)
+        residual.zero_()
+        all_reduce_add_rms_norm(x, residual, weight, EPS, inboxes)
+        wrong += (residual != total * -sign).sum()
+        if isinstance(inboxes, WordInboxes):
+            stack_rows(words, inboxes)
+        else:
+            all_reduce(x, inboxes)
+    assert int(wrong) == 0, f"{int(wrong)} numbers are not those of their call"
+    assert int(inboxes.calls_M.min()) == before + 900
+    x.zero_()
+    for _ in range(300):  # and with nothing between them
         all_reduce(x, inboxes)
         all_reduce_add_rms_norm(x, residual, weight, EPS, inboxes)
-        stack_rows(words, inboxes)
-    values = parts("crowd", group.size, rows)
-    assert torch.equal(all_reduce(values[group.rank].clone(), inboxes), sum_in_order(values))
-    assert int(inboxes.calls_M.min()) >= 901
+        all_reduce(x, inboxes)
+    assert torch.equal(all_reduce(values[group.rank].clone(), inboxes), total)
+    assert int(inboxes.calls_M.min()) == before + 1801
 
 
-def check_graphs(group: Group, inboxes: Inboxes | None) -> None:
+def check_graphs(group: Group) -> None:
     """Peers and NCCL in one captured graph, replayed many times with inputs that change, beside calls without one."""
-    few = inboxes.calls_M.shape[0] // 8 if inboxes else 4
-    sizes = (1, few, 2000, 2, few, 1)
+    sizes = (1, 32, 300, 2100, 2, 300, 32, 1)  # words, words, flags, NCCL, and back
     inputs = [torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device="cuda") for rows in sizes]
     outputs = [x.clone() for x in inputs]
 
@@ -103,13 +129,15 @@ def main() -> None:
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
     group.connect(HIDDEN, torch.bfloat16)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-    inboxes = group.inboxes_for(torch.zeros(1, HIDDEN, dtype=torch.bfloat16, device=device))
-    print(f"rank {rank}: peers {inboxes is not None}", flush=True)
-    check_sums(group)
+    few, many = (group.inboxes_for(drawn("x", rank, rows)) for rows in (1, 1024))
+    kinds = [inboxes for inboxes in (few, many) if inboxes is not None]
+    print(f"rank {rank}: peers {isinstance(few, WordInboxes) and isinstance(many, RowInboxes)}", flush=True)
+    check_sums(group, kinds)
     print(f"rank {rank}: sums", flush=True)
-    if inboxes is not None:
+    for inboxes in kinds:
         check_crowds(group, inboxes)
-    check_graphs(group, inboxes)
+        print(f"rank {rank}: crowds of {type(inboxes).__name__}", flush=True)
+    check_graphs(group)
     print(f"rank {rank}: graphs", flush=True)
     dist.barrier()
     group.close()

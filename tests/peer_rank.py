@@ -8,21 +8,18 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.all_reduce import (
-    Inboxes,
-    all_reduce,
-    all_reduce_add_rms_norm,
-    inbox_shape,
-    stack_rows,
-    words_of,
-)
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm
+from tercet.triton_kernels.all_reduce_words import stack_rows
+from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
+_Inboxes = TypeVar("_Inboxes", WordInboxes, RowInboxes)
 MAX_ROWS, HIDDEN = 6, 90
 EPS = 1e-5
 
@@ -33,35 +30,43 @@ def drawn(name: str, rank: int, call: int, rows: int, dtype: torch.dtype) -> Ten
     return (torch.randn(rows, HIDDEN, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
 
 
-def mapped_inboxes(rank: int, size: int, folder: Path, dtype: torch.dtype, hidden: int = HIDDEN) -> Inboxes:
+def mapped(kind: type[_Inboxes], rank: int, size: int, folder: Path, row_bytes: int) -> _Inboxes:
     """Files made by whoever comes first: a file of zeros is an inbox that nobody has written to."""
-    words = words_of(hidden, dtype) + 3
-    shape = inbox_shape(size, MAX_ROWS, words)
-    count = torch.Size(shape).numel()
+    row_bytes = -(-row_bytes // 16) * 16 + 16  # longer places than rows
+    count = kind.num_bytes(size, MAX_ROWS, row_bytes)
     inboxes = [
-        torch.from_file(str(folder / f"inbox{peer}"), shared=True, size=count, dtype=torch.int64)
+        torch.from_file(str(folder / f"{kind.__name__}{peer}"), shared=True, size=count, dtype=torch.uint8)
         for peer in range(size)
     ]
     addresses = tuple(inbox.data_ptr() for inbox in inboxes)
-    return Inboxes(rank, addresses, torch.zeros(MAX_ROWS, dtype=torch.int32), words, inboxes)
+    return kind(rank, addresses, torch.zeros(MAX_ROWS, dtype=torch.int32), row_bytes, inboxes)
+
+
+def add_calls(out: dict[str, Tensor], rank: int, call: int, rows: int, dtype: torch.dtype, inboxes: Inboxes) -> None:
+    """One call of each kind of sum: what came out."""
+    kind = type(inboxes).__name__
+    weight = drawn("weight", 0, 0, 1, dtype)[0]
+    residual, update = drawn("residual", 0, call, rows, dtype), drawn("update", rank, call, rows, dtype)
+    other = residual.clone()
+    out[f"{kind} sum{call}"] = all_reduce(drawn("sum", rank, call, rows, dtype), inboxes)
+    out[f"{kind} normed{call}"] = all_reduce_add_rms_norm(update.clone(), residual, weight, EPS, inboxes)
+    out[f"{kind} residual{call}"] = residual
+    out[f"{kind} apart{call}"] = add_rms_norm(all_reduce(update, inboxes), other, weight, EPS)
+    out[f"{kind} added{call}"] = other
 
 
 def main() -> None:
     rank, size, folder, dtype = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), getattr(torch, sys.argv[4])
-    inboxes = mapped_inboxes(rank, size, folder, dtype)
+    row_bytes = HIDDEN * dtype.itemsize
+    by_word = mapped(WordInboxes, rank, size, folder, row_bytes)
+    by_row = mapped(RowInboxes, rank, size, folder, row_bytes)
     out: dict[str, Tensor] = {}
-    weight = drawn("weight", 0, 0, 1, dtype)[0]
     for call, rows in enumerate(map(int, sys.argv[5:])):
         time.sleep(random.random() * 0.02)
-        out[f"sum{call}"] = all_reduce(drawn("sum", rank, call, rows, dtype), inboxes)
-        residual, update = drawn("residual", 0, call, rows, dtype), drawn("update", rank, call, rows, dtype)
-        out[f"normed{call}"] = all_reduce_add_rms_norm(update.clone(), residual, weight, EPS, inboxes)
-        out[f"residual{call}"] = residual
-        other = drawn("residual", 0, call, rows, dtype)
-        out[f"apart{call}"] = add_rms_norm(all_reduce(update, inboxes), other, weight, EPS)
-        out[f"added{call}"] = other
+        add_calls(out, rank, call, rows, dtype, by_word)
+        add_calls(out, rank, call, rows, dtype, by_row)
         words = torch.arange(rows * 2, dtype=torch.int32).view(rows, 2) - 1000 * rank - call
-        out[f"stacked{call}"] = stack_rows(words, inboxes)
+        out[f"stacked{call}"] = stack_rows(words, by_word)
     save_file(out, folder / f"{rank}.safetensors")
 
 

@@ -15,20 +15,25 @@ import json, sys
 from pathlib import Path
 import torch
 from paged_sequences import CPU, Sequences, make_decoder
-from peer_rank import mapped_inboxes
+from peer_rank import mapped
 from tercet.model.parallel import Group
-from tercet.model.peers import Peers
+from tercet.model.peers import Limits, Peers
+from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 model, steps = json.load(sys.stdin)
 group = Group.join(rank, size, CPU, str(folder / "rendezvous"), timeout_s=60.0)
 decoder = make_decoder(Path(model), group, layout="fused")
-group._peers = Peers(mapped_inboxes(rank, size, folder, torch.float32, decoder.config.hidden_size), 4 * 512)
+row_bytes = 4 * decoder.config.hidden_size
+words, rows = (mapped(kind, rank, size, folder, row_bytes) for kind in (WordInboxes, RowInboxes))
+group._peers = Peers(words, rows, Limits(row_bytes, 6 * row_bytes))
 run = Sequences(decoder, 2)
 answers = [
     run.step({int(s): t for s, t in decodes.items()}, {int(s): t for s, t in chunks.items()}).tolist()
     for decodes, chunks in steps
 ]
-assert group._peers.inboxes.calls_M.tolist()[0] > 0, "few rows go through peer memory"
+assert words.calls_M.tolist()[0] > 0, "one row goes through peer memory word by word"
+assert rows.calls_M.tolist()[1] > 0, "two rows with flags"
+assert rows.calls_M.tolist()[2] == 0, "and thirteen not"
 print(json.dumps(answers))
 group.close()
 """
@@ -37,7 +42,7 @@ group.close()
 def test_two_ranks(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path, num_hidden_layers=2)
     a, b = random_prompts(2, 14, 14, seed=5)
-    # Thirteen rows are more than go through peer memory here, two and one are fewer.
+    # Thirteen rows are more than go through peer memory here; two go another way than one.
     steps = [({}, {0: a[:9], 1: b[:4]}), ({0: a[9], 1: b[4]}, {}), ({1: b[5]}, {})]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ranks = [

@@ -1,28 +1,27 @@
 """Sums through peer memory: the kernels of ranks in processes of their own, which write into each other's memory."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from peer_rank import EPS, HIDDEN, drawn
-from tercet.triton_kernels import all_reduce as module
-from tercet.triton_kernels.all_reduce import (
-    Inboxes,
-    all_reduce,
-    all_reduce_add_rms_norm,
-    stack_rows,
-    sum_in_order,
-)
+from tercet.triton_kernels import all_reduce_rows, all_reduce_words
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, sum_in_order
+from tercet.triton_kernels.all_reduce_words import stack_rows
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="starts interpreting processes itself")
 ROWS = [3, 1, 6, 6, 2, 1, 1, 4]
+KINDS = ["WordInboxes", "RowInboxes"]
 
 
 def run_ranks(size: int, folder: Path, dtype: str) -> list[dict[str, torch.Tensor]]:
@@ -56,41 +55,52 @@ def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
         def parts(name: str, call: int = call, rows: int = rows) -> torch.Tensor:
             return torch.stack([drawn(name, rank, call, rows, torch_dtype) for rank in range(size)])
 
-        assert torch.equal(got[f"sum{call}"], sum_in_order(parts("sum")))
-        torch.testing.assert_close(got[f"sum{call}"].double(), parts("sum").double().sum(0), **tolerance)
-        residual = drawn("residual", 0, call, rows, torch_dtype).double() + parts("update").double().sum(0)
-        torch.testing.assert_close(got[f"residual{call}"].double(), residual, **tolerance)
-        assert torch.equal(got[f"residual{call}"], got[f"added{call}"]), (
-            "fused or apart, the residual has the same bits"
-        )
-        normed = residual * (residual.square().mean(1, keepdim=True) + EPS).rsqrt() * weight
-        torch.testing.assert_close(got[f"normed{call}"].double(), normed, rtol=4 * tolerance["rtol"], atol=2e-2)
-        torch.testing.assert_close(got[f"normed{call}"], got[f"apart{call}"], **tolerance)
+        for kind in KINDS:
+            total = got[f"{kind} sum{call}"]
+            assert torch.equal(total, sum_in_order(parts("sum")))
+            torch.testing.assert_close(total.double(), parts("sum").double().sum(0), **tolerance)
+            residual = drawn("residual", 0, call, rows, torch_dtype).double() + parts("update").double().sum(0)
+            torch.testing.assert_close(got[f"{kind} residual{call}"].double(), residual, **tolerance)
+            assert torch.equal(got[f"{kind} residual{call}"], got[f"{kind} added{call}"]), (
+                "fused or apart, the residual has the same bits"
+            )
+            normed = residual * (residual.square().mean(1, keepdim=True) + EPS).rsqrt() * weight
+            out = got[f"{kind} normed{call}"]
+            torch.testing.assert_close(out.double(), normed, rtol=4 * tolerance["rtol"], atol=2e-2)
+            torch.testing.assert_close(out, got[f"{kind} apart{call}"], **tolerance)
         words = torch.arange(rows * 2, dtype=torch.int32).view(rows, 2) - call
         assert torch.equal(got[f"stacked{call}"], torch.stack([words - 1000 * rank for rank in range(size)]))
 
 
 def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
     got = run_ranks(1, tmp_path, "float32")[0]
-    assert torch.equal(got["sum0"], drawn("sum", 0, 0, ROWS[0], torch.float32))
+    for kind in KINDS:
+        assert torch.equal(got[f"{kind} sum0"], drawn("sum", 0, 0, ROWS[0], torch.float32))
 
 
-def meta_inboxes(size: int, rows: int, words: int) -> Inboxes:
-    addresses = tuple(0x7F0000000000 + (rank << 21) for rank in range(size))
-    return Inboxes(size - 1, addresses, torch.empty(rows, dtype=torch.int32, device="meta"), words, None)
+def meta_inboxes(kind: type[Any], size: int, rows: int, row_bytes: int) -> Any:
+    addresses = tuple(0x7F0000000000 + (rank << 26) for rank in range(size))
+    return kind(size - 1, addresses, torch.empty(rows, dtype=torch.int32, device="meta"), row_bytes, None)
 
 
-@pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
-def test_compile(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def compiled(capability: int, inboxes: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Both sums, for two widths of rows."""
     options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
-    monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
-    inboxes = meta_inboxes(size, 256, 2560)
+    for module in (all_reduce_words, all_reduce_rows):
+        monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
     with compiling_for(capability) as kernels:
         for hidden in (4096, 5120):
             x = torch.empty(17, hidden, dtype=torch.bfloat16, device="meta")
             all_reduce(x, inboxes)
             all_reduce_add_rms_norm(x, x, x[0], 1e-6, inboxes)
-        stack_rows(torch.empty(17, 2, dtype=torch.int32, device="meta"), inboxes)
+        if isinstance(inboxes, WordInboxes):
+            stack_rows(torch.empty(17, 2, dtype=torch.int32, device="meta"), inboxes)
+    return kernels
+
+
+@pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
+def test_compile_words(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = compiled(capability, meta_inboxes(WordInboxes, size, 256, 10240), monkeypatch)
     assert len(kernels) == 2 * 2 + 1
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
@@ -102,14 +112,52 @@ def test_compile(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) ->
             assert "st.global.v2.b64" in ptx, "words and numbers of calls go out in wide stores"
 
 
-def test_what_fits() -> None:
-    inboxes = meta_inboxes(2, 4, 16)
-    with pytest.raises(ValueError, match=r"got 5 rows of 16 words, wanted 1 to 4 rows of at most 16"):
+@pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
+def test_compile_rows(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240), monkeypatch)
+    assert len(kernels) == 2 * 2
+    for kernel in kernels:
+        ptx = kernel.asm["ptx"]
+        assert kernel.asm["cubin"]
+        assert ("griddepcontrol.wait" in ptx) == (capability == 90)
+        # A flag goes out behind every warp's row; a row is read, not from the L1, behind the acquired flag.
+        steps = [
+            "st.global.v4",
+            "bar.sync",
+            "sys.release.exch",
+            "ld.volatile",
+            "sys.acquire",
+            "bar.sync",
+            "ld.global.cg",
+        ]
+        found = [match[0] for match in re.finditer("|".join(map(re.escape, steps)), ptx)]
+        groups = [step for i, step in enumerate(found) if i == 0 or step != found[i - 1]]
+        waits = ["ld.volatile", "bar.sync", "sys.acquire", "bar.sync"]
+        assert groups[: 3 + len(waits) * (size - 1) + 1] == [*steps[:3], *waits * (size - 1), "ld.global.cg"]
+        assert found.count("sys.release.exch") == found.count("sys.acquire") == size - 1
+        assert "ld.global.cg.v4.b32" in ptx
+        assert "sys.release" not in ptx.split("ld.volatile", 1)[1], "all is sent before anything is waited for"
+        counted = re.search(r"st\.global\.b32", ptx)
+        assert counted is not None
+        assert ptx.index("bar.sync") < counted.start(), "the call counts only once every warp has read it"
+
+
+@pytest.mark.parametrize("kind", [WordInboxes, RowInboxes])
+def test_what_fits(kind: type[Any]) -> None:
+    inboxes = meta_inboxes(kind, 2, 4, 64)
+    with pytest.raises(ValueError, match=r"got 5 rows of 64 bytes, wanted 1 to 4 rows of at most 64"):
         all_reduce(torch.zeros(5, 32, dtype=torch.float16), inboxes)
-    with pytest.raises(ValueError, match=r"got 4 rows of 17 words"):
+    with pytest.raises(ValueError, match=r"got 4 rows of 68 bytes"):
         all_reduce(torch.zeros(4, 17), inboxes)
-    with pytest.raises(ValueError, match=r"rows of 31 numbers of torch.float16, wanted whole words"):
-        all_reduce(torch.zeros(4, 31, dtype=torch.float16), inboxes)
     with pytest.raises(ValueError, match=r"residual: got shape \[3, 16\], wanted \[4, 16\]"):
         all_reduce_add_rms_norm(torch.zeros(4, 16), torch.zeros(3, 16), torch.zeros(16), EPS, inboxes)
-    assert HIDDEN % 2 == 0
+    with pytest.raises(ValueError, match=r"x: got torch.int32, wanted"):
+        all_reduce(torch.zeros(4, 16, dtype=torch.int32), inboxes)
+
+
+def test_what_each_kind_asks_for() -> None:
+    with pytest.raises(ValueError, match=r"rows of 31 numbers of torch.float16, wanted whole words"):
+        all_reduce(torch.zeros(4, 31, dtype=torch.float16), meta_inboxes(WordInboxes, 2, 4, 64))
+    with pytest.raises(ValueError, match=r"places of 72 bytes, wanted a multiple of 16"):
+        meta_inboxes(RowInboxes, 2, 4, 72)
+    assert HIDDEN * 2 % 16

@@ -1,0 +1,169 @@
+"""Sums over ranks through peer memory with one flag a row: for many rows, where bytes count more than the way.
+
+A program sends its row as it is, in wide stores, and then, behind a release that covers what all its warps have stored,
+the number of the row's call to the flag of its place. Who has read that number and acquired may read the row: from the
+L2 cache, where peers write; the L1 may hold what was there two calls ago.
+
+Rows are independent, and places are taken in turn, as `all_reduce_words.py` has it: whoever sends call n of a row has
+received call n - 1 of it, and its sender had by then ended call n - 2, so what is overwritten, row and flag, has been
+read.
+
+A grid may be larger than what a GPU holds at once. GPUs start programs in the order of their numbers, a program sends
+before it waits, and it waits for its own row alone. So of all rows that are not done the first one has been started on
+every rank, or will be without waiting for another of this kernel: it has been sent by all, and ends.
+
+Knows addresses, not how they came about. Shape suffixes: T rows, D hidden size, P ranks, M rows that an inbox has
+places for.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.inbox import RowInboxes
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+
+@triton.jit
+def _place_ptr(address, call, source, row, columns, M, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr):
+    """Where in an inbox the row of rank `source` in this call is."""
+    # Memory is allocated at multiples of 16 bytes, and wide stores need to know.
+    inbox_ptr = tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
+    return inbox_ptr + (((call & 1) * P + source).to(tl.int64) * M + row) * PLACE + columns
+
+
+@triton.jit
+def _flag_ptr(address, call, source, row, M, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr):
+    """Where the number of its call is."""
+    flags_ptr = (address.to(tl.pointer_type(TYPE)) + M.to(tl.int64) * (2 * P * PLACE)).to(tl.pointer_type(tl.int32))
+    return flags_ptr + ((call & 1) * P + source) * M + row
+
+
+@triton.jit
+def _send(
+    x, row, columns, mask, addresses, calls_ptr, M,
+    RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Count a call of one row, write the row into the others' inboxes and then its flag: the call's number."""
+    call = tl.load(calls_ptr + row) + 1
+    for peer in tl.static_range(P):
+        if peer != RANK:
+            tl.store(_place_ptr(addresses[peer], call, RANK, row, columns, M, P, PLACE, TYPE), x, mask=mask)
+    # Every warp has stored its part and read the count: only now may one thread release them all, and write the count.
+    tl.debug_barrier()
+    for peer in tl.static_range(P):
+        if peer != RANK:
+            flag_ptr = _flag_ptr(addresses[peer], call, RANK, row, M, P, PLACE, TYPE)
+            tl.atomic_xchg(flag_ptr, call, sem="release", scope="sys")
+    tl.store(calls_ptr + row, call)
+    return call
+
+
+@triton.jit
+def _wait(
+    call, row, addresses, M, RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr
+):  # fmt: skip
+    """Until the row of every other rank in this call has come and may be read."""
+    for source in tl.static_range(P):
+        if source != RANK:
+            flag_ptr = _flag_ptr(addresses[RANK], call, source, row, M, P, PLACE, TYPE)
+            while tl.load(flag_ptr, volatile=True) != call:
+                pass
+            # In a condition, because an addition of zero that nobody looks at is dropped.
+            while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call:
+                pass
+    # One thread has acquired: the others come behind it.
+    tl.debug_barrier()
+
+
+@triton.jit
+def _sum_over_ranks(
+    x, row, columns, mask, addresses, calls_ptr, M,
+    RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """Exchange one row; its sum over ranks in rank order, rounded."""
+    call = _send(x, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
+    _wait(call, row, addresses, M, RANK, P, PLACE, TYPE)
+    total = tl.zeros_like(x).to(tl.float32)
+    for source in tl.static_range(P):
+        if source == RANK:
+            part = x
+        else:
+            part_ptr = _place_ptr(addresses[RANK], call, source, row, columns, M, P, PLACE, TYPE)
+            part = tl.load(part_ptr, mask=mask, other=0.0, cache_modifier=".cg")
+        total += part.to(tl.float32)
+    return total.to(TYPE)
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def _all_reduce_rows_kernel(
+    x_ptr, addresses, calls_ptr, M,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one program exchanges one row and writes the sum in its place."""
+    TYPE: tl.constexpr = x_ptr.dtype.element_ty
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK_D)
+    mask = columns < D
+    x_ptrs = x_ptr + row.to(tl.int64) * D + columns
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    x = tl.load(x_ptrs, mask=mask, other=0.0)
+    total = _sum_over_ranks(x, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
+    tl.store(x_ptrs, total, mask=mask)
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def _all_reduce_rows_add_rms_norm_kernel(
+    update_ptr, residual_ptr, weight_ptr, out_ptr, eps, addresses, calls_ptr, M,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one program exchanges one row, adds its sum into the residual and norms the rounded total."""
+    TYPE: tl.constexpr = update_ptr.dtype.element_ty
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK_D)
+    mask = columns < D
+    offsets = row.to(tl.int64) * D + columns
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    update = tl.load(update_ptr + offsets, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
+    update = _sum_over_ranks(update, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
+    total = (residual.to(tl.float32) + update.to(tl.float32)).to(TYPE)
+    tl.store(residual_ptr + offsets, total, mask=mask)
+    total = total.to(tl.float32)
+    out = total * tl.rsqrt(tl.sum(total * total) / D + eps) * weight.to(tl.float32)
+    tl.store(out_ptr + offsets, out.to(TYPE), mask=mask)
+
+
+def sum_rows(x_TD: Tensor, inboxes: RowInboxes) -> None:
+    """Sum over ranks, in place: what `all_reduce` has checked."""
+    _all_reduce_rows_kernel[(x_TD.shape[0],)](
+        x_TD, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0], **_options(x_TD, inboxes)
+    )
+
+
+def sum_rows_add_rms_norm(
+    update_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, out_TD: Tensor, eps: float, inboxes: RowInboxes
+) -> None:
+    """Add the sum into the residual in place and write its norm: what `all_reduce_add_rms_norm` has checked."""
+    _all_reduce_rows_add_rms_norm_kernel[(update_TD.shape[0],)](
+        update_TD, residual_TD, weight_D, out_TD, eps, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0],
+        **_options(update_TD, inboxes),
+    )  # fmt: skip
+
+
+def _options(x_TD: Tensor, inboxes: RowInboxes) -> dict[str, int | bool]:
+    """Two stores of 16 bytes a thread: 1,024 rows of 8 KiB are in a GPU of 132 multiprocessors at once."""
+    D, itemsize = x_TD.shape[1], x_TD.element_size()
+    block = triton.next_power_of_2(D)
+    return {
+        "D": D,
+        "BLOCK_D": block,
+        "RANK": inboxes.rank,
+        "P": len(inboxes.addresses),
+        "PLACE": inboxes.row_bytes // itemsize,
+        "num_warps": min(max(block * itemsize // 1024, 1), 16),
+        **overlap_options(x_TD),
+    }
