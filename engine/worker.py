@@ -169,6 +169,7 @@ def _load_model(link: SupervisorLink) -> StepRunner:
     from tercet.model.memory import kv_cache_bytes
     from tercet.model.parallel import Group, set_cpu_threads
     from tercet.model.runner import Runner, RunnerSettings
+    from tercet.model.step_shape import Shapes
 
     link.tell(Phase("imports", 1, 1))
     spec, config = link.spec, link.spec.config
@@ -194,6 +195,7 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         deterministic=config.deterministic,
+        max_tokens=Shapes(config.max_num_seqs, config.max_num_batched_tokens).max_tokens,
         progress=lambda done, total: link.tell(Phase("bytes of weights", done, total)),
     )
     settings = RunnerSettings(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
+from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.layers import Layer
 from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
@@ -73,14 +74,20 @@ class Decoder:
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         stream_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
         self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
-        # Only prefill is padded so much that it pays to look how many tokens there are.
-        rows = inputs.num_tokens_1 if inputs.chunk_slots_C.shape[0] else None
-        residual = Residual(
-            stream_TD, self.group, self.config.rms_norm_eps, deterministic=self._deterministic, rows=rows
-        )
+        residual = self._residual(stream_TD, inputs)
         for index, layer in enumerate(self._layers):
             layer.forward(residual, inputs, page_table_SM, kv_cache[index], plan)
         return residual.end()
+
+    def _residual(self, stream_TD: Tensor, inputs: StepInputs) -> Residual:
+        eps, deterministic = self.config.rms_norm_eps, self._deterministic
+        if exchange := self.group.exchange_for(len(stream_TD)):
+            return ExchangedResidual(
+                stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
+            )
+        # Only prefill is padded so much that it pays to look how many tokens there are.
+        rows = inputs.num_tokens_1 if inputs.chunk_slots_C.shape[0] else None
+        return Residual(stream_TD, self.group, eps, deterministic=deterministic, rows=rows)
 
     @torch.inference_mode()
     def logits(self, hidden_RD: Tensor) -> Tensor:

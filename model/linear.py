@@ -28,12 +28,19 @@ def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
 
 
 def linear(
-    x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, *, deterministic: bool, rows: Tensor | None = None
+    x_MK: Tensor,
+    weight_NK: Tensor,
+    bias_N: Tensor | None,
+    out: Tensor | None = None,
+    *,
+    deterministic: bool,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """x W^T (+ bias): [M, K] x [N, K] -> [M, N]."""
+    """x W^T (+ bias): [M, K] x [N, K] -> [M, N], written to `out` if given."""
     if weight_NK.is_mkldnn:
-        return _onednn(x_MK, weight_NK, bias_N)
-    return matmul(x_MK, weight_NK, bias_N, deterministic=deterministic, rows=rows)
+        y_MN = _onednn(x_MK, weight_NK, bias_N)
+        return y_MN if out is None else out.copy_(y_MN)
+    return matmul(x_MK, weight_NK, bias_N, out, deterministic=deterministic, rows=rows)
 
 
 def rms_norm_linear(

@@ -20,10 +20,12 @@ def load_decoder(
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
     deterministic: bool = False,
+    max_tokens: int = 0,
     progress: Progress | None = None,
 ) -> Decoder:
     """Read configuration and weights. `dummy_seed`: random weights instead of the checkpoint's (only its config.json
-    is needed). ValueError names what is wrong with the model, or with the settings for this model."""
+    is needed). `max_tokens`: of the longest step, if that is known. ValueError names what is wrong with the model, or
+    with the settings for this model."""
     tensors: Checkpoint
     if dummy_seed is None:
         config, tensors = open_model(path)
@@ -34,7 +36,7 @@ def load_decoder(
     config.check_tensor_parallel(group.size)
     if dummy_seed is not None:
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, group.device)
-    group.connect(config.hidden_size, torch_dtype)
+    group.connect(config.hidden_size, torch_dtype, max_tokens, 2 * config.num_layers)
     weights = load_weights(
         tensors,
         config,

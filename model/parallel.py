@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
+from tercet.model.exchange import Exchange, connect_exchange
 from tercet.model.peers import Peers, connect_peers
 from tercet.triton_kernels.all_reduce import all_reduce
 from tercet.triton_kernels.all_reduce_words import stack_rows
@@ -43,6 +44,7 @@ class Group:
         self.size = size
         self.device = device
         self._peers: Peers | None = None
+        self._exchange: Exchange | None = None
 
     @classmethod
     def single(cls, device: torch.device) -> "Group":
@@ -69,14 +71,26 @@ class Group:
         )
         return group
 
-    def connect(self, row_size: int, dtype: torch.dtype) -> None:
-        """Let ranks write rows of this size into each other's memory where they can. Called once, by all, on GPUs."""
-        if self.size > 1 and self.device.type == "cuda":
-            self._peers = connect_peers(self.rank, self.size, self.device, row_size, dtype, self.min)
+    def connect(self, row_size: int, dtype: torch.dtype, max_tokens: int = 0, num_sums: int = 0) -> None:
+        """Let ranks write rows of this size into each other's memory where they can. Called once, by all, on GPUs.
+
+        `max_tokens`, `num_sums`: rows of the longest step, and how many sums over ranks a step takes of all its rows.
+        """
+        if self.size == 1 or self.device.type != "cuda":
+            return
+        self._peers = connect_peers(self.rank, self.size, self.device, row_size, dtype, self.min)
+        if self._peers is not None:
+            self._exchange = connect_exchange(
+                self.rank, self.size, self.device, max_tokens, row_size, num_sums, dtype, self.min
+            )
 
     def inboxes_for(self, x_TD: Tensor) -> Inboxes | None:
         """Where to exchange these rows through peer memory, if that is there and they are few enough for it to pay."""
         return None if self._peers is None else self._peers.inboxes_for(x_TD)
+
+    def exchange_for(self, num_tokens: int) -> Exchange | None:
+        """What carries the sums of a step of so many tokens beside its kernels, if that is there and pays."""
+        return self._exchange if self._exchange is not None and self._exchange.takes(num_tokens) else None
 
     def all_reduce(self, x_TD: Tensor, *, deterministic: bool = False) -> Tensor:
         """Sum over ranks, in place. Graph-safe on GPUs. `deterministic`: a row's bits do not depend on T."""

@@ -1,7 +1,6 @@
 """Memory that ranks of one machine write into: how they come by it, and for which messages it is used.
 
-torch's symmetric memory maps a buffer of every rank into all of them; the kernels take it from there. Multicast is not
-used. Where GPUs cannot reach each other there are no peers, which is said once, and NCCL carries everything.
+The kernels take it from there. Where GPUs cannot reach each other there are no peers, which is said once, and NCCL carries everything.
 """
 
 import logging
@@ -10,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from tercet.model.shared_memory import share
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
 _Inboxes = TypeVar("_Inboxes", WordInboxes, RowInboxes)
@@ -92,16 +91,10 @@ def _share(
     kind: type[_Inboxes], rank: int, size: int, device: torch.device, row_bytes: int, room_bytes: int
 ) -> _Inboxes:
     """Make this rank's inbox, all zero, and map those of all."""
-    import torch.distributed._symmetric_memory as symmetric_memory
-
     num_rows = max(room_bytes // row_bytes, 1)
-    shape = (kind.num_bytes(size, num_rows, row_bytes),)
-    inbox = symmetric_memory.empty(shape, dtype=torch.uint8, device=device).zero_()
-    assert dist.group.WORLD is not None
-    handle = symmetric_memory.rendezvous(inbox, dist.group.WORLD)
-    views = [handle.get_buffer(peer, shape, torch.uint8) for peer in range(size)]
+    inboxes, owner = share([kind.num_bytes(size, num_rows, row_bytes)], torch.uint8, size, device)
     calls_M = torch.zeros(num_rows, dtype=torch.int32, device=device)
-    return kind(rank, tuple(view.data_ptr() for view in views), calls_M, row_bytes, (inbox, handle, views))
+    return kind(rank, tuple(inbox.data_ptr() for inbox in inboxes), calls_M, row_bytes, owner)
 
 
 def _say_once(reason: str, rank: int) -> None:

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tercet.model.exchange import Exchange, half_of
 from tercet.model.parallel import Group
-from tercet.triton_kernels.add_rms_norm import add_rms_norm
+from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, sum_in_order
 from tercet.triton_kernels.all_reduce_words import stack_rows
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
@@ -123,11 +124,55 @@ def check_graphs(group: Group) -> None:
             torch.testing.assert_close(out.double(), total, rtol=2e-2, atol=6e-2)
 
 
+def check_exchange(group: Group, exchange: Exchange) -> None:
+    """Two steps of two sums each in one graph, in halves, replayed with inputs that change and ranks that come late."""
+    counts = {3000: 3000, 2048: 900}  # of the second, one half is padding
+    residuals = {rows: torch.zeros(rows, HIDDEN, dtype=torch.bfloat16, device="cuda") for rows in counts}
+    updates = {(rows, turn): torch.zeros_like(residuals[rows]) for rows in counts for turn in range(2)}
+    normed = {rows: torch.zeros_like(residuals[rows]) for rows in counts}
+    weight = drawn("weight", 0, 1)[0]
+    counts_1 = {rows: torch.tensor([count], dtype=torch.int32, device="cuda") for rows, count in counts.items()}
+
+    def run() -> None:
+        for rows, residual in residuals.items():
+            first = half_of(rows)
+            halves = ((slice(0, first), counts_1[rows]), (slice(first, rows), exchange.begin(counts_1[rows], first)))
+            messages = [exchange.send(updates[rows, 0][half] * 1) for half, _ in halves]
+            for message, (half, count_1) in zip(messages, halves, strict=True):
+                normed[rows][half] = exchange.add(message, residual[half], weight, EPS, count_1)
+            messages = [exchange.send(updates[rows, 1][half] * 1) for half, _ in halves]
+            exchange.end([(message, residual[half]) for message, (half, _) in zip(messages, halves, strict=True)])
+
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode="relaxed")
+    run()
+    graph.capture_end()
+    for turn in range(12):
+        wanted = {}
+        for rows, residual in residuals.items():
+            residual.copy_(drawn(f"residual {turn}", 0, rows))
+            parts_of = [parts(f"turn {turn} {i}", group.size, rows) for i in range(2)]
+            for i in range(2):
+                updates[rows, i].copy_(parts_of[i][group.rank])
+            after = residual.clone()
+            add_rms_norm(sum_in_order(parts_of[0]), after, weight, EPS)
+            wanted[rows] = rms_norm(after, weight, EPS), after.add(sum_in_order(parts_of[1]))
+        if turn % 3 == group.rank:
+            torch.cuda._sleep(3_000_000)  # this rank comes late
+        graph.replay()
+        for rows, (after_norm, after) in wanted.items():
+            count = counts[rows]
+            assert torch.equal(normed[rows][:count], after_norm[:count]), (turn, rows)
+            assert torch.equal(residuals[rows][:count], after[:count]), (turn, rows)
+
+
 def main() -> None:
     rank, size, rendezvous = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     device = torch.device("cuda", rank)
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
-    group.connect(HIDDEN, torch.bfloat16)
+    group.connect(HIDDEN, torch.bfloat16, max_tokens=3000, num_sums=2)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     few, many = (group.inboxes_for(drawn("x", rank, rows)) for rows in (1, 1024))
     kinds = [inboxes for inboxes in (few, many) if inboxes is not None]
@@ -139,6 +184,9 @@ def main() -> None:
         print(f"rank {rank}: crowds of {type(inboxes).__name__}", flush=True)
     check_graphs(group)
     print(f"rank {rank}: graphs", flush=True)
+    if exchange := group.exchange_for(3000):
+        check_exchange(group, exchange)
+        print(f"rank {rank}: exchange", flush=True)
     dist.barrier()
     group.close()
 

@@ -14,6 +14,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tercet.model.config import ModelConfig
+from tercet.model.exchange import HALVES, PLACES, Exchange
+from tercet.triton_kernels.add_arrived import Arrivals
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm
 from tercet.triton_kernels.all_reduce_words import stack_rows
@@ -53,6 +56,21 @@ def add_calls(out: dict[str, Tensor], rank: int, call: int, rows: int, dtype: to
     out[f"{kind} residual{call}"] = residual
     out[f"{kind} apart{call}"] = add_rms_norm(all_reduce(update, inboxes), other, weight, EPS)
     out[f"{kind} added{call}"] = other
+
+
+def mapped_exchange(rank: int, size: int, folder: Path, rows: int, config: ModelConfig) -> Exchange:
+    """The same for whole messages of fp32."""
+
+    def mapped(name: str, *shape: int, dtype: torch.dtype) -> list[Tensor]:
+        count = torch.Size(shape).numel()
+        return [
+            torch.from_file(str(folder / f"{name}{peer}"), shared=True, size=count, dtype=dtype).view(shape)
+            for peer in range(size)
+        ]
+
+    parts = mapped("parts", PLACES, size - 1, rows, config.hidden_size, dtype=torch.float32)
+    flags = mapped("flags", 2 * HALVES * config.num_layers, size - 1, dtype=torch.int32)
+    return Exchange(Arrivals(rank, parts[rank], flags[rank], torch.zeros(1, dtype=torch.int32)), parts, flags, None)
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ def run_ranks(script: str, *arguments: str) -> list[str]:
 def test_sums(tmp_path: Path) -> None:
     outputs = run_ranks("gpu_rank.py", str(tmp_path / "rendezvous"))
     assert "peers True" in outputs[0], outputs
+    assert "exchange" in outputs[0], outputs
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,20 @@ def test_deterministic_whatever_the_schedule(model: Path) -> None:
     agreed = sum(next((k for k, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NUM_TOKENS)
                  for x, y in zip(graphs, alone, strict=True))  # fmt: skip
     assert agreed > len(graphs) * NUM_TOKENS * 0.3, f"only {agreed} tokens before the first difference"
+
+
+def test_long_steps_exchange_whole_messages(model: Path) -> None:
+    """The same tokens whether a prompt's sums are exchanged beside its products or not."""
+    draw = random.Random(4)
+    long = [[draw.randrange(100_000) for _ in range(draw.randint(1500, 4000))] for _ in range(3)]
+    said = []
+    for tokens in (8192, 1024):
+        settings = {"max_num_batched_tokens": tokens, "max_model_len": 4096, "kv_cache_memory": 2**30}
+        with LLM(
+            str(model), load_format="dummy", device="cuda", tensor_parallel_size=2, deterministic=True, **settings
+        ) as llm:
+            said.append(generate(llm, long, [params(i) for i in range(3)]))
+    assert said[0] == said[1]
 
 
 def test_default_mode_runs_everything(model: Path) -> None:

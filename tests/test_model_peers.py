@@ -15,7 +15,8 @@ import json, sys
 from pathlib import Path
 import torch
 from paged_sequences import CPU, Sequences, make_decoder
-from peer_rank import mapped
+from peer_rank import mapped, mapped_exchange
+import tercet.model.exchange
 from tercet.model.parallel import Group
 from tercet.model.peers import Limits, Peers
 from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
@@ -26,14 +27,17 @@ decoder = make_decoder(Path(model), group, layout="fused")
 row_bytes = 4 * decoder.config.hidden_size
 words, rows = (mapped(kind, rank, size, folder, row_bytes) for kind in (WordInboxes, RowInboxes))
 group._peers = Peers(words, rows, Limits(row_bytes, 6 * row_bytes))
+tercet.model.exchange._FEWEST_TOKENS, tercet.model.exchange._HALF_MULTIPLE = 13, 4
+group._exchange = mapped_exchange(rank, size, folder, 12, decoder.config)
 run = Sequences(decoder, 2)
 answers = [
-    run.step({int(s): t for s, t in decodes.items()}, {int(s): t for s, t in chunks.items()}).tolist()
-    for decodes, chunks in steps
+    run.step({int(s): t for s, t in decodes.items()}, {int(s): t for s, t in chunks.items()}, pad_t=pad).tolist()
+    for decodes, chunks, pad in steps
 ]
 assert words.calls_M.tolist()[0] > 0, "one row goes through peer memory word by word"
 assert rows.calls_M.tolist()[1] > 0, "two rows with flags"
-assert rows.calls_M.tolist()[2] == 0, "and thirteen not"
+assert rows.calls_M.tolist()[2] == 0, "and nine not"
+assert group._exchange._arrivals.step_1.item() == 3, "many rows are exchanged as whole messages"
 print(json.dumps(answers))
 group.close()
 """
@@ -41,9 +45,17 @@ group.close()
 
 def test_two_ranks(tmp_path: Path) -> None:
     model = make_checkpoint("qwen3", tmp_path, num_hidden_layers=2)
-    a, b = random_prompts(2, 14, 14, seed=5)
-    # Thirteen rows are more than go through peer memory here; two go another way than one.
-    steps = [({}, {0: a[:9], 1: b[:4]}), ({0: a[9], 1: b[4]}, {}), ({1: b[5]}, {})]
+    a, b = random_prompts(2, 60, 60, seed=5)
+    # From 13 rows on whole messages are exchanged here, in halves of which one may be padding. Up to six go through
+    # inboxes, one row another way than two; nine go by collectives.
+    steps = [
+        ({}, {0: a[:9], 1: b[:4]}, 3),
+        ({0: a[9], 1: b[4]}, {}, 0),
+        ({1: b[5]}, {}, 0),
+        ({}, {0: a[10:18]}, 1),
+        ({1: b[6]}, {0: a[18:22]}, 15),
+        ({}, {1: b[7:25], 0: a[22:24]}, 0),
+    ]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
@@ -73,7 +85,9 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert answers[0] == answers[1], "ranks must agree to the bit: each samples on its own"
     with torch.inference_mode():
         wanted_a, wanted_b = (reference_model(model)(torch.tensor([ids])).logits[0] for ids in (a, b))
-    for got, wanted in zip(
-        answers[0], ([wanted_a[8], wanted_b[3]], [wanted_a[9], wanted_b[4]], [wanted_b[5]]), strict=True
-    ):
+    wanted_steps = (
+        [wanted_a[8], wanted_b[3]], [wanted_a[9], wanted_b[4]], [wanted_b[5]], [wanted_a[17]],
+        [wanted_b[6], wanted_a[21]], [wanted_b[24], wanted_a[23]],
+    )  # fmt: skip
+    for got, wanted in zip(answers[0], wanted_steps, strict=True):
         torch.testing.assert_close(torch.tensor(got), torch.stack(wanted), rtol=1e-4, atol=1e-3)

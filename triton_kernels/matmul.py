@@ -34,9 +34,7 @@ def matmul(
     `deterministic`: a row's bits do not depend on M (K is summed in one order everywhere).
     """
     _check(x_MK, w_NK, bias_N)
-    if out is not None:
-        check_shape("out", out, x_MK.shape[0], w_NK.shape[0])
-        check_same("out", out, x_MK)
+    _check_out(out, x_MK, w_NK.shape[0])
     if not use_kernels(x_MK):
         y_MN = matmul_reference(x_MK, w_NK, bias_N)
         return y_MN if out is None else out.copy_(y_MN)
@@ -60,15 +58,23 @@ def matmul_add(
 
 
 def matmul_silu_and_mul(
-    x_MK: Tensor, w_2FK: Tensor, *, deterministic: bool = False, rows: Tensor | None = None
+    x_MK: Tensor,
+    w_2FK: Tensor,
+    out: Tensor | None = None,
+    *,
+    deterministic: bool = False,
+    rows: Tensor | None = None,
 ) -> Tensor:
     """silu(gate) * up of x W^T, gate and up rows of W in turns: [M, K] x [2F, K] -> [M, F]. fp32 inside; graph-safe."""
     _check_pairs(x_MK, w_2FK)
+    _check_out(out, x_MK, w_2FK.shape[0] // 2)
     if not use_kernels(x_MK):
-        return matmul_silu_and_mul_reference(x_MK, w_2FK)
-    out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
-    _run("matmul_silu_and_mul", x_MK, w_2FK, out_MF, "gate", deterministic, None, rows)
-    return out_MF
+        y_MF = matmul_silu_and_mul_reference(x_MK, w_2FK)
+        return y_MF if out is None else out.copy_(y_MF)
+    if out is None:
+        out = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
+    _run("matmul_silu_and_mul", x_MK, w_2FK, out, "gate", deterministic, None, rows)
+    return out
 
 
 def rms_norm_matmul(
@@ -180,3 +186,9 @@ def _check_pairs(x_MK: Tensor, w_2FK: Tensor) -> None:
     _check(x_MK, w_2FK)
     if w_2FK.shape[0] % 2:
         raise ValueError(f"w: got {w_2FK.shape[0]} rows, wanted gate and up rows in turns: an even number")
+
+
+def _check_out(out: Tensor | None, x_MK: Tensor, width: int) -> None:
+    if out is not None:
+        check_shape("out", out, x_MK.shape[0], width)
+        check_same("out", out, x_MK)
