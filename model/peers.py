@@ -1,6 +1,7 @@
 """Memory that ranks of one machine write into: how they come by it, and for which messages it is used.
 
-The kernels take it from there. Where GPUs cannot reach each other there are no peers, which is said once, and NCCL carries everything.
+The kernels take it from there. Where GPUs cannot reach each other there are no peers, which is said once, and NCCL
+carries everything.
 """
 
 import logging
