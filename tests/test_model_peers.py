@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from checkpoints import make_checkpoint, random_prompts, reference_model
+from tercet.model.peers import Limits, Peers
+from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
 
 _RANK = """
 import json, sys
@@ -91,3 +93,20 @@ def test_two_ranks(tmp_path: Path) -> None:
     )  # fmt: skip
     for got, wanted in zip(answers[0], wanted_steps, strict=True):
         torch.testing.assert_close(torch.tensor(got), torch.stack(wanted), rtol=1e-4, atol=1e-3)
+
+
+def test_which_sums_go_which_way() -> None:
+    calls, bytes_a_row = torch.zeros(64, dtype=torch.int32), 256
+    words, rows = (
+        kind(0, (0, 0), calls[:room], bytes_a_row, None) for kind, room in ((WordInboxes, 16), (RowInboxes, 64))
+    )
+    peers = Peers(words, rows, Limits(4 * bytes_a_row, 64 * bytes_a_row))
+
+    def way(num_rows: int, row_size: int = 64, dtype: torch.dtype = torch.float32) -> object:
+        return peers.inboxes_for(torch.empty(num_rows, row_size, dtype=dtype, device="meta"))
+
+    assert [way(n) for n in (1, 4, 5, 64, 65)] == [words, words, rows, rows, None]
+    assert [way(n, 128, torch.float16) for n in (4, 5)] == [words, rows]
+    assert [way(n, 2, torch.int32) for n in (16, 17)] == [words, rows], "as many short rows as there are places"
+    assert way(1, 65) is None, "no row is longer than a place"
+    assert peers.inboxes_for(torch.empty(64, device="meta")) is None

@@ -67,9 +67,7 @@ def _wait(
     for source in tl.static_range(P):
         if source != RANK:
             flag_ptr = _flag_ptr(addresses[RANK], call, source, row, M, P, PLACE, TYPE)
-            while tl.load(flag_ptr, volatile=True) != call:
-                pass
-            # In a condition, because an addition of zero that nobody looks at is dropped.
+            # The addition is there to acquire, by one thread; compiled, it is a load.
             while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call:
                 pass
     # One thread has acquired: the others come behind it.
