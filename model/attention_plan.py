@@ -13,10 +13,8 @@ from torch import Tensor
 from tercet.triton_kernels.attention import plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
-from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.few_rows import FewRows
-from tercet.triton_kernels.fused_decode import can_fuse_decode, plan_fused_decode
+from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, plan_fused_decode
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -25,7 +23,7 @@ from tercet.triton_kernels.prepare import StepInputs
 class AttentionPlan:
     """What all layers share; nothing where the references compute."""
 
-    decode: dict[int, DecodeWork | DecodeShares | FewRows]
+    decode: dict[int, DecodeWork | FusedPlan]
     """By the layers' window. All but work is for the kernels that take q, k, v rows as they are."""
     prefill: dict[int, PrefillWork]
     """By the layers' window."""
@@ -38,7 +36,7 @@ class AttentionPlan:
         """`num_heads`: q heads of this rank. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
-        decode: dict[int, DecodeWork | DecodeShares | FewRows] = {}
+        decode: dict[int, DecodeWork | FusedPlan] = {}
         prefill: dict[int, PrefillWork] = {}
         if not use_kernels(kv_cache):
             return cls(decode, prefill)
@@ -46,9 +44,10 @@ class AttentionPlan:
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for window in windows:
-                # Its splits follow the whole step's work: not for deterministic mode.
-                if not deterministic and can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
-                    decode[window] = plan_fused_decode(*rows, page_table_SM, num_heads, k_cache)
+                if can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
+                    decode[window] = plan_fused_decode(
+                        *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic
+                    )
                 else:
                     decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic)
         if num_tokens:

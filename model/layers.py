@@ -17,9 +17,7 @@ from tercet.model.residual import Residual
 from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
-from tercet.triton_kernels.decode_shares import DecodeShares
-from tercet.triton_kernels.few_rows import FewRows
-from tercet.triton_kernels.fused_decode import fused_decode_attention
+from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
@@ -63,7 +61,7 @@ class Layer:
         out_THD = qkv_TN.new_empty(num_tokens, num_heads, head_dim)
         shares = plan.decode.get(self.window)
         first = 0
-        if num_decodes and isinstance(shares, DecodeShares | FewRows):
+        if num_decodes and isinstance(shares, FusedPlan):
             first = num_decodes
             fused_decode_attention(
                 qkv_TN[:first],
@@ -113,7 +111,7 @@ class Layer:
         scale = self.config.head_dim**-0.5
         if first < num_decodes:
             work = plan.decode.get(self.window)
-            assert not isinstance(work, DecodeShares | FewRows)
+            assert not isinstance(work, FusedPlan)
             decode_attention(
                 q_THD[:num_decodes],
                 k_cache,

@@ -269,7 +269,7 @@ def launch_decode_attention(
     out_BHD: Tensor,
 ) -> None:  # fmt: skip
     """Two launches: the splits, and their merge. Graph-safe; `work` is planned."""
-    B, H, D = q_BHD.shape
+    _, H, D = q_BHD.shape
     kv_heads, page_size = k_cache.shape[1:3]
     tile = min(page_size, 64 if q_BHD.dtype.itemsize == 2 else 32)
     # Fixed splits may be very many: then programs take several. Else the card hands pairs to whoever is free.
@@ -288,7 +288,13 @@ def launch_decode_attention(
         ALIBI=slopes is not None, PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3,
         num_warps=2, **overlap,
     )  # fmt: skip
+    merge_splits(work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, out_BHD)
+
+
+def merge_splits(counts_B: Tensor, starts_B: Tensor, partial_IHD: Tensor, stats_IH2: Tensor, out_BHD: Tensor) -> None:
+    """Merge the splits of each row, in their order, where there are several; zeros where there are none. Graph-safe."""
+    B, H, D = out_BHD.shape
     _merge_kernel[(H, B)](
-        work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, out_BHD,
-        H=H, D=D, BLOCK_D=triton.next_power_of_2(D), BLOCK_I=16, num_warps=2, **overlap,
+        counts_B, starts_B, partial_IHD, stats_IH2, out_BHD,
+        H=H, D=D, BLOCK_D=triton.next_power_of_2(D), BLOCK_I=16, num_warps=2, **overlap_options(out_BHD),
     )  # fmt: skip

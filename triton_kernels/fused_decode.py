@@ -1,6 +1,7 @@
 """Decode attention straight from a layer's q, k, v rows: head norms, rotary, the new token's K and V into the cache,
 and attention to all before it, in two launches. On Hopper, for plain scoring; elsewhere prologue and attention are
-apart. A step's plan says which of two kernels serves it: one made for bandwidth, one for few rows.
+apart. A step's plan says which of three kernels serves it: one made for bandwidth, one for few rows, one that cuts rows
+at fixed positions, so that a row's bits are its own.
 
 Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q heads, D head size, S slots, M pages of a
 slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
@@ -13,7 +14,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import check_contiguous, check_same, check_shape
+from tercet.triton_kernels.decode_attention import merge_splits
 from tercet.triton_kernels.decode_few import launch_few_rows
+from tercet.triton_kernels.decode_fixed import fixed_decode_kernel
 from tercet.triton_kernels.decode_hopper import hopper_decode_kernel
 from tercet.triton_kernels.decode_shares import (
     WORKER_WORDS,
@@ -23,6 +26,7 @@ from tercet.triton_kernels.decode_shares import (
 )
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
+from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
 from tercet.triton_kernels.merge_parts import merge_parts_kernel
 
 _TILE = 32
@@ -36,6 +40,11 @@ _FEW_ROWS = 1
 """Up to here the kernel for few rows: for two to four it is ahead at a thousand tokens, behind at some thousands."""
 _FEW_TILE = 64
 
+_SPLIT = 8
+"""Tiles of a fixed split."""
+
+FusedPlan = DecodeShares | FewRows | FixedSplits
+
 
 def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
     """Whether the fused kernel knows these shapes and this way of scoring."""
@@ -46,12 +55,26 @@ def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring:
 
 
 def plan_fused_decode(
-    decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, num_q_heads: int, k_cache: Tensor
-) -> DecodeShares | FewRows:
-    """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step."""
+    decode_lengths_B: Tensor,
+    decode_slots_B: Tensor,
+    page_table_SM: Tensor,
+    num_q_heads: int,
+    k_cache: Tensor,
+    *,
+    deterministic: bool = False,
+) -> FusedPlan:
+    """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step.
+
+    `deterministic`: a row's bits depend on nothing else in the step.
+    """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+    if deterministic:
+        max_tokens = page_table_SM.shape[1] * page_size
+        splits = make_fixed_splits(decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, _TILE, _SPLIT)
+        plan_fixed_splits(decode_slots_B, splits)
+        return splits
     if num_rows <= _FEW_ROWS:
         few = make_few_rows(num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device)
         plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
@@ -73,7 +96,7 @@ def fused_decode_attention(
     k_cache: Tensor,
     v_cache: Tensor,
     page_table_SM: Tensor,
-    shares: DecodeShares | FewRows,
+    shares: FusedPlan,
     num_q_heads: int,
     scale: float,
     out_BHD: Tensor,
@@ -102,6 +125,17 @@ def fused_decode_attention(
         return
     check_shape("lengths", shares.lengths_B, B)
     norm = q_norm_weight_D is not None
+    if isinstance(shares, FixedSplits):
+        fixed_decode_kernel[(shares.num_workers,)](
+            _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
+            q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
+            shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD,
+            eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
+            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=_STAGES,
+            NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+        )  # fmt: skip
+        merge_splits(shares.counts_B, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD)
+        return
     hopper_decode_kernel[(shares.num_workers,)](
         _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
         q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,

@@ -1,0 +1,145 @@
+"""Decode attention on Hopper with a row's bits its own: as `decode_hopper.py`, by splits at fixed positions, in Gluon.
+
+A worker is one warp, with every NUM_WORKERS-th pair of a split and a kv head. The copy engine fills its ring of tiles,
+over the ends of pairs too, and begins before the kernel ahead has ended.
+
+Shape suffixes: D head size; a row's heads are q heads, then k heads, then v heads.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from tercet.triton_kernels.decode_pair import (
+    GROUP,
+    attend_tile,
+    begin_pair,
+    clean,
+    fetch,
+    page_of,
+    store_heads,
+    wait_for_previous,
+)
+
+_SPLIT_WORDS = gl.constexpr(4)  # as in fixed_splits.py
+
+
+@gluon.jit
+def _begin_of(end, SPLIT: gl.constexpr):
+    """The first tile of the split that ends with the tile before `end`."""
+    return (end - 1) // SPLIT * SPLIT
+
+
+@gluon.jit
+def _next_tile(
+    splits_ptr, pair, total, slot, tile, end, KV_HEADS: gl.constexpr, SPLIT: gl.constexpr, STEP: gl.constexpr
+):
+    """The worker's tile behind a tile: of the same pair, or the first of its next, if there is one."""
+    tile += 1
+    if tile == end:
+        pair += STEP
+        if pair < total:
+            record_ptr = splits_ptr + pair // KV_HEADS * _SPLIT_WORDS
+            slot = gl.load(record_ptr + 1)
+            end = gl.load(record_ptr + 3)
+            tile = _begin_of(end, SPLIT)
+    return pair, slot, tile, end
+
+
+@gluon.jit(do_not_specialize=["M", "P", "num_pages"], do_not_specialize_on_alignment=["M", "P", "num_pages"])
+def fixed_decode_kernel(
+    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, splits_ptr,
+    num_splits_ptr, starts_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, M, P, num_pages,
+    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SPLIT: gl.constexpr,
+    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Grid (NUM_WORKERS,), one warp each."""
+    TILE: gl.constexpr = k_desc.block_shape[0]
+    HALF: gl.constexpr = D // 2
+    G: gl.constexpr = H // KV_HEADS
+    dtype: gl.constexpr = k_desc.dtype
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
+    k_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TILE, HALF], k_desc.layout)
+    v_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TILE, HALF], v_desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for barrier in gl.static_range(STAGES):
+        mbarrier.init(full.index(barrier), count=1)
+
+    if PDL:
+        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    worker = gl.program_id(0)
+    total = gl.load(num_splits_ptr) * KV_HEADS
+    # The worker's tiles as the copy engine sees them: some ahead. The next page is looked up a tile ahead of that.
+    next_pair = worker
+    next_slot = worker
+    next_end = worker
+    next_tile = worker
+    next_page = worker
+    if worker < total:
+        record_ptr = splits_ptr + worker // KV_HEADS * _SPLIT_WORDS
+        next_slot = gl.load(record_ptr + 1)
+        next_end = gl.load(record_ptr + 3)
+        next_tile = _begin_of(next_end, SPLIT)
+        next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
+    for ahead in range(STAGES):
+        if next_pair < total:
+            next_head = next_pair % KV_HEADS
+            fetch(
+                k_desc, v_desc, k_ring, v_ring, full, next_page, ahead, next_head, next_tile, num_pages, KV_HEADS, PAGE
+            )
+            next_pair, next_slot, next_tile, next_end = _next_tile(
+                splits_ptr, next_pair, total, next_slot, next_tile, next_end, KV_HEADS, SPLIT, NUM_WORKERS
+            )
+            if next_pair < total:
+                next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
+
+    unit = scale * 1.4426950408889634
+    group = gl.arange(0, GROUP, gl.SliceLayout(1, MMA))
+    count = 0
+    for pair in range(worker, total, NUM_WORKERS):
+        record_ptr = splits_ptr + pair // KV_HEADS * _SPLIT_WORDS
+        head = pair % KV_HEADS
+        row = gl.load(record_ptr).to(gl.int64)
+        slot = gl.load(record_ptr + 1)
+        known = gl.load(record_ptr + 2)
+        end = gl.load(record_ptr + 3)
+        begin = _begin_of(end, SPLIT)
+        # A row without a token in the cache has a tile all the same.
+        is_last = end * TILE >= known
+        q0, q1, acc0, acc1, largest, weight = begin_pair(
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head,
+            is_last, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+        )  # fmt: skip
+        for at in range(begin, end):
+            stage = count % STAGES
+            mbarrier.wait(full.index(stage), count // STAGES & 1)
+            if at * TILE + TILE > known:
+                clean(v_ring, stage, at * TILE, known, HALF)
+            acc0, acc1, largest, weight = attend_tile(
+                k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known
+            )
+            if next_pair < total:
+                next_head = next_pair % KV_HEADS
+                fetch(
+                    k_desc, v_desc, k_ring, v_ring, full, next_page, count + STAGES, next_head, next_tile, num_pages,
+                    KV_HEADS, PAGE,
+                )  # fmt: skip
+                next_pair, next_slot, next_tile, next_end = _next_tile(
+                    splits_ptr, next_pair, total, next_slot, next_tile, next_end, KV_HEADS, SPLIT, NUM_WORKERS
+                )
+                if next_pair < total:
+                    next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
+            count += 1
+        if (begin == 0) & is_last:
+            places = row * H + head * G + group
+            y0 = (acc0 / weight[:, None]).to(dtype)
+            store_heads(out_ptr, places, y0, (acc1 / weight[:, None]).to(dtype), D, G)
+        else:
+            part = gl.load(starts_ptr + row) + begin // SPLIT
+            places = part.to(gl.int64) * H + head * G + group
+            store_heads(part_ptr, places, acc0, acc1, D, G)
+            gl.store(stats_ptr + places * 2, largest, mask=group < G)
+            gl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
+    # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
+    if worker == 0:
+        wait_for_previous(PDL)

@@ -1,0 +1,173 @@
+"""One row and one kv head of decode attention on Hopper, in Gluon: queries, the newest token, tiles of keys and values.
+
+A worker is one warp. The copy engine fills its ring of tiles; the newest token needs no cache: its norms and turns are
+computed where it is attended to, and written on the way. Knows nothing of which worker has what.
+
+Shape suffixes: D head size; a row's heads are q heads, then k heads, then v heads.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+GROUP = gl.constexpr(16)  # rows of a matrix product: q heads of one kv head, at most
+
+
+@gluon.jit
+def _exp2(x):
+    """2^x; what would be denormal is 0."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
+
+
+@gluon.jit
+def wait_for_previous(PDL: gl.constexpr):
+    """As in overlap.py, which Gluon cannot call."""
+    if PDL:
+        gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+
+
+@gluon.jit
+def page_of(page_table_ptr, slot, tile, M, TILE: gl.constexpr, PAGE: gl.constexpr):
+    return gl.load(page_table_ptr + slot.to(gl.int64) * M + gl.minimum(tile * TILE // PAGE, M - 1))
+
+
+@gluon.jit
+def fetch(
+    k_desc, v_desc, k_ring, v_ring, full, page, count, head, tile, num_pages,
+    KV_HEADS: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """Ask for one tile of keys and values, each in two halves of the head."""
+    TILE: gl.constexpr = k_desc.block_shape[0]
+    HALF: gl.constexpr = k_desc.block_shape[1]
+    STAGES: gl.constexpr = full.shape[0]
+    stage = count % STAGES
+    position = tile * TILE
+    page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
+    row = (page * KV_HEADS + head) * PAGE + position % PAGE
+    bar = full.index(stage)
+    mbarrier.expect(bar, 4 * TILE * HALF * 2)
+    for half in gl.static_range(2):
+        tma.async_copy_global_to_shared(k_desc, [row, half * HALF], bar, k_ring.index(stage * 2 + half))
+        tma.async_copy_global_to_shared(v_desc, [row, half * HALF], bar, v_ring.index(stage * 2 + half))
+
+
+@gluon.jit
+def _load_halves(ptr, columns, HALF: gl.constexpr):
+    return gl.load(ptr + columns).to(gl.float32), gl.load(ptr + HALF + columns).to(gl.float32)
+
+
+@gluon.jit
+def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: gl.constexpr, NORM: gl.constexpr):
+    """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
+    if NORM:
+        inverse = gl.rsqrt(squares / (2 * HALF) + eps)
+        x *= inverse * norm0
+        y *= inverse * norm1
+    return x * cos - y * sin, y * cos + x * sin
+
+
+@gluon.jit
+def begin_pair(
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head, is_last, eps,
+    unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
+    TILE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """A row's queries of one kv head, and the softmax before any tile: of the newest token, if `is_last`, which is
+    written on the way; else of nothing. Waits for the kernel ahead; from the second time on for nothing."""
+    HALF: gl.constexpr = D // 2
+    G: gl.constexpr = H // KV_HEADS
+    dtype: gl.constexpr = k_ptr.dtype.element_ty
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
+    LOADS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [1, 1], [1, 0])
+    QUERIES: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))
+    heads = gl.arange(0, GROUP, gl.SliceLayout(1, LOADS))
+    half = gl.arange(0, HALF, gl.SliceLayout(0, MMA))
+    cos, sin = _load_halves(cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D, columns, HALF)
+    q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
+    k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
+    own_page = page_of(page_table_ptr, slot, known // TILE, M, TILE, PAGE).to(gl.int64)
+    # Up to here nothing was read that the kernel ahead writes.
+    wait_for_previous(PDL)
+    heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
+    q_ptrs = heads_ptr + (head * G + heads)[:, None] * D + columns[None, :]
+    mine = (heads < G)[:, None] & (columns < HALF)[None, :]
+    x0 = gl.load(q_ptrs, mask=mine, other=0.0).to(gl.float32)
+    x1 = gl.load(q_ptrs + HALF, mask=mine, other=0.0).to(gl.float32)
+    k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
+    v0 = gl.load(heads_ptr + (H + KV_HEADS + head) * D + half)
+    v1 = gl.load(heads_ptr + (H + KV_HEADS + head) * D + HALF + half)
+    q0, q1 = _turn(
+        x0, x1, gl.sum(x0 * x0 + x1 * x1, 1)[:, None], q_norm0[None, :], q_norm1[None, :], cos[None, :],
+        sin[None, :], eps, HALF, NORM,
+    )  # fmt: skip
+    q0 = q0.to(dtype)
+    q1 = q1.to(dtype)
+    largest = gl.full((GROUP,), float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
+    weight = gl.zeros((GROUP,), gl.float32, gl.SliceLayout(1, MMA))
+    acc0 = gl.zeros((GROUP, HALF), gl.float32, MMA)
+    acc1 = gl.zeros((GROUP, HALF), gl.float32, MMA)
+    if is_last:
+        k0, k1 = _turn(k0, k1, gl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
+        key0 = k0.to(dtype)
+        key1 = k1.to(dtype)
+        products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
+        products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
+        largest = gl.convert_layout(gl.sum(products, 1) * unit, gl.SliceLayout(1, MMA))
+        weight += 1.0
+        acc0 += v0.to(gl.float32)[None, :]
+        acc1 += v1.to(gl.float32)[None, :]
+        cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
+        inside = (own_page > 0) & (own_page < num_pages)
+        gl.store(k_ptr + cell + columns, key0, mask=inside & (columns < HALF))
+        gl.store(k_ptr + cell + HALF + columns, key1, mask=inside & (columns < HALF))
+        gl.store(v_ptr + cell + half, v0, mask=inside & (half < HALF))
+        gl.store(v_ptr + cell + HALF + half, v1, mask=inside & (half < HALF))
+    return gl.convert_layout(q0, QUERIES), gl.convert_layout(q1, QUERIES), acc0, acc1, largest, weight
+
+
+@gluon.jit
+def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, start, known):
+    """One tile in the softmax so far."""
+    MMA: gl.constexpr = acc0.type.layout
+    TILE: gl.constexpr = k_ring.shape[1]
+    KEYS: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    s = gl.zeros((GROUP, TILE), gl.float32, MMA)
+    s = mma_v2(q0, k_ring.index(stage * 2).permute((1, 0)).load(KEYS), s)
+    s = mma_v2(q1, k_ring.index(stage * 2 + 1).permute((1, 0)).load(KEYS), s)
+    positions = start + gl.arange(0, TILE, gl.SliceLayout(0, MMA))
+    s = gl.where((positions < known)[None, :], s * unit, float("-inf"))
+    new = gl.maximum(largest, gl.max(s, 1))
+    shrink = _exp2(largest - new)
+    weights = _exp2(s - new[:, None])
+    weight = weight * shrink + gl.sum(weights, 1)
+    p = gl.convert_layout(weights.to(v_ring.dtype), WEIGHTS)
+    acc0 = mma_v2(p, v_ring.index(stage * 2).load(KEYS), acc0 * shrink[:, None])
+    acc1 = mma_v2(p, v_ring.index(stage * 2 + 1).load(KEYS), acc1 * shrink[:, None])
+    return acc0, acc1, new, weight
+
+
+@gluon.jit
+def clean(v_ring, stage, start, known, HALF: gl.constexpr):
+    """Cells beyond a row's end may hold anything, NaN too."""
+    TILE: gl.constexpr = v_ring.shape[1]
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [1, 1], [1, 0])
+    positions = start + gl.arange(0, TILE, gl.SliceLayout(1, LAYOUT))
+    for half in gl.static_range(2):
+        part = v_ring.index(stage * 2 + half)
+        part.store(gl.where((positions < known)[:, None], part.load(LAYOUT), 0.0).to(v_ring.dtype))
+    fence_async_shared()
+
+
+@gluon.jit
+def store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
+    """The two halves of each head of the group, in rows of D numbers."""
+    MMA: gl.constexpr = y0.type.layout
+    half = gl.arange(0, D // 2, gl.SliceLayout(0, MMA))
+    group = gl.arange(0, GROUP, gl.SliceLayout(1, MMA))
+    valid = (group < G)[:, None] & (half < D // 2)[None, :]
+    ptrs = out_ptr + places[:, None] * D + half[None, :]
+    gl.store(ptrs, y0, mask=valid)
+    gl.store(ptrs + D // 2, y1, mask=valid)
