@@ -131,9 +131,9 @@ def fixed_decode_kernel(
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
             count += 1
         if (begin == 0) & is_last:
-            places = row * H + head * G + group
             y0 = (acc0 / weight[:, None]).to(dtype)
-            store_heads(out_ptr, places, y0, (acc1 / weight[:, None]).to(dtype), D, G)
+            y1 = (acc1 / weight[:, None]).to(dtype)
+            store_heads(out_ptr, row * H + head * G + group, y0, y1, D, G)
         else:
             part = gl.load(starts_ptr + row) + begin // SPLIT
             places = part.to(gl.int64) * H + head * G + group

@@ -135,9 +135,9 @@ def hopper_decode_kernel(
                     )
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
         if (tile == 0) & (stop == tiles):
-            places = row * H + head * G + group
             y0 = (acc0 / weight[:, None]).to(dtype)
-            store_heads(out_ptr, places, y0, (acc1 / weight[:, None]).to(dtype), D, G)
+            y1 = (acc1 / weight[:, None]).to(dtype)
+            store_heads(out_ptr, row * H + head * G + group, y0, y1, D, G)
         else:
             places = (worker * 2 + gl.minimum(pair, 1)) * G + group
             store_heads(part_ptr, places, acc0, acc1, D, G)
