@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 from paged_attention import Heads, PagedCache, distance
-from tercet.triton_kernels.decode_shares import DecodeShares
-from tercet.triton_kernels.few_rows import FewRows
-from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
+from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention, plan_fused_decode
 
 EPS = 1e-6
 NEAR = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -23,6 +21,8 @@ def normed_and_turned(x: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:
 
 class Step:
     """Rows of one step, each in a slot of its own, its newest token not yet in the cache."""
+
+    deterministic = False
 
     def __init__(
         self,
@@ -49,18 +49,22 @@ class Step:
         position, page = self.lengths[slot] - 1, self.heads.page
         return int(self.cache.table[slot, position // page]), slice(None), position % page
 
-    def plan(self) -> DecodeShares | FewRows:
-        lengths = self.cache.ints([self.lengths[slot] for slot in self.slots])
-        slots, cache = self.cache.ints(self.slots), self.cache
-        return plan_fused_decode(lengths, slots, cache.table, self.heads.num_q, cache.k_cache)
+    def plan(self, slots: list[int] | None = None) -> FusedPlan:
+        slots, cache = self.slots if slots is None else slots, self.cache
+        lengths = cache.ints([self.lengths[slot] for slot in slots])
+        return plan_fused_decode(
+            lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, deterministic=self.deterministic
+        )
 
-    def run(self) -> Tensor:
-        heads, cache, plan = self.heads, self.cache, self.plan()
+    def run(self, rows: list[int] | None = None) -> Tensor:
+        """All rows, or those given."""
+        rows = list(range(len(self.slots))) if rows is None else rows
+        heads, cache, plan = self.heads, self.cache, self.plan([self.slots[row] for row in rows])
         # Launched without overlap, so that the kernel may read the plan before it waits.
-        out = torch.full((len(self.slots), heads.num_q, heads.dim), float("nan"), device=self.device, dtype=self.dtype)
+        out = torch.full((len(rows), heads.num_q, heads.dim), float("nan"), device=self.device, dtype=self.dtype)
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
         fused_decode_attention(
-            self.qkv, cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
+            self.qkv[rows], cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
             heads.dim**-0.5, out,
         )  # fmt: skip
         return out

@@ -13,6 +13,7 @@ from tercet.triton_kernels import (
     decode_attention,
     decode_few,
     decode_shares,
+    fixed_splits,
     fused_decode,
     prefill_attention,
     prefill_work,
@@ -86,42 +87,43 @@ def test_compile(
         assert "wgmma" in prefill.asm["ptx"]
 
 
-@pytest.mark.parametrize("few_rows", [0, 8])
+@pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (14, 2, 64)])
 def test_compile_fused_decode(
-    heads: int, kv_heads: int, head_dim: int, normed: bool, few_rows: int, monkeypatch: pytest.MonkeyPatch
+    heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, decode, merge = compile_fused_decode(90, heads, kv_heads, head_dim, normed, few_rows, monkeypatch)
-    assert ("cp.async.bulk.tensor" in decode.asm["ptx"]) == (not few_rows)
+    plan, decode, merge = compile_fused_decode(90, heads, kv_heads, head_dim, normed, kernel, monkeypatch)
+    assert ("cp.async.bulk.tensor" in decode.asm["ptx"]) == (kernel != "few")
+    assert (decode.name == "fixed_decode_kernel") == (kernel == "fixed")
     assert "mma.sync" in decode.asm["ptx"]
-    for kernel in (plan, decode, merge):
-        assert kernel.asm["cubin"]
-        assert "griddepcontrol.wait" in kernel.asm["ptx"]
+    for one in (plan, decode, merge):
+        assert one.asm["cubin"]
+        assert "griddepcontrol.wait" in one.asm["ptx"]
 
 
 @pytest.mark.parametrize(("capability", "heads", "kv_heads", "head_dim"), [(80, 16, 8, 128), (89, 5, 5, 64)])
 def test_compile_few_rows_elsewhere(
     capability: int, heads: int, kv_heads: int, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, decode, merge = compile_fused_decode(capability, heads, kv_heads, head_dim, True, 8, monkeypatch)
+    _, decode, merge = compile_fused_decode(capability, heads, kv_heads, head_dim, True, "few", monkeypatch)
     assert "mma.sync" in decode.asm["ptx"]
     assert "griddepcontrol" not in decode.asm["ptx"] + merge.asm["ptx"]
 
 
 def compile_fused_decode(
-    capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, few_rows: int,
+    capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[CompiledKernel]:  # fmt: skip
-    """Plan, attention and merge of five rows, by the kernel for few rows if `few_rows` says that five are."""
+    """Plan, attention and merge of five rows, by one of the kernels."""
     options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
-    for module in (decode_shares, decode_few, few_rows_plan):
+    for module in (decode_shares, decode_few, few_rows_plan, fixed_splits, decode_attention):
         monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
-    monkeypatch.setattr(fused_decode, "_FEW_ROWS", few_rows)
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8 if kernel == "few" else 0)
     cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None
     table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
     with compiling_for(capability) as kernels:
-        shares = fused_decode.plan_fused_decode(lengths, lengths, table, heads, cache)
+        shares = fused_decode.plan_fused_decode(lengths, lengths, table, heads, cache, deterministic=kernel == "fixed")
         fused_decode.fused_decode_attention(
             meta(5, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm, 1e-6,
             cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim),

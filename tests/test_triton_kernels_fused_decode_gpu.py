@@ -9,6 +9,7 @@ from tercet.triton_kernels import decode_few, fused_decode
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.few_rows import FewRows
+from tercet.triton_kernels.fixed_splits import FixedSplits
 from tercet.triton_kernels.fused_decode import can_fuse_decode
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
@@ -26,11 +27,15 @@ HEADS = [
 ]
 
 
-@pytest.fixture(params=["few", "many"])
+PLANS = {"few": FewRows, "many": DecodeShares, "fixed": FixedSplits}
+
+
+@pytest.fixture(params=PLANS)
 def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each of the two kernels, forced, whatever the number of rows."""
+    """Each of the kernels, forced, whatever the number of rows."""
     name: str = request.param
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 1000 if name == "few" else 0)
+    monkeypatch.setattr(Step, "deterministic", name == "fixed")
     return name
 
 
@@ -41,7 +46,7 @@ def test_against_float64(heads: Heads, with_norms: bool, kernel: str) -> None:
         step = Step(heads, lengths, with_norms)
         assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, Scoring(1.0))
         out = step.run()
-        assert isinstance(step.plan(), FewRows if kernel == "few" else DecodeShares)
+        assert isinstance(step.plan(), PLANS[kernel])
         step.check(out)
         assert torch.equal(step.run(), out), "the same step gives the same bits"
 
@@ -70,3 +75,15 @@ def test_many_rows_of_any_length(kernel: str) -> None:
     for count in (17, 256):
         step = Step(HEADS[0], torch.randint(0, 1500, (count,)).tolist(), True)
         step.check(step.run())
+
+
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[1], HEADS[3], HEADS[5]], ids=str)
+def test_fixed_splits_give_a_row_its_bits_in_any_batch(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Step, "deterministic", True)
+    lengths = [*LENGTHS, 255, 256, 257, 258, 512, 513, 514, 5000, *torch.randint(0, 1500, (230,)).tolist()]
+    step = Step(heads, lengths, True)
+    whole = step.run()
+    step.check(whole)
+    for count in (1, 1, 2, 7, 40, 200, len(lengths)):
+        rows = torch.randperm(len(lengths))[:count].tolist()
+        assert torch.equal(step.run(rows), whole[rows]), count
