@@ -153,7 +153,7 @@ def sum_rows_add_rms_norm(
 
 
 def _options(x_TD: Tensor, inboxes: RowInboxes) -> dict[str, int | bool]:
-    """Two stores of 16 bytes a thread: 1,024 rows of 8 KiB are in a GPU of 132 multiprocessors at once."""
+    """Two stores of 16 bytes a thread: few enough registers for several rows a multiprocessor to be on their way."""
     D, itemsize = x_TD.shape[1], x_TD.element_size()
     block = triton.next_power_of_2(D)
     return {
