@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
-from tercet.triton_kernels import matmul_launch, matmul_parts, tuning
+from tercet.triton_kernels import matmul, matmul_launch, matmul_parts, tuning
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.matmul import matmul_add
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.tuning import MatmulConfig
@@ -117,45 +118,38 @@ def test_bad_input(message: str, call: Callable[[], object]) -> None:
         call()
 
 
-def tuned_to(monkeypatch: pytest.MonkeyPatch, config: MatmulConfig) -> None:
-    """A table in which every product whose residual is added is done so, in default mode."""
-    for module in (matmul_parts, tuning):
-        choose = module.choose_matmul
-
-        def chosen(op: str, *args: object, choose: Callable[..., MatmulConfig] = choose) -> MatmulConfig:
-            return config if op == "matmul_add" and not args[4] else choose(op, *args)
-
-        monkeypatch.setattr(module, "choose_matmul", chosen)
-
-
 def test_the_table_says_when(draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = draw(20, 96), draw(48, 96)
-    if not x.is_cuda:
-        assert matmul_parts.matmul_parts(x, w) is None
-    tuned_to(monkeypatch, MatmulConfig("skinny", 32, 16, 16, 1, parts=3))
-    got = matmul_parts.matmul_parts(x, w)
+    line = tuning.table_key("matmul_add", 48, 96, x.dtype, False)
+
+    def chosen(config: MatmulConfig, rows: int = 20) -> Tensor | None:
+        monkeypatch.setattr(tuning, "gpu_name", lambda device: str(config))
+        monkeypatch.setattr(tuning, "load_table", {str(config): {line: {64: config}}}.__getitem__)
+        return matmul_parts.matmul_parts(x[:rows], w)
+
+    got = chosen(MatmulConfig("skinny", 32, 16, 16, 1, parts=3))
     assert got is not None
     assert got.dtype == torch.float32
     assert distance(got, exact_parts(x, w, 3)) < 2e-6
-    for config in (
-        MatmulConfig("skinny", 32, 16, 64, 1, parts=3),  # parts of K that no blocks fill
-        MatmulConfig("tile", 32, 16, 16, 1, parts=3),
-        MatmulConfig("skinny", 32, 16, 16, 1),
-    ):
-        tuned_to(monkeypatch, config)
-        assert matmul_parts.matmul_parts(x, w) is None
-    tuned_to(monkeypatch, MatmulConfig("skinny", 32, 16, 16, 1, parts=3))
-    assert matmul_parts.matmul_parts(x[:0], w) is None
+    assert chosen(MatmulConfig("skinny", 32, 16, 16, 1, parts=3), rows=0) is None
+    assert chosen(MatmulConfig("skinny", 32, 16, 64, 1, parts=3)) is None  # parts of K that no blocks fill
+    assert chosen(MatmulConfig("tile", 32, 16, 16, 1, parts=3)) is None
+    assert chosen(MatmulConfig("skinny", 32, 16, 16, 1)) is None
 
 
 def test_whole_products_leave_parts_out(draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same line of the table serves those whose result is asked for at once."""
+    """They take the tiles of deterministic mode, which are meant to be whole; and any tiles do."""
     x, w, residual = draw(20, 96), draw(48, 96), draw(20, 48)
-    config = MatmulConfig("skinny", 32, 16, 16, 1, parts=3)
-    monkeypatch.setattr("tercet.triton_kernels.matmul.choose_matmul", lambda *args: config)
-    wanted = residual.double() + x.double() @ w.double().T
-    matmul_add(x, w, residual)
-    assert distance(residual, wanted) < torch.finfo(x.dtype).eps * 2 + 1e-6
+    parted = MatmulConfig("skinny", 32, 16, 16, 1, parts=3)
+    for whole in (MatmulConfig("skinny", 32, 32, 32, 1), parted):
+        used = Mock(side_effect=launch_matmul)
+        monkeypatch.setattr(matmul, "choose_matmul", lambda *args, whole=whole: whole if args[5] else parted)
+        monkeypatch.setattr(matmul, "launch_matmul", used)
+        added = residual.clone()
+        matmul.matmul_add(x, w, added)
+        wanted = residual.double() + x.double() @ w.double().T
+        assert distance(added, wanted) < torch.finfo(x.dtype).eps * 2 + 1e-6
+        assert [call.args[0] for call in used.call_args_list] == [whole] * use_kernels(x)
 
 
 def test_interpreted() -> None:
@@ -193,8 +187,6 @@ def test_gpu(config: MatmulConfig, N: int, K: int) -> None:
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("capability", [80, 89, 90])
 def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tercet.triton_kernels.compile_only import compiling_for
-
     monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: capability == 90)
     monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
     x, w = (torch.empty(size, 2048, dtype=torch.bfloat16, device="meta") for size in (200, 1024))

@@ -153,7 +153,10 @@ def _run(
 
 def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulConfig:
     N, K = w_NK.shape
-    return choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, deterministic, x_MK.device)
+    config = choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, deterministic, x_MK.device)
+    if config.parts > 1:  # whole, its tiles would be too few: deterministic mode has the best that are
+        config = choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, True, x_MK.device)
+    return config
 
 
 def norming_config(
