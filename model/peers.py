@@ -29,11 +29,10 @@ class Limits:
     rows: int
 
 
-_LIMITS = {2: Limits(512 * 2**10, 16 * 2**20)}
+_LIMITS = {2: Limits(256 * 2**10, 16 * 2**20)}
 _LIMITS_OTHERWISE = Limits(128 * 2**10, 2**20)
-"""By number of ranks. Estimates to be held against `scripts/bench_all_reduce.py`, whose last lines say what they are to
-be: on two H200s words were faster than NCCL up to 2 MiB, and half as many bytes and one way more should be faster than
-words from 512 KiB on. A rank sends all it has to each of the others, so more ranks gain less."""
+"""By number of ranks: for two as `scripts/bench_all_reduce.py` says of two H200s. For more they are estimates: a rank
+sends all it has to each of the others, so more ranks gain less."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm
+from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm, all_reduce_parts
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.residual_add import residual_add
@@ -52,13 +52,13 @@ class Residual:
 
     def add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None) -> None:
         """Add a block's projection, a part on each rank."""
-        if self._group.size == 1 and bias_D is None:
-            if not self._deterministic and not weight_DN.is_mkldnn:
-                self._update_TD = matmul_parts(x_TN, weight_DN, self._rows)
-                if self._update_TD is not None:
-                    return
-            linear_add(x_TN, weight_DN, self._stream_TD, deterministic=self._deterministic, rows=self._rows)
-            return
+        if bias_D is None:
+            self._update_TD = self._parts(x_TN, weight_DN)
+            if self._update_TD is not None:
+                return
+            if self._group.size == 1:
+                linear_add(x_TN, weight_DN, self._stream_TD, deterministic=self._deterministic, rows=self._rows)
+                return
         # A bias counts once, not once a rank.
         bias_D = bias_D if self._group.rank == 0 else None
         self._update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
@@ -67,7 +67,23 @@ class Residual:
         """The stream with all that was added, before the final norm."""
         if self._update_TD is None:
             return self._stream_TD
-        return residual_add(self._group.all_reduce(self._update_TD, deterministic=self._deterministic), self._stream_TD)
+        update_TD = self._update_TD
+        if self._group.size == 1:
+            return residual_add(update_TD, self._stream_TD)
+        if update_TD.ndim == self._stream_TD.ndim:
+            self._group.all_reduce(update_TD, deterministic=self._deterministic)
+        else:
+            inboxes = self._group.inboxes_for(self._stream_TD)
+            assert inboxes is not None  # or there were no parts
+            update_TD = all_reduce_parts(update_TD, self._stream_TD.dtype, inboxes)
+        return residual_add(update_TD, self._stream_TD)
+
+    def _parts(self, x_TN: Tensor, weight_DN: Tensor) -> Tensor | None:
+        """The parts of a projection, if it is better done so and what comes next can add them."""
+        one_rank = self._group.size == 1
+        if self._deterministic or weight_DN.is_mkldnn or not (one_rank or self._group.inboxes_for(self._stream_TD)):
+            return None
+        return matmul_parts(x_TN, weight_DN, self._rows, whole="matmul_add" if one_rank else "matmul")
 
     def _normed(self, norm_D: Tensor) -> Tensor:
         """Add the update's sum over ranks into the stream; the total, normed: in one kernel where ranks are peers.
@@ -76,7 +92,7 @@ class Residual:
         """
         update_TD, self._update_TD = self._update_TD, None
         assert update_TD is not None
-        if not self._deterministic and (inboxes := self._group.inboxes_for(update_TD)):
+        if not self._deterministic and (inboxes := self._group.inboxes_for(self._stream_TD)):
             return all_reduce_add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, inboxes)
         self._group.all_reduce(update_TD, deterministic=self._deterministic)
         return add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, self._rows)

@@ -18,7 +18,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.exchange import HALVES, PLACES, Exchange
 from tercet.triton_kernels.add_arrived import Arrivals
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts
 from tercet.triton_kernels.all_reduce_words import stack_rows
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
@@ -56,6 +56,13 @@ def add_calls(out: dict[str, Tensor], rank: int, call: int, rows: int, dtype: to
     out[f"{kind} residual{call}"] = residual
     out[f"{kind} apart{call}"] = add_rms_norm(all_reduce(update, inboxes), other, weight, EPS)
     out[f"{kind} added{call}"] = other
+    parts = torch.stack([drawn(f"part {i}", rank, call, rows, torch.float32) for i in range(3)])
+    residual, other = (drawn("residual", 0, call, rows, dtype) for _ in range(2))
+    out[f"{kind} parts{call}"] = all_reduce_parts(parts, dtype, inboxes)
+    out[f"{kind} normed parts{call}"] = all_reduce_add_rms_norm(parts, residual, weight, EPS, inboxes)
+    out[f"{kind} parts added{call}"] = residual
+    out[f"{kind} parts apart{call}"] = add_rms_norm(out[f"{kind} parts{call}"], other, weight, EPS)
+    out[f"{kind} parts added apart{call}"] = other
 
 
 def mapped_exchange(rank: int, size: int, folder: Path, rows: int, config: ModelConfig) -> Exchange:

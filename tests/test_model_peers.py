@@ -19,6 +19,8 @@ import torch
 from paged_sequences import CPU, Sequences, make_decoder
 from peer_rank import mapped, mapped_exchange
 import tercet.model.exchange
+from tercet.triton_kernels import matmul_parts
+from tercet.triton_kernels.tuning import MatmulConfig
 from tercet.model.parallel import Group
 from tercet.model.peers import Limits, Peers
 from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
@@ -31,6 +33,11 @@ words, rows = (mapped(kind, rank, size, folder, row_bytes) for kind in (WordInbo
 group._peers = Peers(words, rows, Limits(row_bytes, 6 * row_bytes))
 tercet.model.exchange._FEWEST_TOKENS, tercet.model.exchange._HALF_MULTIPLE = 13, 4
 group._exchange = mapped_exchange(rank, size, folder, 12, decoder.config)
+tuned, divided = matmul_parts.choose_matmul, []
+def in_parts(whole, M, N, K, *how):
+    divided.append((whole, M < 3 and K % 32 == 0))
+    return MatmulConfig("skinny", 16, 16, 16, 1, parts=2) if M < 3 else tuned(whole, M, N, K, *how)
+matmul_parts.choose_matmul = in_parts
 run = Sequences(decoder, 2)
 answers = [
     run.step({int(s): t for s, t in decodes.items()}, {int(s): t for s, t in chunks.items()}, pad_t=pad).tolist()
@@ -40,6 +47,7 @@ assert words.calls_M.tolist()[0] > 0, "one row goes through peer memory word by 
 assert rows.calls_M.tolist()[1] > 0, "two rows with flags"
 assert rows.calls_M.tolist()[2] == 0, "and nine not"
 assert group._exchange._arrivals.step_1.item() == 3, "many rows are exchanged as whole messages"
+assert ("matmul", True) in divided, "few rows are multiplied in parts"
 print(json.dumps(answers))
 group.close()
 """

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from peer_rank import EPS, HIDDEN, drawn
 from tercet.triton_kernels import all_reduce_rows, all_reduce_words
-from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, sum_in_order
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts, sum_in_order
 from tercet.triton_kernels.all_reduce_words import stack_rows
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -68,6 +68,15 @@ def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
             out = got[f"{kind} normed{call}"]
             torch.testing.assert_close(out.double(), normed, rtol=4 * tolerance["rtol"], atol=2e-2)
             torch.testing.assert_close(out, got[f"{kind} apart{call}"], **tolerance)
+            # What each rank has in parts is rounded once before it is sent.
+            own = [
+                sum(drawn(f"part {i}", rank, call, rows, torch.float32) for i in range(3)).to(torch_dtype)
+                for rank in range(size)
+            ]
+            assert torch.equal(got[f"{kind} parts{call}"], sum_in_order(torch.stack(own)))
+            assert torch.equal(got[f"{kind} parts added{call}"], got[f"{kind} parts added apart{call}"])
+            apart = got[f"{kind} parts apart{call}"]
+            torch.testing.assert_close(got[f"{kind} normed parts{call}"], apart, **tolerance)
         words = torch.arange(rows * 2, dtype=torch.int32).view(rows, 2) - call
         assert torch.equal(got[f"stacked{call}"], torch.stack([words - 1000 * rank for rank in range(size)]))
 
@@ -93,6 +102,9 @@ def compiled(capability: int, inboxes: Any, monkeypatch: pytest.MonkeyPatch) -> 
             x = torch.empty(17, hidden, dtype=torch.bfloat16, device="meta")
             all_reduce(x, inboxes)
             all_reduce_add_rms_norm(x, x, x[0], 1e-6, inboxes)
+            parts = torch.empty(2, 17, hidden, device="meta")
+            all_reduce_parts(parts, x.dtype, inboxes)
+            all_reduce_add_rms_norm(parts, x, x[0], 1e-6, inboxes)
         if isinstance(inboxes, WordInboxes):
             stack_rows(torch.empty(17, 2, dtype=torch.int32, device="meta"), inboxes)
     return kernels
@@ -101,7 +113,7 @@ def compiled(capability: int, inboxes: Any, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
 def test_compile_words(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = compiled(capability, meta_inboxes(WordInboxes, size, 256, 10240), monkeypatch)
-    assert len(kernels) == 2 * 2 + 1
+    assert len(kernels) == 2 * 4 + 1
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
         assert kernel.asm["cubin"]
@@ -115,7 +127,7 @@ def test_compile_words(capability: int, size: int, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
 def test_compile_rows(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240), monkeypatch)
-    assert len(kernels) == 2 * 2
+    assert len(kernels) == 2 * 4
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
         assert kernel.asm["cubin"]

@@ -16,19 +16,34 @@ from tercet.triton_kernels.all_reduce_rows import sum_rows, sum_rows_add_rms_nor
 from tercet.triton_kernels.all_reduce_words import sum_words, sum_words_add_rms_norm
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
+from tercet.triton_kernels.residual_add import check_update
 
 
 def all_reduce(x_TD: Tensor, inboxes: Inboxes) -> Tensor:
     """Sum over ranks, in place. Graph-safe; all ranks call it with the same shape."""
-    _check(x_TD, inboxes)
+    _sum(x_TD, 1, x_TD, inboxes)
+    return x_TD
+
+
+def all_reduce_parts(x_STD: Tensor, dtype: torch.dtype, inboxes: Inboxes) -> Tensor:
+    """Sum over ranks what each has in parts, fp32, which it sums in order and rounds first. As `all_reduce`."""
+    check_dtype("x", x_STD, torch.float32)
+    check_contiguous("x", x_STD)
+    check_shape("x", x_STD, None, None, None)
+    out_TD = x_STD.new_empty(x_STD.shape[1:], dtype=dtype)
+    _sum(x_STD, x_STD.shape[0], out_TD, inboxes)
+    return out_TD
+
+
+def _sum(x: Tensor, parts: int, out_TD: Tensor, inboxes: Inboxes) -> None:
+    _check(out_TD, inboxes)
     match inboxes:
         case WordInboxes():
-            sum_words(x_TD, inboxes)
+            sum_words(x, parts, out_TD, inboxes)
         case RowInboxes():
-            sum_rows(x_TD, inboxes)
+            sum_rows(x, parts, out_TD, inboxes)
         case _:
             assert_never(inboxes)
-    return x_TD
 
 
 def all_reduce_add_rms_norm(
@@ -36,21 +51,20 @@ def all_reduce_add_rms_norm(
 ) -> Tensor:
     """Add the sum over ranks of `update_TD` into `residual_TD` in place; return that, normed and scaled.
 
-    The residual is to the bit what `all_reduce` and `add_rms_norm` make of it; the norm sums in another order.
-    Graph-safe; all ranks call it with the same shape.
+    `update_TD` may be an update's parts, [S, T, D] in fp32, which each rank sums in order and rounds first. The
+    residual is to the bit what `all_reduce` and `add_rms_norm` make of it; the norm sums in another order. Graph-safe;
+    all ranks call it with the same shape.
     """
-    _check(update_TD, inboxes)
-    T, D = update_TD.shape
-    check_shape("residual", residual_TD, T, D)
-    check_same("residual", residual_TD, update_TD)
-    check_shape("weight", weight_D, D)
-    check_same("weight", weight_D, update_TD)
-    out_TD = torch.empty_like(update_TD)
+    parts = check_update(update_TD, residual_TD)
+    _check(residual_TD, inboxes)
+    check_shape("weight", weight_D, residual_TD.shape[1])
+    check_same("weight", weight_D, residual_TD)
+    out_TD = torch.empty_like(residual_TD)
     match inboxes:
         case WordInboxes():
-            sum_words_add_rms_norm(update_TD, residual_TD, weight_D, out_TD, eps, inboxes)
+            sum_words_add_rms_norm(update_TD, parts, residual_TD, weight_D, out_TD, eps, inboxes)
         case RowInboxes():
-            sum_rows_add_rms_norm(update_TD, residual_TD, weight_D, out_TD, eps, inboxes)
+            sum_rows_add_rms_norm(update_TD, parts, residual_TD, weight_D, out_TD, eps, inboxes)
         case _:
             assert_never(inboxes)
     return out_TD

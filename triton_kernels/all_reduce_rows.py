@@ -93,31 +93,42 @@ def _sum_over_ranks(
     return total.to(TYPE)
 
 
+@triton.jit
+def _own_row(x_ptr, row, columns, mask, D: tl.constexpr, PARTS: tl.constexpr, TYPE: tl.constexpr):
+    """This rank's row: of its parts the sum, rounded."""
+    x_ptrs = x_ptr + row.to(tl.int64) * D + columns
+    x = tl.load(x_ptrs, mask=mask, other=0.0)
+    for part in tl.static_range(1, PARTS):
+        x += tl.load(x_ptrs + tl.num_programs(0).to(tl.int64) * (part * D), mask=mask, other=0.0)
+    return x.to(TYPE)
+
+
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _all_reduce_rows_kernel(
-    x_ptr, addresses, calls_ptr, M,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, out_ptr, addresses, calls_ptr, M,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr,
+    PLACE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): one program exchanges one row and writes the sum in its place."""
-    TYPE: tl.constexpr = x_ptr.dtype.element_ty
+    """Grid (T,): one program exchanges one row and writes the sum."""
+    TYPE: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
-    x_ptrs = x_ptr + row.to(tl.int64) * D + columns
     let_next_start(PDL)
     wait_for_previous(PDL)
-    x = tl.load(x_ptrs, mask=mask, other=0.0)
+    x = _own_row(x_ptr, row, columns, mask, D, PARTS, TYPE)
     total = _sum_over_ranks(x, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
-    tl.store(x_ptrs, total, mask=mask)
+    tl.store(out_ptr + row.to(tl.int64) * D + columns, total, mask=mask)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _all_reduce_rows_add_rms_norm_kernel(
     update_ptr, residual_ptr, weight_ptr, out_ptr, eps, addresses, calls_ptr, M,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr,
+    PLACE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one program exchanges one row, adds its sum into the residual and norms the rounded total."""
-    TYPE: tl.constexpr = update_ptr.dtype.element_ty
+    TYPE: tl.constexpr = residual_ptr.dtype.element_ty
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
@@ -125,7 +136,7 @@ def _all_reduce_rows_add_rms_norm_kernel(
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    update = tl.load(update_ptr + offsets, mask=mask, other=0.0)
+    update = _own_row(update_ptr, row, columns, mask, D, PARTS, TYPE)
     residual = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
     update = _sum_over_ranks(update, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
     total = (residual.to(tl.float32) + update.to(tl.float32)).to(TYPE)
@@ -135,33 +146,40 @@ def _all_reduce_rows_add_rms_norm_kernel(
     tl.store(out_ptr + offsets, out.to(TYPE), mask=mask)
 
 
-def sum_rows(x_TD: Tensor, inboxes: RowInboxes) -> None:
-    """Sum over ranks, in place: what `all_reduce` has checked."""
-    _all_reduce_rows_kernel[(x_TD.shape[0],)](
-        x_TD, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0], **_options(x_TD, inboxes)
+def sum_rows(x: Tensor, parts: int, out_TD: Tensor, inboxes: RowInboxes) -> None:
+    """Write the sum over ranks of an update or of its parts: what `all_reduce` has checked."""
+    _all_reduce_rows_kernel[(out_TD.shape[0],)](
+        x, out_TD, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0], **_options(out_TD, parts, inboxes)
     )
 
 
 def sum_rows_add_rms_norm(
-    update_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, out_TD: Tensor, eps: float, inboxes: RowInboxes
+    update: Tensor,
+    parts: int,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    out_TD: Tensor,
+    eps: float,
+    inboxes: RowInboxes,
 ) -> None:
     """Add the sum into the residual in place and write its norm: what `all_reduce_add_rms_norm` has checked."""
-    _all_reduce_rows_add_rms_norm_kernel[(update_TD.shape[0],)](
-        update_TD, residual_TD, weight_D, out_TD, eps, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0],
-        **_options(update_TD, inboxes),
+    _all_reduce_rows_add_rms_norm_kernel[(out_TD.shape[0],)](
+        update, residual_TD, weight_D, out_TD, eps, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0],
+        **_options(out_TD, parts, inboxes),
     )  # fmt: skip
 
 
-def _options(x_TD: Tensor, inboxes: RowInboxes) -> dict[str, int | bool]:
+def _options(out_TD: Tensor, parts: int, inboxes: RowInboxes) -> dict[str, int | bool]:
     """Two stores of 16 bytes a thread: few enough registers for several rows a multiprocessor to be on their way."""
-    D, itemsize = x_TD.shape[1], x_TD.element_size()
+    D, itemsize = out_TD.shape[1], out_TD.element_size()
     block = triton.next_power_of_2(D)
     return {
         "D": D,
         "BLOCK_D": block,
+        "PARTS": parts,
         "RANK": inboxes.rank,
         "P": len(inboxes.addresses),
         "PLACE": inboxes.row_bytes // itemsize,
         "num_warps": min(max(block * itemsize // 1024, 1), 16),
-        **overlap_options(x_TD),
+        **overlap_options(out_TD),
     }

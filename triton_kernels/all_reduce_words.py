@@ -102,33 +102,51 @@ def _sum_over_ranks(
     return _low(total, TYPE), _high(total, TYPE)
 
 
+@triton.jit
+def _own_words(x_ptr, row, columns, mask, W: tl.constexpr, PARTS: tl.constexpr, TYPE: tl.constexpr):
+    """The words of this rank's row: of its parts the sum, rounded."""
+    if PARTS == 1 and x_ptr.dtype.element_ty == TYPE:
+        return tl.load(x_ptr.to(tl.pointer_type(tl.int32)) + row.to(tl.int64) * W + columns, mask=mask, other=0)
+    # As wide as a word's numbers are in fp32: both at once.
+    WIDE: tl.constexpr = tl.int32 if TYPE.is_fp32() else tl.int64
+    low = tl.zeros(columns.shape, tl.float32)
+    high = tl.zeros(columns.shape, tl.float32)
+    for part in tl.static_range(PARTS):
+        place = (part * tl.num_programs(0) + row).to(tl.int64) * W
+        pair = tl.load(x_ptr.to(tl.pointer_type(WIDE)) + place + columns, mask=mask, other=0)
+        low += pair.to(tl.int32).to(tl.float32, bitcast=True)
+        if not TYPE.is_fp32():
+            high += (pair >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    return _word(low, high, TYPE)
+
+
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _all_reduce_kernel(
-    x_ptr, addresses, calls_ptr, M,
-    W: tl.constexpr, BLOCK_W: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PLACE_WORDS: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, out_ptr, addresses, calls_ptr, M,
+    W: tl.constexpr, BLOCK_W: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr,
+    PLACE_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): one program exchanges one row and writes the sum in its place."""
-    TYPE: tl.constexpr = x_ptr.dtype.element_ty
+    """Grid (T,): one program exchanges one row and writes the sum."""
+    TYPE: tl.constexpr = out_ptr.dtype.element_ty
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK_W)
     mask = columns < W
-    x_words_ptr = x_ptr.to(tl.pointer_type(tl.int32)) + row.to(tl.int64) * W + columns
     let_next_start(PDL)
     wait_for_previous(PDL)
-    words = tl.load(x_words_ptr, mask=mask, other=0)
+    words = _own_words(x_ptr, row, columns, mask, W, PARTS, TYPE)
     low, high = _sum_over_ranks(words, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE_WORDS, TYPE)
-    tl.store(x_words_ptr, _word(low, high, TYPE), mask=mask)
+    out_words_ptr = out_ptr.to(tl.pointer_type(tl.int32)) + row.to(tl.int64) * W + columns
+    tl.store(out_words_ptr, _word(low, high, TYPE), mask=mask)
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _all_reduce_add_rms_norm_kernel(
     update_ptr, residual_ptr, weight_ptr, out_ptr, eps, addresses, calls_ptr, M,
-    W: tl.constexpr, D: tl.constexpr, BLOCK_W: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr,
+    W: tl.constexpr, D: tl.constexpr, BLOCK_W: tl.constexpr, PARTS: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr,
     PLACE_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one program exchanges one row, adds its sum into the residual and norms the rounded total."""
-    TYPE: tl.constexpr = update_ptr.dtype.element_ty
+    TYPE: tl.constexpr = residual_ptr.dtype.element_ty
     row = tl.program_id(0)
     columns = tl.arange(0, BLOCK_W)
     mask = columns < W
@@ -137,7 +155,7 @@ def _all_reduce_add_rms_norm_kernel(
     residual_words_ptr = residual_ptr.to(tl.pointer_type(tl.int32)) + offset
     let_next_start(PDL)
     wait_for_previous(PDL)
-    words = tl.load(update_ptr.to(tl.pointer_type(tl.int32)) + offset, mask=mask, other=0)
+    words = _own_words(update_ptr, row, columns, mask, W, PARTS, TYPE)
     residual = tl.load(residual_words_ptr, mask=mask, other=0)
     low, high = _sum_over_ranks(words, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE_WORDS, TYPE)
     total = _word(_low(residual, TYPE) + low, _high(residual, TYPE) + high, TYPE)
@@ -170,22 +188,30 @@ def _stack_rows_kernel(
         tl.store(out_ptr + (source * T + row) * W + columns, part, mask=mask)
 
 
-def sum_words(x_TD: Tensor, inboxes: WordInboxes) -> None:
-    """Sum over ranks, in place: what `all_reduce` has checked."""
-    W = _words_of_row(x_TD)
-    _all_reduce_kernel[(x_TD.shape[0],)](x_TD, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0],
-                                         W=W, **_options(W, x_TD, inboxes))  # fmt: skip
+def sum_words(x: Tensor, parts: int, out_TD: Tensor, inboxes: WordInboxes) -> None:
+    """Write the sum over ranks of an update or of its parts: what `all_reduce` has checked."""
+    W = _words_of_row(out_TD)
+    _all_reduce_kernel[(out_TD.shape[0],)](
+        x, out_TD, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0], W=W, PARTS=parts,
+        **_options(W, out_TD, inboxes),
+    )  # fmt: skip
 
 
 def sum_words_add_rms_norm(
-    update_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, out_TD: Tensor, eps: float, inboxes: WordInboxes
+    update: Tensor,
+    parts: int,
+    residual_TD: Tensor,
+    weight_D: Tensor,
+    out_TD: Tensor,
+    eps: float,
+    inboxes: WordInboxes,
 ) -> None:
     """Add the sum into the residual in place and write its norm: what `all_reduce_add_rms_norm` has checked."""
-    T, D = update_TD.shape
-    W = _words_of_row(update_TD)
+    T, D = out_TD.shape
+    W = _words_of_row(out_TD)
     _all_reduce_add_rms_norm_kernel[(T,)](
-        update_TD, residual_TD, weight_D, out_TD, eps, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0],
-        W=W, D=D, **_options(W, update_TD, inboxes),
+        update, residual_TD, weight_D, out_TD, eps, inboxes.addresses, inboxes.calls_M, inboxes.calls_M.shape[0],
+        W=W, D=D, PARTS=parts, **_options(W, out_TD, inboxes),
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ For 17 to some hundred rows and narrow outputs: too few tiles for all multiproce
 reading x and weights over and over from the L2 cache takes longer than the products. The norm runs anyway and reads a
 residual anyway: that it reads some sums as well costs nearly nothing.
 
-Knows when that pays, from the table's lines for `matmul_add`; adds nothing up itself.
+Knows when that pays, from the table's lines for the whole product; adds nothing up itself.
 
 Shape suffixes: S parts, M rows (tokens), K reduced size, N output size.
 """
@@ -18,11 +18,11 @@ from tercet.triton_kernels.matmul_launch import can_divide, can_use_tma, launch_
 from tercet.triton_kernels.tuning import NEED_TMA, choose_matmul
 
 
-def matmul_parts(x_MK: Tensor, w_NK: Tensor, rows: Tensor | None = None) -> Tensor | None:
+def matmul_parts(x_MK: Tensor, w_NK: Tensor, rows: Tensor | None = None, *, whole: str = "matmul_add") -> Tensor | None:
     """x W^T by parts of K: [M, K] x [N, K] -> [S, M, N] in fp32; None where it is better done whole. Graph-safe.
 
     Which it is depends on the bucket of M: not for deterministic mode. `rows`: how many rows there are in truth, int32
-    [1] on the device; those behind may be left uncomputed.
+    [1] on the device; those behind may be left uncomputed. `whole`: what would do it whole; the table says of that.
     """
     check_dtype("x", x_MK, *FLOATS)
     check_shape("x", x_MK, None, None)
@@ -30,7 +30,7 @@ def matmul_parts(x_MK: Tensor, w_NK: Tensor, rows: Tensor | None = None) -> Tens
     check_shape("w", w_NK, None, x_MK.shape[1])
     check_same("w", w_NK, x_MK)
     (M, K), N = x_MK.shape, w_NK.shape[0]
-    config = choose_matmul("matmul_add", M, N, K, x_MK.dtype, False, x_MK.device)
+    config = choose_matmul(whole, M, N, K, x_MK.dtype, False, x_MK.device)
     if config.parts == 1 or not can_divide(config, K) or not M * N:
         return None
     if not use_kernels(x_MK):
