@@ -12,6 +12,7 @@ once n + 2 has been added up: the others sent that only after they had n. All ra
 Shape suffixes as in `add_arrived.py`.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from torch import Tensor
 from tercet.model.shared_memory import share
 from tercet.triton_kernels.add_arrived import Arrivals, add_arrived, add_arrived_rms_norm, begin_step
 
+_LOG = logging.getLogger(__name__)
 PLACES = 4
 HALVES = 2
 _HALF_MULTIPLE = 128
@@ -120,20 +122,22 @@ def connect_exchange(
     dtype: torch.dtype,
     agree: Callable[[int], int],
 ) -> Exchange | None:
-    """For steps of up to `max_tokens` rows with `num_sums` sums each, or None: they are few, or memory cannot be had.
+    """For steps of up to `max_tokens` rows with `num_sums` sums each; None where they are short, or memory is short.
 
     All ranks call it, on GPUs that reach each other; `agree` is the smallest of all ranks' numbers.
     """
     if max_tokens < _FEWEST_TOKENS or HALVES * num_sums % PLACES:
         return None
     shape = (PLACES, size - 1, half_of(max_tokens), row_size)
+    reason = "another rank failed"
     try:
         parts, parts_owner = share(shape, dtype, size, device)
         flags, flags_owner = share((HALVES * num_sums, size - 1), torch.int32, size, device)
-    except RuntimeError:
-        parts, flags = [], []
+    except RuntimeError as error:
+        parts, flags, reason = [], [], str(error).splitlines()[0]
     torch.cuda.synchronize(device)
     if not agree(int(bool(flags))):
+        _LOG.warning("sums of long steps go through NCCL: %s", reason)
         return None
     arrivals = Arrivals(rank, parts[rank], flags[rank], torch.zeros(1, dtype=torch.int32, device=device))
     return Exchange(arrivals, parts, flags, (parts_owner, flags_owner))
