@@ -27,13 +27,17 @@ def _rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, rows_ptr, eps, T,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / ROWS,): one program norms ROWS rows in turn, each alone in its registers: so its bits are its own."""
+    """Grid (T / ROWS,): one program norms ROWS rows in turn, each alone in its registers: so its bits are its own.
+
+    From the last row to the first: of many rows the L2 cache still holds what was written last, and then what the
+    product behind reads first.
+    """
     columns = tl.arange(0, BLOCK_D)
     mask = columns < D
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    first = tl.program_id(0) * ROWS
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr))
     for row in range(first, tl.minimum(first + ROWS, T)):
