@@ -18,7 +18,11 @@ from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from whole_engine import generate, wait_until_empty
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+    pytest.mark.timeout(900),  # a cold cache: every kernel of the shapes here is compiled first
+]
 
 NUM_TOKENS = 40
 
@@ -30,7 +34,7 @@ def run_ranks(script: str, *arguments: str) -> list[str]:
         subprocess.Popen([*command, str(rank), "2", *arguments], stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]
     try:
-        outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0, 0], outputs
     finally:
         for rank in ranks:

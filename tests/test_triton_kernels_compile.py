@@ -71,7 +71,7 @@ def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert bucket in tuning.ROW_BUCKETS
             assert mode == "default" or config.kernel in tuning.PLAIN_ORDER
             assert mode == "default" or config.parts == 1
-            assert config.parts == 1 or (op == "matmul_add" and can_divide(config, K))
+            assert config.parts == 1 or (op in ("matmul", "matmul_add") and can_divide(config, K))
             assert config.kernel != "vector" or bucket == 1
             # What ends in a draw has a file of its own.
             if (op, config) not in seen and config.kernel != "apart" and op != "matmul_sample":

@@ -68,7 +68,7 @@ def make_fixed_splits(
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
-def _cut_kernel(
+def _fixed_splits_kernel(
     lengths_ptr, slots_ptr, splits_ptr, num_splits_ptr, counts_ptr, starts_ptr, B,
     BLOCK_B: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPLIT_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -104,7 +104,7 @@ def _cut_kernel(
 def plan_fixed_splits(decode_slots_B: Tensor, splits: FixedSplits) -> None:
     """Cut a step's decode rows. Graph-safe: once per step, before the first layer."""
     B = decode_slots_B.shape[0]
-    _cut_kernel[(1,)](
+    _fixed_splits_kernel[(1,)](
         splits.lengths_B, decode_slots_B, splits.splits_I4, splits.num_splits_1, splits.counts_B, splits.starts_B, B,
         BLOCK_B=max(16, triton.next_power_of_2(B)), TILE=splits.tile, SPLIT=splits.split, SPLIT_WORDS=SPLIT_WORDS,
         num_warps=4, **overlap_options(decode_slots_B),
