@@ -1,16 +1,18 @@
-"""Rows are cut at fixed positions, every tile is in one split, and the merge is told where parts are."""
+"""Rows are cut at fixed positions, every tile is in one split, the merge is told where parts are, and adds them."""
 
 import pytest
 import torch
 
 from interpreted import rerun_interpreted
+from tercet.triton_kernels.decode_attention import merge_splits
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.fixed_splits import make_fixed_splits, plan_fixed_splits
 
 TILE, SPLIT = 32, 3
+needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="the kernel, in the interpreter")
+@needs_interpreter
 @pytest.mark.parametrize(
     "lengths",
     [
@@ -47,6 +49,28 @@ def test_every_tile_is_in_one_split(lengths: list[int]) -> None:
         for row in ends.keys() | {row for row, length in enumerate(lengths) if length}
     }
     assert SPLIT not in sizes[sizes.count(SPLIT) :], "whole splits come first"
+
+
+@pytest.mark.parametrize("head_dim", [64, 80])
+@needs_interpreter
+def test_splits_are_merged_in_order(head_dim: int) -> None:
+    heads, counts = 3, [0, 1, 2, 8, 9, 31, 32, 33, 70]
+    starts = [sum(counts[:row]) for row in range(len(counts))]
+    sums = torch.randn(sum(counts), heads, head_dim)
+    stats = torch.stack((torch.randn(sum(counts), heads) * 20, torch.rand(sum(counts), heads) + 1), 2)
+    stats[starts[4] + 3, :, 0] = float("-inf")  # a split of which nothing is seen
+    stats[starts[4] + 3, :, 1] = sums[starts[4] + 3] = 0
+    out = torch.full((len(counts), heads, head_dim), float("nan"))
+    merge_splits(torch.tensor(counts).int(), torch.tensor(starts).int(), sums, stats, out)
+    for row, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        if count == 1:
+            assert out[row].isnan().all(), "its only split has written it"
+            continue
+        own = stats[start : start + count].double()
+        factors = (own[..., 0] - own[..., 0].max(0).values).exp2() if count else own[..., 0]
+        total = (sums[start : start + count].double() * factors[..., None]).sum(0)
+        wanted = total / (own[..., 1] * factors).sum(0)[:, None] if count else total
+        torch.testing.assert_close(out[row].double(), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_interpreted() -> None:
