@@ -32,19 +32,17 @@ def _tile_of(index, num_m, num_n, GROUP_M: gl.constexpr):
 
 @gluon.jit
 def _load(
-    x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k,
-    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PARTS: gl.constexpr,
-):  # fmt: skip
+    x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr
+):
     """The loading warp: fill the ring, stage after stage, tile after tile."""
     STAGES: gl.constexpr = x_ring.shape[0]
     BLOCK_M: gl.constexpr = x_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[0]
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]
     count = 0
-    for index in range(gl.program_id(0), num_m * num_n * PARTS, NUM_PROGRAMS):
-        tile_m, tile_n = _tile_of(index // PARTS, num_m, num_n, GROUP_M)
-        first_k = index % PARTS * num_k
-        for k in range(first_k, first_k + num_k):
+    for tile in range(gl.program_id(0), num_m * num_n, NUM_PROGRAMS):
+        tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
+        for k in range(num_k):
             stage = count % STAGES
             mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
@@ -63,19 +61,9 @@ def _send(y, out_desc, staging, row, column, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _store_part(acc, out_ptr, row, column, M, N: gl.constexpr, LAYOUT: gl.constexpr):
-    """A sum of a part of K, as it is."""
-    rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
-    columns = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    gl.store(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], acc, mask=inside)
-
-
-@gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, all_M, num_m, num_n, num_k,
-    N: gl.constexpr, WHICH: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PARTS: gl.constexpr,
-    EPILOGUE: gl.constexpr,
+    x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
+    N: gl.constexpr, WHICH: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """One warp group: half of each tile's rows, from the first product to the store."""
     STAGES: gl.constexpr = x_ring.shape[0]
@@ -86,8 +74,8 @@ def _multiply(
     HALF_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     count = 0
     phase = 0
-    for index in range(gl.program_id(0), num_m * num_n * PARTS, NUM_PROGRAMS):
-        tile_m, tile_n = _tile_of(index // PARTS, num_m, num_n, GROUP_M)
+    for tile in range(gl.program_id(0), num_m * num_n, NUM_PROGRAMS):
+        tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
         row = tile_m * (2 * ROWS) + WHICH * ROWS
         column = tile_n * BLOCK_N
         if EPILOGUE == _ADD:
@@ -111,9 +99,7 @@ def _multiply(
             count += 1
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
-        if PARTS > 1:
-            _store_part(acc, out_ptr + (index % PARTS).to(gl.int64) * all_M * N, row, column, M, N, LAYOUT)
-        elif EPILOGUE == _GATE:
+        if EPILOGUE == _GATE:
             gate, up = gl.split(gl.reshape(acc, (ROWS, HALF, 2)))
             y = gate / (1.0 + gl.exp(-gate)) * up
             tma.store_wait(0)
@@ -138,14 +124,10 @@ def _multiply(
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def hopper_kernel(
     x_desc, w_desc, out_desc, out_ptr, rows_ptr, M, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PARTS: gl.constexpr, EPILOGUE: gl.constexpr,
-    HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
+    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_ROWS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside.
-
-    With PARTS, over each tile's parts of K, each of which has an output of its own.
-    """
-    all_M = M
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
     if HAS_ROWS:  # how many there are in truth
         M = gl.minimum(M, gl.load(rows_ptr))
     BLOCK_M: gl.constexpr = x_desc.block_shape[0]
@@ -153,15 +135,12 @@ def hopper_kernel(
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]
     num_m = gl.cdiv(M, BLOCK_M)
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    num_k: gl.constexpr = (K // PARTS + BLOCK_K - 1) // BLOCK_K
+    num_k: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    staging0 = x_ring  # parts leave from registers
-    staging1 = x_ring
-    if PARTS == 1:
-        shape: gl.constexpr = [BLOCK_M // 2, BLOCK_N // 2]
-        staging0 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
-        staging1 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
+    shape: gl.constexpr = [BLOCK_M // 2, BLOCK_N // 2]
+    staging0 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
+    staging1 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     held0 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -181,15 +160,15 @@ def hopper_kernel(
         [
             (
                 _multiply,
-                (x_ring, w_ring, free, full, out_desc, out_ptr, staging0, held0, M, all_M, num_m, num_n,
-                 num_k, N, zero, GROUP_M, NUM_PROGRAMS, PARTS, EPILOGUE),
+                (x_ring, w_ring, free, full, out_desc, out_ptr, staging0, held0, M, num_m, num_n, num_k,
+                 N, zero, GROUP_M, NUM_PROGRAMS, EPILOGUE),
             ),
             (
                 _multiply,
-                (x_ring, w_ring, free, full, out_desc, out_ptr, staging1, held1, M, all_M, num_m, num_n,
-                 num_k, N, one, GROUP_M, NUM_PROGRAMS, PARTS, EPILOGUE),
+                (x_ring, w_ring, free, full, out_desc, out_ptr, staging1, held1, M, num_m, num_n, num_k,
+                 N, one, GROUP_M, NUM_PROGRAMS, EPILOGUE),
             ),
-            (_load, (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M, NUM_PROGRAMS, PARTS)),
+            (_load, (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M, NUM_PROGRAMS)),
         ],
         [4, 1],
         [232, 24],

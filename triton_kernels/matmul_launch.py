@@ -110,9 +110,9 @@ def launch_matmul(
             hopper_kernel[(num_programs,)](
                 _hopper_descriptor(x_MK, config.block_m, config.block_k),
                 _hopper_descriptor(w_NK, config.block_n, config.block_k),
-                None if parts > 1 else _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
+                _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
                 out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
-                PARTS=parts, EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
+                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None

@@ -25,7 +25,7 @@ PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", *PLAIN_ORDER)
 NEED_TMA = ("wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
-IN_PARTS = ("skinny", "wave", "hopper")
+IN_PARTS = ("skinny", "wave")
 _NEAR = 2.0
 """How far weights may be, in doublings of N and twice those of K, from others whose configurations they share."""
 
