@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from places import PLACES, Place
 from tercet.triton_kernels import matmul, matmul_launch, matmul_parts, tuning
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.compile_only import compiling_for
@@ -18,11 +19,6 @@ from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.tuning import MatmulConfig
 
 EPS = 1e-6
-PLACES = [
-    pytest.param(("cpu", torch.float32), id="cpu"),
-    *([pytest.param(("cpu", torch.float16), id="half")] if INTERPRETED else []),
-    pytest.param(("cuda", torch.bfloat16), id="gpu", marks=pytest.mark.gpu),
-]
 CONFIGS = [
     MatmulConfig("skinny", 16, 16, 32, 1, parts=2),
     MatmulConfig("skinny", 32, 16, 16, 1, parts=3),
@@ -34,10 +30,7 @@ CONFIGS = [
 @pytest.fixture(params=PLACES)
 def draw(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
     """Fresh numbers, on the device and in the type of this run."""
-    device, dtype = request.param
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    return lambda *shape: torch.randn(shape, device=device).to(dtype)
+    return Place.of(request).random
 
 
 def exact_parts(x: Tensor, w: Tensor, parts: int) -> Tensor:

@@ -6,13 +6,13 @@ fp16 in Triton's interpreter; the references in fp32. Caches begin as NaN.
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from places import PLACES, Place
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -26,43 +26,11 @@ EPS, PAGE = 1e-6, 64
 HAVE_GPU = torch.cuda.is_available()
 MANY = 257 if HAVE_GPU else 33
 """The interpreter takes a millisecond for each program."""
-PLACES = [
-    pytest.param(("cpu", torch.float32), id="cpu"),
-    *([pytest.param(("cpu", torch.float16), id="half")] if INTERPRETED else []),
-    pytest.param(("cuda", torch.bfloat16), id="gpu", marks=pytest.mark.gpu),
-]
-ROUNDING = {torch.float32: 2**-20, torch.float16: 2**-11, torch.bfloat16: 2**-8}
-"""Of one number; in fp32 that of a whole computation."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a test runs, and in what type."""
-
-    device: str
-    dtype: torch.dtype
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device).to(self.dtype)
-
-    def ints(self, numbers: list[int], dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(numbers, dtype=dtype, device=self.device)
-
-    def nan_caches(self, *shape: int) -> list[Tensor]:
-        return [torch.full(shape, float("nan"), device=self.device, dtype=self.dtype) for _ in range(2)]
-
-    def check_rounded(self, got: Tensor, wanted: Tensor) -> None:
-        """`got` is the float64 `wanted`, rounded once."""
-        assert got.dtype == self.dtype
-        torch.testing.assert_close(got.double(), wanted, rtol=1.02 * ROUNDING[self.dtype], atol=1e-5)
 
 
 @pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
-    device, dtype = request.param
-    if device == "cuda" and not HAVE_GPU:
-        pytest.skip("needs a CUDA device")
-    return Place(device, dtype)
+    return Place.of(request)
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:

@@ -8,26 +8,18 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from places import PLACES, Place
 from tercet.triton_kernels import residual_add, stacked
 from tercet.triton_kernels.all_reduce import sum_in_order
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.stacked import join_columns, sum_ranks
 
-HAVE_GPU = torch.cuda.is_available()
-PLACES = [
-    pytest.param(("cpu", torch.float32), id="cpu"),
-    *([pytest.param(("cpu", torch.float16), id="half")] if INTERPRETED else []),
-    pytest.param(("cuda", torch.bfloat16), id="gpu", marks=pytest.mark.gpu),
-]
-
 
 @pytest.fixture(params=PLACES)
 def draw(request: pytest.FixtureRequest) -> Callable[..., Tensor]:
-    device, dtype = request.param
-    if device == "cuda" and not HAVE_GPU:
-        pytest.skip("needs a CUDA device")
-    return lambda *shape: torch.randn(shape, device=device).to(dtype) * 3
+    place = Place.of(request)
+    return lambda *shape: place.random(*shape) * 3
 
 
 @pytest.mark.parametrize(
