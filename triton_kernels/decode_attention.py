@@ -309,5 +309,5 @@ def merge_splits(counts_B: Tensor, starts_B: Tensor, partial_IHD: Tensor, stats_
     B, H, D = out_BHD.shape
     _merge_kernel[(H, B)](
         counts_B, starts_B, partial_IHD, stats_IH2, out_BHD,
-        H=H, D=D, BLOCK_D=triton.next_power_of_2(D), FEW=8, MANY=32, num_warps=2, **overlap_options(out_BHD),
+        H=H, D=D, BLOCK_D=triton.next_power_of_2(D), FEW=8, MANY=16, num_warps=1, **overlap_options(out_BHD),
     )  # fmt: skip
