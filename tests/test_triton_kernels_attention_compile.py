@@ -15,6 +15,7 @@ from tercet.triton_kernels import (
     decode_shares,
     fixed_splits,
     fused_decode,
+    merge_splits,
     prefill_attention,
     prefill_work,
     write_kv,
@@ -26,7 +27,7 @@ from tercet.triton_kernels.dispatch import INTERPRETED
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 MODULES = (attention, attention_prologue, write_kv)
-LAUNCHERS = (attention_prologue, decode_attention, prefill_attention, prefill_work, write_kv)
+LAUNCHERS = (attention_prologue, decode_attention, merge_splits, prefill_attention, prefill_work, write_kv)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -117,7 +118,7 @@ def compile_fused_decode(
 ) -> list[CompiledKernel]:  # fmt: skip
     """Plan, attention and merge of five rows, by one of the kernels."""
     options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
-    for module in (decode_shares, decode_few, few_rows_plan, fixed_splits, decode_attention):
+    for module in (decode_shares, decode_few, few_rows_plan, fixed_splits, merge_splits):
         monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8 if kernel == "few" else 0)
     cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from interpreted import rerun_interpreted
-from tercet.triton_kernels.decode_attention import merge_splits
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.fixed_splits import make_fixed_splits, plan_fixed_splits
+from tercet.triton_kernels.merge_splits import merge_splits
 
 TILE, SPLIT = 32, 3
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")

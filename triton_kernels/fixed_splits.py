@@ -98,7 +98,7 @@ def _fixed_splits_kernel(
         tl.store(record_ptr, rows, mask=index < long)
         tl.store(record_ptr + 1, slots, mask=index < long)
         tl.store(record_ptr + 2, lengths - 1, mask=index < long)
-        tl.store(record_ptr + 3, (rows * 0 + index + 1) * SPLIT, mask=index < long)
+        tl.store(record_ptr + 3, (index + 1) * SPLIT, mask=index < long)
 
 
 def plan_fixed_splits(decode_slots_B: Tensor, splits: FixedSplits) -> None:

@@ -14,7 +14,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import check_contiguous, check_same, check_shape
-from tercet.triton_kernels.decode_attention import merge_splits
 from tercet.triton_kernels.decode_few import launch_few_rows
 from tercet.triton_kernels.decode_fixed import fixed_decode_kernel
 from tercet.triton_kernels.decode_hopper import hopper_decode_kernel
@@ -28,6 +27,7 @@ from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
 from tercet.triton_kernels.merge_parts import merge_parts_kernel
+from tercet.triton_kernels.merge_splits import merge_splits
 
 _TILE = 32
 _STAGES = 3
