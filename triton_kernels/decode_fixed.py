@@ -17,7 +17,8 @@ from tercet.triton_kernels.decode_pair import (
     clean,
     fetch,
     page_of,
-    store_heads,
+    store_part,
+    store_whole,
     wait_for_previous,
 )
 
@@ -131,15 +132,11 @@ def fixed_decode_kernel(
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
             count += 1
         if (begin == 0) & is_last:
-            y0 = (acc0 / weight[:, None]).to(dtype)
-            y1 = (acc1 / weight[:, None]).to(dtype)
-            store_heads(out_ptr, row * H + head * G + group, y0, y1, D, G)
+            store_whole(out_ptr, row * H + head * G + group, acc0, acc1, weight, D, G)
         else:
             part = gl.load(starts_ptr + row) + begin // SPLIT
             places = part.to(gl.int64) * H + head * G + group
-            store_heads(part_ptr, places, acc0, acc1, D, G)
-            gl.store(stats_ptr + places * 2, largest, mask=group < G)
-            gl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
+            store_part(part_ptr, stats_ptr, places, acc0, acc1, largest, weight, D, G)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if worker == 0:
         wait_for_previous(PDL)

@@ -17,7 +17,8 @@ from tercet.triton_kernels.decode_pair import (
     clean,
     fetch,
     page_of,
-    store_heads,
+    store_part,
+    store_whole,
     wait_for_previous,
 )
 
@@ -135,14 +136,10 @@ def hopper_decode_kernel(
                     )
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
         if (tile == 0) & (stop == tiles):
-            y0 = (acc0 / weight[:, None]).to(dtype)
-            y1 = (acc1 / weight[:, None]).to(dtype)
-            store_heads(out_ptr, row * H + head * G + group, y0, y1, D, G)
+            store_whole(out_ptr, row * H + head * G + group, acc0, acc1, weight, D, G)
         else:
             places = (worker * 2 + gl.minimum(pair, 1)) * G + group
-            store_heads(part_ptr, places, acc0, acc1, D, G)
-            gl.store(stats_ptr + places * 2, largest, mask=group < G)
-            gl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
+            store_part(part_ptr, stats_ptr, places, acc0, acc1, largest, weight, D, G)
         left -= stop - tile
         tile = 0
         head += 1

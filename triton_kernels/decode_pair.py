@@ -162,7 +162,7 @@ def clean(v_ring, stage, start, known, HALF: gl.constexpr):
 
 
 @gluon.jit
-def store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
+def _store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
     """The two halves of each head of the group, in rows of D numbers."""
     MMA: gl.constexpr = y0.type.layout
     half = gl.arange(0, D // 2, gl.SliceLayout(0, MMA))
@@ -171,3 +171,21 @@ def store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
     ptrs = out_ptr + places[:, None] * D + half[None, :]
     gl.store(ptrs, y0, mask=valid)
     gl.store(ptrs + D // 2, y1, mask=valid)
+
+
+@gluon.jit
+def store_whole(out_ptr, places, acc0, acc1, weight, D: gl.constexpr, G: gl.constexpr):
+    """A pair that nobody else has a part of."""
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    y0 = (acc0 / weight[:, None]).to(dtype)
+    y1 = (acc1 / weight[:, None]).to(dtype)
+    _store_heads(out_ptr, places, y0, y1, D, G)
+
+
+@gluon.jit
+def store_part(part_ptr, stats_ptr, places, acc0, acc1, largest, weight, D: gl.constexpr, G: gl.constexpr):
+    """What is to be merged with other parts."""
+    group = gl.arange(0, GROUP, gl.SliceLayout(1, acc0.type.layout))
+    _store_heads(part_ptr, places, acc0, acc1, D, G)
+    gl.store(stats_ptr + places * 2, largest, mask=group < G)
+    gl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
