@@ -37,15 +37,7 @@ def wait_for_previous(PDL: tl.constexpr):
 def prefetch_rows(start_ptr, BYTES: tl.constexpr, CHUNKS: tl.constexpr):
     """Ask for BYTES contiguous bytes to come to the L2 cache: nothing waits, no register is taken."""
     size: tl.constexpr = BYTES // CHUNKS
-    addresses = start_ptr.to(tl.int64) + tl.arange(0, CHUNKS) * size
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
-        "=r,l,r",
-        [addresses, tl.full([CHUNKS], size, tl.int32)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    prefetch_columns(start_ptr, CHUNKS, size, size)
 
 
 @triton.jit
