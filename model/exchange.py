@@ -12,7 +12,6 @@ once n + 2 has been added up: the others sent that only after they had n. All ra
 Shape suffixes as in `add_arrived.py`.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.shared_memory import share
+from tercet.model.shared_memory import share, share_on_all
 from tercet.triton_kernels.add_arrived import Arrivals, add_arrived, add_arrived_rms_norm, begin_step
 
-_LOG = logging.getLogger(__name__)
 PLACES = 4
 HALVES = 2
 _HALF_MULTIPLE = 128
@@ -129,15 +127,11 @@ def connect_exchange(
     if max_tokens < _FEWEST_TOKENS or HALVES * num_sums % PLACES:
         return None
     shape = (PLACES, size - 1, half_of(max_tokens), row_size)
-    reason = "another rank failed"
-    try:
+
+    def make() -> Exchange:
         parts, parts_owner = share(shape, dtype, size, device)
         flags, flags_owner = share((HALVES * num_sums, size - 1), torch.int32, size, device)
-    except RuntimeError as error:
-        parts, flags, reason = [], [], str(error).splitlines()[0]
-    torch.cuda.synchronize(device)
-    if not agree(int(bool(flags))):
-        _LOG.warning("sums of long steps go through NCCL: %s", reason)
-        return None
-    arrivals = Arrivals(rank, parts[rank], flags[rank], torch.zeros(1, dtype=torch.int32, device=device))
-    return Exchange(arrivals, parts, flags, (parts_owner, flags_owner))
+        arrivals = Arrivals(rank, parts[rank], flags[rank], torch.zeros(1, dtype=torch.int32, device=device))
+        return Exchange(arrivals, parts, flags, (parts_owner, flags_owner))
+
+    return share_on_all(make, rank, device, agree, "sums of long steps go through NCCL")

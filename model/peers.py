@@ -4,7 +4,6 @@ The kernels take it from there. Where GPUs cannot reach each other there are no 
 carries everything.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -12,11 +11,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tercet.model.shared_memory import share
+from tercet.model.shared_memory import say_once, share, share_on_all
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
 _Inboxes = TypeVar("_Inboxes", WordInboxes, RowInboxes)
-_LOG = logging.getLogger(__name__)
+_WITHOUT = "sums over ranks go through NCCL alone"
 _WORDS_ROOM = 2 * 2**20
 """For rows with numbers beside their words, whatever their limit: short rows, of ids and scores, come in any number."""
 
@@ -70,21 +69,14 @@ def connect_peers(
     others = [peer for peer in range(size) if peer != rank]
     reach = all(torch.cuda.can_device_access_peer(device.index, peer) for peer in others)
     if not agree(int(reach)):
-        _say_once("GPUs cannot reach each other's memory", rank)
+        say_once(rank, _WITHOUT, "GPUs cannot reach each other's memory")
         return None
 
-    peers = None
-    try:
+    def make() -> Peers:
         words = _share(WordInboxes, rank, size, device, row_bytes, _WORDS_ROOM)
-        peers = Peers(words, _share(RowInboxes, rank, size, device, row_bytes, limits.rows), limits)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-    # Also after the zeros are written, and before any rank writes anything else.
-    torch.cuda.synchronize(device)
-    if not agree(int(peers is not None)):
-        _say_once(reason if peers is None else "another rank failed", rank)
-        return None
-    return peers
+        return Peers(words, _share(RowInboxes, rank, size, device, row_bytes, limits.rows), limits)
+
+    return share_on_all(make, rank, device, agree, _WITHOUT)
 
 
 def _share(
@@ -95,8 +87,3 @@ def _share(
     inboxes, owner = share([kind.num_bytes(size, num_rows, row_bytes)], torch.uint8, size, device)
     calls_M = torch.zeros(num_rows, dtype=torch.int32, device=device)
     return kind(rank, tuple(inbox.data_ptr() for inbox in inboxes), calls_M, row_bytes, owner)
-
-
-def _say_once(reason: str, rank: int) -> None:
-    if rank == 0:
-        _LOG.warning("sums over ranks go through NCCL alone: %s", reason)

@@ -1,13 +1,18 @@
 """Memory of every rank of one machine that all ranks see, by torch's symmetric memory. Multicast is not used.
 
-Knows how it is made; what lies in it is its users' matter.
+Knows how it is made, and how ranks agree that it is; what lies in it is its users' matter.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+_LOG = logging.getLogger(__name__)
+_Shared = TypeVar("_Shared")
 
 
 def share(shape: Sequence[int], dtype: torch.dtype, size: int, device: torch.device) -> tuple[list[Tensor], object]:
@@ -21,3 +26,29 @@ def share(shape: Sequence[int], dtype: torch.dtype, size: int, device: torch.dev
     assert dist.group.WORLD is not None
     handle = symmetric_memory.rendezvous(own, dist.group.WORLD)
     return [handle.get_buffer(rank, tuple(shape), dtype) for rank in range(size)], (own, handle)
+
+
+def share_on_all(
+    make: Callable[[], _Shared], rank: int, device: torch.device, agree: Callable[[int], int], without: str
+) -> _Shared | None:
+    """What `make` makes of shared memory, once it is there on every rank; or None, if it failed on any.
+
+    All ranks call it; `agree` is the smallest of all ranks' numbers. `without`: what is said in that case.
+    """
+    made, reason = None, "another rank failed"
+    try:
+        made = make()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+    # Also after the zeros are written, and before any rank writes anything else.
+    torch.cuda.synchronize(device)
+    if agree(int(made is not None)):
+        return made
+    say_once(rank, without, reason)
+    return None
+
+
+def say_once(rank: int, without: str, reason: str) -> None:
+    """For all ranks."""
+    if rank == 0:
+        _LOG.warning("%s: %s", without, reason)
