@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -91,6 +92,17 @@ def check_crowds(group: Group, inboxes: Inboxes) -> None:
     assert int(inboxes.calls_M.min()) == before + 1801
 
 
+def captured(run: Callable[[], None], error_mode: str) -> torch.cuda.CUDAGraph:
+    """Run once, then capture."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(capture_error_mode=error_mode)
+    run()
+    graph.capture_end()
+    return graph
+
+
 def check_graphs(group: Group) -> None:
     """Peers and NCCL in one captured graph, replayed many times with inputs that change, beside calls without one."""
     sizes = (1, 32, 300, 2100, 2, 300, 32, 1)  # words, words, flags, NCCL, and back
@@ -102,12 +114,7 @@ def check_graphs(group: Group) -> None:
             out.copy_(x)
             group.all_reduce(out)
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="thread_local")
-    run()
-    graph.capture_end()
+    graph = captured(run, "thread_local")
     for turn in range(60):
         wanted = []
         for index, x in enumerate(inputs):
@@ -143,12 +150,7 @@ def check_exchange(group: Group, exchange: Exchange) -> None:
             messages = [exchange.send(updates[rows, 1][half] * 1) for half, _ in halves]
             exchange.end([(message, residual[half]) for message, (half, _) in zip(messages, halves, strict=True)])
 
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    graph.capture_begin(capture_error_mode="relaxed")
-    run()
-    graph.capture_end()
+    graph = captured(run, "relaxed")
     for turn in range(12):
         wanted = {}
         for rows, residual in residuals.items():
