@@ -22,8 +22,11 @@ LENGTHS = {0: 300, 1: 700, 2: 60}
 PICKY = Sampling(0.9, 40, 0.9, 0.0, 3, 500, 0, b"")
 
 
-def kernels_of_steps(runner: Runner) -> set[str]:
-    """Of a prompt, a prompt beside a row, rows that draw and rows that choose among all logits."""
+def kernels_of_steps(runner: Runner, num_answers: int) -> set[str]:
+    """Of a prompt, a prompt beside a row, rows that draw and rows that choose among all logits.
+
+    `num_answers`: 1 or 0, whether this rank tells what a row's token is.
+    """
     samplings = {0: GREEDY, 1: PICKY, 2: GREEDY}
     enter = tuple(Enter(slot, pack(*range(length)), length, samplings[slot]) for slot, length in LENGTHS.items())
     pages = [word for slot in LENGTHS for k in range(13) for word in (slot, k, 1 + slot * 20 + k)]
@@ -37,7 +40,10 @@ def kernels_of_steps(runner: Runner) -> set[str]:
         ):
             runner.begin(step)
             for index in range(step.count):
-                assert runner.launch(index).wait().min() >= 0
+                token_ids = runner.launch(index).wait()
+                num_rows = len(step.decodes) // 4 + len(step.chunks) // 12
+                assert len(token_ids) == num_answers * num_rows
+                assert (token_ids >= 0).all()
         torch.cuda.synchronize()
     return launched_kernels(profiler)
 
@@ -48,7 +54,7 @@ def main() -> None:
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
     decoder = load_decoder(model, group, max_model_len=1024, dummy_seed=0)
     cache = make_kv_cache(decoder.config, 100, 64, decoder.dtype, device, size)
-    names = kernels_of_steps(Runner(decoder, cache, SETTINGS))
+    names = kernels_of_steps(Runner(decoder, cache, SETTINGS), num_answers=int(rank == 0))
     print(f"rank {rank}: {names}", flush=True)
     assert foreign_kernels(names) == []
     assert any("nccl" in name for name in names)

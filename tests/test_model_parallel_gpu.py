@@ -7,6 +7,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +34,16 @@ def run_ranks(script: str, *arguments: str) -> list[str]:
     ranks = [
         subprocess.Popen([*command, str(rank), "2", *arguments], stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]
+    deadline = time.monotonic() + 600
     try:
-        outputs = [rank.communicate(timeout=600)[0] for rank in ranks]
-        assert [rank.returncode for rank in ranks] == [0, 0], outputs
+        # One that failed leaves the other waiting in a collective.
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes) and time.monotonic() < deadline:
+            time.sleep(0.1)
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+    outputs = [rank.communicate()[0] for rank in ranks]
+    assert codes == [0, 0], outputs
     return outputs
 
 
