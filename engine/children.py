@@ -30,13 +30,15 @@ class Child:
         self.role = spec.process
         self.name = f"worker {spec.rank}" if spec.process == "worker" else spec.process
         self.loaded: Loaded | None = None
+        self.phases: dict[str, float] = {}
+        """What it did from its start until it was loaded, and the seconds of each."""
         self.begun = False
         """It was told to begin."""
         self.serving = False
         self.hung = False
         """It was killed because it was silent."""
         self.last_words: str | None = None
-        self.last_heard = time.monotonic()
+        self.last_heard = self._spawned = time.monotonic()
         self._cpu_seconds = 0.0
         self._last_busy = self.last_heard
         self._stderr_tail: deque[str] = deque(maxlen=_STDERR_LINES_KEPT)
@@ -126,6 +128,9 @@ class Child:
 
     def _hear(self, message: FromChild, hear: Callable[["Child", FromChild], None]) -> None:
         self.last_heard = time.monotonic()
+        if isinstance(message, Loaded):
+            python = self.last_heard - self._spawned - sum(message.phases.values())
+            self.loaded, self.phases = message, {"python": python, **message.phases}
         hear(self, message)
 
     def _echo(self, line: bytes) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Self
 
@@ -25,6 +26,7 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig, report: Callable[[Progress], None] = lambda progress: None) -> None:
         self._config = config
+        self._started = time.monotonic()
         self._closing = False
         self._on_death: Callable[[str], None] | None = None
         self._lock = threading.Lock()
@@ -36,6 +38,8 @@ class EngineProcess:
         self._tell(msgspec.json.encode(config))
         try:
             self._ready = self._wait_ready(report)
+            self.startup_seconds = time.monotonic() - self._started
+            """From the call until a request would be served."""
         except BaseException:
             self.close()
             self._close_reports()
@@ -52,8 +56,9 @@ class EngineProcess:
         return self._ready.limits
 
     @property
-    def startup_seconds(self) -> float:
-        return self._ready.seconds
+    def start_phases(self) -> dict[str, float]:
+        """What the seconds went to, in order."""
+        return {"launch": self.startup_seconds - self._ready.seconds, **self._ready.phases}
 
     def on_death(self, callback: Callable[[str], None]) -> None:
         """Have `callback` called, in a thread of ours, with the reason, if the engine ends by itself."""

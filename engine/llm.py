@@ -16,6 +16,7 @@ from tqdm import tqdm
 from tercet.engine.borrowed_loop import BorrowedLoop
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.engine.start_clock import StartClock
 from tercet.ipc.answers import FinishReason, TokenLogprob, Usage
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
 from tercet.ipc.call import usage_of_all
@@ -72,6 +73,7 @@ class LLM:
         unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
         config = EngineConfig(model=model, **{**unbounded, **options})
         self._engine = EngineProcess(config)
+        clock = StartClock()
         self._client = Client(self._engine.address, key=config.listen_key)
         self._loop = BorrowedLoop()
         self._loop.run(self._client.__aenter__)
@@ -85,6 +87,9 @@ class LLM:
         except BaseException:
             self.close()
             raise
+        clock.ended("first requests")
+        self.start_phases = {**self._engine.start_phases, **clock.phases}
+        """What the seconds of this start went to, in order: the engine's, then this object's own."""
 
     def _warm_up(self) -> None:
         """Python adapts code to what it does, and memory is touched, in the first dozen requests: better now.

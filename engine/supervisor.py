@@ -18,6 +18,7 @@ from tercet.engine.crew import Crew, common_limits
 from tercet.engine.errors import StartupFailed, TercetError
 from tercet.engine.model_files import locate
 from tercet.engine.restarts import Restarts
+from tercet.engine.start_clock import in_words
 from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.process_messages import (
     Abandon,
@@ -103,6 +104,7 @@ class Supervisor:
         self._addresses = make_addresses(
             self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
         )
+        before = time.monotonic() - self._started
         for role in self._roles:
             self._spawn(role)
         self._wait_until(lambda: all(child.loaded for child in self._crew.children), deadline, "load")
@@ -116,7 +118,10 @@ class Supervisor:
         if self._asked_to_stop():
             return
         model = self._config.served_model_name or self._config.model
-        self._report(Ready(self._addresses.listen, model, time.monotonic() - self._started, self._limits))
+        seconds = time.monotonic() - self._started
+        phases = {"supervisor": before, **self._crew.of("worker")[0].phases}
+        phases["others"] = seconds - sum(phases.values())
+        self._report(Ready(self._addresses.listen, model, seconds, self._limits, phases))
 
     def _asked_to_stop(self) -> bool:
         return self._stops > 0
@@ -256,6 +261,7 @@ class Supervisor:
         if role == "worker" and scheduler is not None:
             self._incarnation += 1
             scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
+            print(f"tercet: worker 0 is back; it took {in_words(children[0].phases)}", file=sys.stderr, flush=True)
         elif role == "http":
             self._impaired = ()  # the new one knows nothing
         elif role == "scheduler" and tokenizer is not None:
@@ -267,8 +273,7 @@ class Supervisor:
         match message:
             case Phase(what=what, done=done, total=total):
                 self._report(Progress(child.name, what, done, total))
-            case Loaded() as loaded:
-                child.loaded = loaded
+            case Loaded():
                 self._bound = self._bound or (child.role == "tokenizer" and not self._config.take_over)
             case Serving():
                 child.serving = True

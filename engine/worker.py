@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -15,8 +16,10 @@ from numpy.typing import NDArray
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
+from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
+from tercet.engine.start_clock import StartClock
 from tercet.engine.traced_worker import TracedRunner
 from tercet.ipc.process_messages import Limits, Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox, Outbox
@@ -111,10 +114,11 @@ def main(link: SupervisorLink) -> None:
     rank = link.spec.rank
     address = link.spec.addresses.workers[rank]
     inbox: Inbox[ToWorker] = Inbox(address, ToWorker)
-    runner = _make_runner(link)
+    clock = StartClock()
+    runner = _make_runner(link, clock)
     if link.spec.config.trace_dir is not None:
         runner = TracedRunner(runner, link.spec)
-    link.tell(Loaded(runner.limits))
+    link.tell(Loaded(runner.limits, clock.phases))
     link.wait_begin()
     answers: Answers | LateAnswers | NoAnswers
     if rank != 0:
@@ -145,18 +149,18 @@ def run_steps(
             link.beat(num_steps)
 
 
-def _make_runner(link: SupervisorLink) -> StepRunner:
+def _make_runner(link: SupervisorLink, clock: StartClock) -> StepRunner:
     config = link.spec.config
     if config.load_format == "null":
         num_pages = (config.kv_cache_memory or 2**30) // (config.page_size * _NULL_BYTES_PER_TOKEN)
         return NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
     try:
-        return _load_model(link)
+        return _load_model(link, clock)
     except ValueError as error:  # what the model and the settings ask for does not go together
         raise UnsupportedModel(str(error)) from error
 
 
-def _load_model(link: SupervisorLink) -> StepRunner:
+def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     # Before torch reads it: threads that spin for each other stand still, by the millisecond, whenever another process
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -171,23 +175,20 @@ def _load_model(link: SupervisorLink) -> StepRunner:
     from tercet.model.runner import Runner, RunnerSettings
     from tercet.model.step_shape import Shapes
 
+    clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
     spec, config = link.spec, link.spec.config
-    on_gpu = config.device != "cpu" and torch.cuda.is_available()
-    if config.device == "cuda" and not on_gpu:
-        raise ValueError("--device cuda, but torch finds no CUDA device")
-    if on_gpu and torch.cuda.device_count() < config.tensor_parallel_size:
-        raise ValueError(
-            f"--tensor-parallel-size {config.tensor_parallel_size}, but there are {torch.cuda.device_count()} GPUs"
-        )
+    on_gpu = _takes_gpu(config)
     device = torch.device("cuda", spec.rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
+        clock.settle = torch.cuda.synchronize
     else:
         set_cpu_threads(config.tensor_parallel_size)
     group = Group.join(
         spec.rank, config.tensor_parallel_size, device, spec.addresses.rendezvous, config.startup_timeout
     )
+    clock.ended("device")
     decoder = load_decoder(
         Path(spec.model_path),
         group,
@@ -196,8 +197,9 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         deterministic=config.deterministic,
         max_tokens=Shapes(config.max_num_seqs, config.max_num_batched_tokens).max_tokens,
-        progress=lambda done, total: link.tell(Phase("bytes of weights", done, total)),
+        progress=_teller(link, "bytes of weights", clock, "ranks"),
     )
+    clock.ended("weights")
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
@@ -213,13 +215,41 @@ def _load_model(link: SupervisorLink) -> StepRunner:
         num_bytes = kv_cache_bytes(decoder, settings, config.page_size, config.gpu_memory_utilization)
     else:
         num_bytes = CPU_BYTES
+    clock.ended("largest step")
     num_pages = count_pages(decoder.config, num_bytes, config.page_size, decoder.dtype, group)
     kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, decoder.dtype, device, group.size)
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens", 1, 1))
-    runner = Runner(decoder, kv_cache, settings, lambda done, total: link.tell(Phase("graphs", done, total)))
+    clock.ended("cache")
+    runner = Runner(decoder, kv_cache, settings, _teller(link, "graphs", clock, "warm-up"))
+    clock.ended("graphs")
     if on_gpu:
         warn_of_late_compiles()
     return runner
+
+
+def _teller(link: SupervisorLink, what: str, clock: StartClock, before: str) -> Callable[[int, int], None]:
+    """Tells the supervisor how much of a phase is done; the phase `before` ends where this one begins."""
+
+    def tell(done: int, total: int) -> None:
+        if not done:
+            clock.ended(before)
+        link.tell(Phase(what, done, total))
+
+    return tell
+
+
+def _takes_gpu(config: EngineConfig) -> bool:
+    """Whether ranks run on GPUs; ValueError if they are wanted and not there."""
+    import torch
+
+    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    if config.device == "cuda" and not on_gpu:
+        raise ValueError("--device cuda, but torch finds no CUDA device")
+    if on_gpu and torch.cuda.device_count() < config.tensor_parallel_size:
+        raise ValueError(
+            f"--tensor-parallel-size {config.tensor_parallel_size}, but there are {torch.cuda.device_count()} GPUs"
+        )
+    return on_gpu
 
 
 if __name__ == "__main__":

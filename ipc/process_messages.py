@@ -64,6 +64,8 @@ class Loaded(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A worker could run a step; the tokenizer and the scheduler wait for `Begin`."""
 
     limits: Limits | None = None
+    phases: dict[str, float] = {}
+    """What it did until now, in order, and the seconds of each."""
 
 
 class Serving(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -105,6 +107,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     model: str
     seconds: float
     limits: Limits
+    phases: dict[str, float]
+    """What the seconds went to, in order: the supervisor's own, worker 0's, and what the others took longer."""
 
 
 FromSupervisor = Progress | Ready | LastWords

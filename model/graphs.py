@@ -31,6 +31,8 @@ class StepGraphs:
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
         """Capture each shape, on the current stream, which must not be the default one."""
+        if progress is not None:
+            progress(0, len(shapes))
         for shape in shapes:
             if self._run_first:
                 self._run(shape)

@@ -112,6 +112,8 @@ def load_weights(
     _check_names(checkpoint.source, {move.name: move.shape for move in moves}, shapes)
     total = sum(move.into.nbytes for move in moves)
     done = 0
+    if progress is not None:
+        progress(done, total)
 
     def carry_out(move: _Move) -> int:
         if move.start < move.stop:  # the last rank may have nothing but padding

@@ -29,6 +29,7 @@ from bench_trace import RunRecord, run_trace
 from engine_flags import add_engine_flags
 from shapes import SHAPES, write_shape
 from tercet.engine.model_files import locate
+from tercet.engine.start_clock import in_words
 from tercet.ipc.client import ClientError
 from workloads import STANDARD, Workload, workload
 
@@ -81,7 +82,8 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             started = time.perf_counter()
             engine = ENGINES[name](model, options)
             rows.append({"workload": "start", "measure": "s", "figure": time.perf_counter() - started, "engine": name})
-            print(f"{name:14} {'start':16} {rows[-1]['figure']:12.2f} s", flush=True)
+            rows[-1]["phases"] = engine.start_phases
+            print(f"{name:14} {'start':16} {rows[-1]['figure']:12.2f} s  {in_words(engine.start_phases)}", flush=True)
             for work in works:
                 row = {**measure(engine, work, record), "engine": name}
                 rows.append(row)

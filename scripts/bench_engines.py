@@ -4,7 +4,7 @@ A peer is imported only when it is asked for. All run with the prefix cache off 
 temperature 0.6 with `ignore_eos`, so that every engine does the same work.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,13 @@ _TEMPERATURE = 0.6
 class BenchEngine:
     """A loaded engine. `close` frees what it holds."""
 
-    def __init__(self, generate: Generate, close: Callable[[], None], details: dict[str, Any]) -> None:
+    def __init__(
+        self, generate: Generate, close: Callable[[], None], start_phases: Mapping[str, float] | None = None
+    ) -> None:
         self.generate = generate
         self.close = close
-        self.details = details
+        self.start_phases = start_phases or {}
+        """What the seconds of its start went to, if it says so."""
 
 
 def tercet(model: str, options: dict[str, Any]) -> BenchEngine:
@@ -37,7 +40,7 @@ def tercet(model: str, options: dict[str, Any]) -> BenchEngine:
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
 
-    return BenchEngine(generate, llm.close, {"startup_s": llm.startup_seconds})
+    return BenchEngine(generate, llm.close, llm.start_phases)
 
 
 def vllm(model: str, options: dict[str, Any]) -> BenchEngine:
@@ -56,7 +59,7 @@ def vllm(model: str, options: dict[str, Any]) -> BenchEngine:
         params = [SamplingParams(temperature=_TEMPERATURE, ignore_eos=True, max_tokens=length) for length in lengths]
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
 
-    return BenchEngine(generate, lambda: None, {})
+    return BenchEngine(generate, lambda: None)
 
 
 def nanovllm(model: str, options: dict[str, Any]) -> BenchEngine:
@@ -68,7 +71,7 @@ def nanovllm(model: str, options: dict[str, Any]) -> BenchEngine:
         params = [SamplingParams(temperature=_TEMPERATURE, ignore_eos=True, max_tokens=length) for length in lengths]
         llm.generate(prompts, params, use_tqdm=False)
 
-    return BenchEngine(generate, lambda: None, {})
+    return BenchEngine(generate, lambda: None)
 
 
 def transformers(model: str, options: dict[str, Any]) -> BenchEngine:
@@ -100,7 +103,7 @@ def transformers(model: str, options: dict[str, Any]) -> BenchEngine:
         outputs = loaded.generate_batch(prompts, generation_config=settings(lengths[0]), progress_bar=False)
         assert [len(output.generated_tokens) for output in outputs.values()] == lengths
 
-    return BenchEngine(generate, lambda: None, {"threads": torch.get_num_threads()})
+    return BenchEngine(generate, lambda: None)
 
 
 def _llama_from_gguf(file: str, dtype: Any) -> Any:

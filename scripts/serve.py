@@ -1,7 +1,8 @@
 """Serve a model as a daemon: `python scripts/serve.py MODEL [--listen ipc://…] [--http 127.0.0.1:8000] …`.
 
-Prints start-up phases with their seconds, the resolved settings once, and one `ready` line on standard output when a
-request would be served. SIGTERM and Ctrl-C let running requests finish, a second one ends at once.
+Prints start-up phases with their seconds, the resolved settings once, one `ready` line on standard output when a
+request would be served, and one line that says where the seconds went. SIGTERM and Ctrl-C let running requests finish,
+a second one ends at once.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from engine_flags import add_engine_flags, engine_config
 from start_up_display import StartUpDisplay
 from tercet.engine.errors import TercetError
 from tercet.engine.http_address import http_url
+from tercet.engine.start_clock import in_words
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.process_messages import FromSupervisor, Ready
 
@@ -63,6 +65,7 @@ def main() -> int:
             listen = " ".join(f"listen={address}" for address in message.listen)
             http = f" http={http_url(config.http)}" if config.http else ""
             print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
+            print(f"start {message.seconds:.1f} s: {in_words(message.phases)}", file=sys.stderr, flush=True)
 
     shown = msgspec.structs.replace(config, api_key=("********",) * len(config.api_key))
     if config.listen_key is not None:

@@ -29,6 +29,19 @@ def llm() -> Iterator[LLM]:
         yield engine
 
 
+def test_a_start_tells_where_its_time_went() -> None:
+    began = time.monotonic()
+    with tiny_engine("llama") as llm:
+        passed = time.monotonic() - began
+        phases = llm.start_phases
+        order = ["launch", "supervisor", "python", "imports", "device", "ranks", "weights", "largest step", "cache"]
+        assert list(phases) == [*order, "graphs", "others", "first requests"]
+        assert all(seconds >= 0 for seconds in phases.values())
+        assert phases["imports"] > 0.1 < phases["python"] + phases["launch"]  # torch is large, and Python no sprinter
+        assert sum(phases.values()) - phases["first requests"] == pytest.approx(llm.startup_seconds)
+        assert passed - 1 < sum(phases.values()) <= passed
+
+
 def test_prompts_of_every_kind(llm: LLM) -> None:
     text, ids = "the cat sat", tokenizer().encode("the cat sat", add_special_tokens=False)
     for one in (text, ids, [text], [ids], tuple(ids)):

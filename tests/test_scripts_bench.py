@@ -61,6 +61,7 @@ def test_an_offline_run(tmp_path: Path) -> None:
     assert {"python", "torch", "tercet"} <= set(written["environment"])
     start, row = written["rows"]
     assert start["workload"] == "start"
+    assert start["figure"] - 1 < sum(start["phases"].values()) <= start["figure"]
     assert (row["engine"], row["workload"], row["measure"]) == ("tercet", "cpu1", "output tok/s")
     assert row["figure"] == pytest.approx(128 / min(row["seconds"][1:]))
     assert f"{row['figure']:.3f} output tok/s" in done.stdout

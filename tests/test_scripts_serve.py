@@ -33,6 +33,9 @@ def test_phases_then_one_ready_line_then_service(tmp_path: Path, capfd: pytest.C
     assert json.loads(settings.removeprefix("settings "))["kv_cache_memory"] == 8 << 20
     assert said.count("settings ") == 1
     assert "worker 0: " in said
+    (account,) = [line for line in said.splitlines() if line.startswith("start ")]
+    assert account.startswith(f"start {seconds.strip().removesuffix('s')} s: ")
+    assert ", imports " in account
     assert "pages of 64 tokens" in said
     assert "Traceback" not in said
     assert not (tmp_path / "door").exists()
