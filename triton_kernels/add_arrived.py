@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.tiles import next_power_of_2
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _launch(
             f"update: got message {number} of {T} rows, wanted one below {arrivals.flags_NP.shape[0]} of 1 to {M} rows"
         )
     out_TD = update_TD if weight_D is None else torch.empty_like(update_TD)
-    block = triton.next_power_of_2(D)
+    block = next_power_of_2(D)
     _add_arrived_kernel[(T,)](
         update_TD, arrivals.parts_QPMD, arrivals.flags_NP, arrivals.step_1, number, M, residual_TD,
         update_TD if weight_D is None else weight_D, out_TD, update_TD if rows is None else rows, eps,

@@ -15,6 +15,7 @@ from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, 
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.residual_add import check_update, residual_add_reference
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
 # Registers of one program hold its whole row.
 _MAX_D = 16384
@@ -82,7 +83,7 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = N
     D = x_TD.shape[-1]
     if T := x_TD.numel() // D:
         each = 1 if T <= _FEW_ROWS else 8
-        _rms_norm_kernel[(triton.cdiv(T, each),)](
+        _rms_norm_kernel[(cdiv(T, each),)](
             x_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
             D=D, ROWS=each, HAS_ROWS=rows is not None, **_options(D, x_TD),
         )  # fmt: skip
@@ -131,5 +132,5 @@ def _check(x_TD: Tensor, weight_D: Tensor) -> None:
 
 def _options(D: int, x_TD: Tensor) -> dict[str, int | bool]:
     """Columns of one program, its warps, and how it is launched. A row's bits depend on D alone."""
-    block = triton.next_power_of_2(D)
+    block = next_power_of_2(D)
     return {"BLOCK_D": block, "num_warps": min(max(block // 512, 1), 16), **overlap_options(x_TD)}

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.inbox import RowInboxes
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.tiles import next_power_of_2
 
 
 @triton.jit
@@ -172,7 +173,7 @@ def sum_rows_add_rms_norm(
 def _options(out_TD: Tensor, parts: int, inboxes: RowInboxes) -> dict[str, int | bool]:
     """Two stores of 16 bytes a thread: few enough registers for several rows a multiprocessor to be on their way."""
     D, itemsize = out_TD.shape[1], out_TD.element_size()
-    block = triton.next_power_of_2(D)
+    block = next_power_of_2(D)
     return {
         "D": D,
         "BLOCK_D": block,

@@ -18,6 +18,7 @@ from torch import Tensor
 from tercet.triton_kernels.checks import check_contiguous, check_dtype, check_shape
 from tercet.triton_kernels.inbox import WordInboxes
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.tiles import next_power_of_2
 
 
 @triton.jit
@@ -237,7 +238,7 @@ def _words_of_row(x_TD: Tensor) -> int:
 
 
 def _options(W: int, x: Tensor, inboxes: WordInboxes) -> dict[str, int | bool]:
-    block = triton.next_power_of_2(W)
+    block = next_power_of_2(W)
     return {
         "BLOCK_W": block,
         "RANK": inboxes.rank,

@@ -14,6 +14,7 @@ from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device,
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.rotary import rotary
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 from tercet.triton_kernels.write_kv import write_kv
 
 _TOKENS = 4
@@ -159,14 +160,14 @@ def attention_prologue(
     norm = q_norm_weight_D is not None
     if T:
         group, rotary_dim = num_q_heads // num_kv_heads, cos_sin_PR.shape[1]
-        block_g, block_d = triton.next_power_of_2(group), triton.next_power_of_2(head_dim)
-        _prologue_kernel[(triton.cdiv(T, _TOKENS), num_kv_heads)](
+        block_g, block_d = next_power_of_2(group), next_power_of_2(head_dim)
+        _prologue_kernel[(cdiv(T, _TOKENS), num_kv_heads)](
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
             positions_T if rows is None else rows, T, num_pages * page_size, cos_sin_PR.shape[0], first_row,
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=rotary_dim, PAGE=page_size, TOKENS=_TOKENS,
-            BLOCK_G=block_g, BLOCK_D=block_d, BLOCK_HALF=triton.next_power_of_2(rotary_dim // 2),
-            BLOCK_REST=triton.next_power_of_2(max(head_dim - rotary_dim, 1)), NORM=norm, HAS_ROWS=rows is not None,
+            BLOCK_G=block_g, BLOCK_D=block_d, BLOCK_HALF=next_power_of_2(rotary_dim // 2),
+            BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)), NORM=norm, HAS_ROWS=rows is not None,
             num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD

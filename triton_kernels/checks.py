@@ -11,6 +11,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 def check_shape(name: str, tensor: Tensor, *shape: int | None) -> None:
     """The shape, number by number; None stands for any size."""
+    if tensor.shape == shape:  # nearly always, and this is asked some hundred thousand times in a start
+        return
     if tensor.ndim != len(shape) or any(want not in (None, got) for want, got in zip(shape, tensor.shape, strict=True)):
         wanted = ", ".join("*" if size is None else str(size) for size in shape)
         raise ValueError(f"{name}: got shape {list(tensor.shape)}, wanted [{wanted}]")
@@ -35,6 +37,7 @@ def check_contiguous(name: str, tensor: Tensor) -> None:
 
 def check_same(name: str, tensor: Tensor, like: Tensor) -> None:
     """Contiguous, and of the type and device of `like`."""
-    check_dtype(name, tensor, like.dtype)
-    check_device(name, tensor, like)
-    check_contiguous(name, tensor)
+    if tensor.dtype != like.dtype or tensor.device != like.device or not tensor.is_contiguous():
+        check_dtype(name, tensor, like.dtype)
+        check_device(name, tensor, like)
+        check_contiguous(name, tensor)

@@ -17,6 +17,7 @@ from tercet.triton_kernels.attention_prologue import norm_and_turn
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
 from tercet.triton_kernels.merge_parts import add_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.tiles import next_power_of_2
 
 _NUM_WARPS = 4
 _MERGED_PARTS, _MERGED_COLUMNS = 32, 32
@@ -247,7 +248,7 @@ def launch_few_rows(
         page_table_SM, few.rows_B4, few.workers_W8, few.part_IGD, few.stats_IG2, eps, scale, B,
         page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, TILE=few.tile,
-        BLOCK_G=triton.next_power_of_2(group), NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS,
+        BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS,
         WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
     )  # fmt: skip
     few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](

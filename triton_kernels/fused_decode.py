@@ -7,9 +7,7 @@ Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q hea
 slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
 """
 
-import torch
 from torch import Tensor
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
 from tercet.triton_kernels.attention_reference import Scoring
@@ -28,6 +26,7 @@ from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
 from tercet.triton_kernels.merge_parts import merge_parts_kernel
 from tercet.triton_kernels.merge_splits import merge_splits
+from tercet.triton_kernels.tiles import hopper_descriptor
 
 _TILE = 32
 _STAGES = 3
@@ -154,7 +153,4 @@ def fused_decode_attention(
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
     """Tiles of one half of the heads' numbers."""
     head_dim = cache.shape[3]
-    block = [tile, head_dim // 2]
-    dtype = gl.float16 if cache.dtype == torch.float16 else gl.bfloat16
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    return HopperDescriptor.from_tensor(cache.view(-1, head_dim), block, layout)
+    return hopper_descriptor(cache.view(-1, head_dim), tile, head_dim // 2)

@@ -4,10 +4,7 @@ Knows each kernel's arguments and grid; chooses nothing. Shape suffixes as in ma
 """
 
 import torch
-import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
@@ -17,6 +14,7 @@ from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 from tercet.triton_kernels.tuning import IN_PARTS, KERNELS, MatmulConfig
 
 EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
@@ -64,10 +62,10 @@ def launch_matmul(
     bias = out if bias_N is None else bias_N
     norm = x_MK if norm_K is None else norm_K
     counted = {"rows_ptr": out if rows is None else rows, "HAS_ROWS": rows is not None}
-    tiles_n = triton.cdiv(N, config.width)
+    tiles_n = cdiv(N, config.width)
     parts = config.parts if epilogue == "parts" else 1
     assert parts == 1 or can_divide(config, K)
-    tiles = triton.cdiv(M, config.height) * tiles_n * parts
+    tiles = cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles: it must not reach beyond the last row.
     prefetch = config.prefetch if pdl and N % config.width == 0 else 0
@@ -108,9 +106,9 @@ def launch_matmul(
             assert draw is None
             num_programs = min(multiprocessors(x_MK.device), tiles)
             hopper_kernel[(num_programs,)](
-                _hopper_descriptor(x_MK, config.block_m, config.block_k),
-                _hopper_descriptor(w_NK, config.block_n, config.block_k),
-                _hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
+                hopper_descriptor(x_MK, config.block_m, config.block_k),
+                hopper_descriptor(w_NK, config.block_n, config.block_k),
+                hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
                 out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
                 EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
             )  # fmt: skip
@@ -136,11 +134,6 @@ def can_divide(config: MatmulConfig, K: int) -> bool:
 def num_tiles(config: MatmulConfig, N: int) -> int:
     """In how many tiles a row is drawn: so many scores a product writes."""
     return -(-N // config.width) * (2 if config.extra or config.kernel == "persistent" else 1)
-
-
-def _hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
-    dtype = gl.float16 if tensor.dtype == torch.float16 else gl.bfloat16
-    return HopperDescriptor.from_tensor(tensor, list(block), gl.NVMMASharedLayout.get_default_for(list(block), dtype))
 
 
 def can_use_tma(x_MK: Tensor, *others: Tensor) -> bool:

@@ -12,8 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels import prefill_hopper, prefill_load
@@ -21,6 +19,7 @@ from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
+from tercet.triton_kernels.tiles import hopper_descriptor, next_power_of_2
 
 _TILE = 64
 HOPPER_TILE: int = prefill_load.BLOCK_Q.value
@@ -163,7 +162,7 @@ def query_tile(num_tokens: int, on_hopper: bool) -> int:
     """
     if on_hopper:
         return HOPPER_TILE
-    return min(_TILE, max(16, triton.next_power_of_2(num_tokens))) if INTERPRETED else _TILE
+    return min(_TILE, max(16, next_power_of_2(num_tokens))) if INTERPRETED else _TILE
 
 
 def launch_prefill_attention(
@@ -182,7 +181,7 @@ def launch_prefill_attention(
     tile = min(page_size, 64 if half and D <= 128 else 32)
     slopes = scoring.alibi_slopes_H
     # A tile of a page is one block of memory: the copy engine fetches it whole.
-    tma = is_hopper(q_THD.device) and half and triton.next_power_of_2(D) == D
+    tma = is_hopper(q_THD.device) and half and next_power_of_2(D) == D
     keys, values = k_cache, v_cache
     if tma:
         keys = TensorDescriptor.from_tensor(k_cache.view(-1, D), [tile, D])
@@ -191,7 +190,7 @@ def launch_prefill_attention(
         q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes, out_THD,
         scoring.scale, scoring.softcap, page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
-        BLOCK_D=triton.next_power_of_2(D), WINDOW=scoring.window,
+        BLOCK_D=next_power_of_2(D), WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, TMA=tma,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
         num_warps=4, **overlap_options(q_THD),
@@ -206,15 +205,10 @@ def _launch_hopper(
     num_pages, kv_heads, page_size = k_cache.shape[:3]
     num_programs = min(multiprocessors(q_THD.device), work.num_tiles * H)
     prefill_hopper.hopper_prefill_kernel[(num_programs,)](
-        _descriptor(q_THD.view(T, H * D), work.block_q // 2, D),
-        _descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
-        _descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
+        hopper_descriptor(q_THD.view(T, H * D), work.block_q // 2, D),
+        hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
+        hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         work.tiles_N8, page_table_SM, out_THD, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, STAGES=2, NUM_PROGRAMS=num_programs, PDL=True,
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
-
-
-def _descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
-    dtype = gl.float16 if tensor.dtype == torch.float16 else gl.bfloat16
-    return HopperDescriptor.from_tensor(tensor, list(block), gl.NVMMASharedLayout.get_default_for(list(block), dtype))

@@ -8,6 +8,7 @@ same sizes and bucket of rows always get the same answer, so their bits agree fr
 import functools
 import json
 import math
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,7 +66,7 @@ class MatmulConfig:
 
 def row_bucket(num_rows: int) -> int:
     """The smallest bucket that holds the rows; the last one beyond it."""
-    return next((bucket for bucket in ROW_BUCKETS if num_rows <= bucket), ROW_BUCKETS[-1])
+    return ROW_BUCKETS[min(bisect_left(ROW_BUCKETS, num_rows), len(ROW_BUCKETS) - 1)]
 
 
 def table_key(op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> str:

@@ -1,0 +1,31 @@
+"""Tiles as the host counts and describes them, thousands of times while graphs are captured.
+
+Triton's own counterparts are made for its compiler, and take some microseconds a call. Knows no kernel.
+"""
+
+import functools
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
+
+
+def cdiv(size: int, tile: int) -> int:
+    """Tiles that cover `size`."""
+    return -(-size // tile)
+
+
+def next_power_of_2(size: int) -> int:
+    """The smallest that is not less."""
+    return 1 << (size - 1).bit_length()
+
+
+def hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
+    """Of tiles for Hopper's copy engine, in the layout that its products read."""
+    return HopperDescriptor.from_tensor(tensor, list(block), _layout(tensor.dtype, *block))
+
+
+@functools.cache
+def _layout(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(block), gl.float16 if dtype == torch.float16 else gl.bfloat16)
