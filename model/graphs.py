@@ -18,14 +18,12 @@ Progress = Callable[[int, int], None]
 class StepGraphs:
     """Captured steps."""
 
-    def __init__(self, run: Callable[[StepShape], Tensor | None], *, run_first: bool = False) -> None:
+    def __init__(self, run: Callable[[StepShape], Tensor | None]) -> None:
         """`run`: launches a step of a shape on the current stream, the same launches each time; it may return a result.
 
-        It is captured with nothing but padding in the step. `run_first`: each shape is run before it is captured, for
-        libraries that open connections at their first use.
+        It is captured with nothing but padding in the step, and is not run before: that would double the time.
         """
         self._run = run
-        self._run_first = run_first
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -34,9 +32,6 @@ class StepGraphs:
         if progress is not None:
             progress(0, len(shapes))
         for shape in shapes:
-            if self._run_first:
-                self._run(shape)
-                torch.cuda.current_stream().synchronize()
             graph = torch.cuda.CUDAGraph()
             # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture. Relaxed:
             # kernels that are new are compiled and loaded on the way.

@@ -27,6 +27,8 @@ _ENVIRONMENT = {
     # NVLink multicast can outlive its program and take a host's links down with it; nothing here gains by it.
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    # All connections at once, not each at its first use: that may be in a step that is captured before any was run.
+    "NCCL_RUNTIME_CONNECT": "0",
     # Steps in graphs and steps without follow each other on one stream: NCCL need not order them by events of its own.
     "NCCL_GRAPH_MIXING_SUPPORT": "0",
     # Or ranks exchange handles for each buffer of each collective of each graph: that is start-up time.

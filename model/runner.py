@@ -85,7 +85,7 @@ class Runner:
         if self._on_gpu:
             depth = (settings.run_ahead + 2) * settings.max_lease
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
-            self._graphs = StepGraphs(self._run_on_gpu, run_first=decoder.group.size > 1)
+            self._graphs = StepGraphs(self._run_on_gpu)
             if settings.only_largest:
                 self._run_largest()
             else:
