@@ -87,6 +87,7 @@ class SupervisorLink:
         # What is loaded by now stays until the end. Left to the garbage collector, it would be walked again and again,
         # all threads standing still: 170 ms each time in a worker, for torch alone.
         gc.freeze()
+        gc.enable()
         assert self._limits is not None
         return self._limits
 
@@ -137,6 +138,8 @@ def remove_stale_sockets(listen: tuple[str, ...]) -> None:
 
 def run(main: Callable[[SupervisorLink], None]) -> None:
     """Be a child process: read the spec, run `main`, and turn whatever it raises into last words and exit code 1."""
+    # What a start makes, it keeps: until `wait_begin` there is nothing to collect, and torch is large to walk.
+    gc.disable()
     # A terminal's Ctrl-C and a service manager's SIGTERM reach the whole group; only the supervisor acts on them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

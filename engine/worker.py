@@ -24,6 +24,7 @@ from tercet.engine.traced_worker import TracedRunner
 from tercet.ipc.process_messages import Limits, Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Logs, PromptLogs, Sampled, Step, ToWorker
+from tercet.model.early_work import fingerprint_triton_early, open_device_early
 
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
@@ -164,6 +165,9 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     # Before torch reads it: threads that spin for each other stand still, by the millisecond, whenever another process
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    spec, config = link.spec, link.spec.config
+    if config.device != "cpu":
+        open_device_early(spec.rank)
     # Imported here: a null worker starts without torch.
     import torch
 
@@ -177,12 +181,12 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
 
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
-    spec, config = link.spec, link.spec.config
     on_gpu = _takes_gpu(config)
     device = torch.device("cuda", spec.rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
         clock.settle = torch.cuda.synchronize
+        fingerprint_triton_early()
     else:
         set_cpu_threads(config.tensor_parallel_size)
     group = Group.join(

@@ -85,10 +85,11 @@ class Runner:
         if self._on_gpu:
             depth = (settings.run_ahead + 2) * settings.max_lease
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
-            self._graphs = StepGraphs(self._run_on_gpu)
             if settings.only_largest:
                 self._run_largest()
             else:
+                # It refers to this object, which without it goes as soon as nobody needs it.
+                self._graphs = StepGraphs(self._run_on_gpu)
                 self._warm_up(settings.enforce_eager, progress)
 
     def begin(self, step: Step) -> None:
@@ -217,6 +218,7 @@ class Runner:
     def _run_largest(self) -> None:
         for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):
             self._run_on_gpu(shape)
+        torch.cuda.current_stream().synchronize()  # kernels write into pinned memory that goes with this object
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
         """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
