@@ -5,12 +5,12 @@ Knows which kernel will serve which layers; the kernels know the rest.
 Shape suffixes: S slots, M pages of a slot.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from tercet.triton_kernels.attention import plan_prefill
+from tercet.triton_kernels.attention import plan_last_queries, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
@@ -27,23 +27,26 @@ class AttentionPlan:
     """By the layers' window. All but work is for the kernels that take q, k, v rows as they are."""
     prefill: dict[int, PrefillWork]
     """By the layers' window."""
+    last_queries: PrefillWork | None
+    """For the last layer: of chunks no more than what their last tokens need."""
 
     @classmethod
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
-        windows: Iterable[int], deterministic: bool,
+        windows: Sequence[int], deterministic: bool,
     ) -> "AttentionPlan":  # fmt: skip
-        """`num_heads`: q heads of this rank. Graph-safe."""
+        """`num_heads`: q heads of this rank; `windows`: each layer's. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
         decode: dict[int, DecodeWork | FusedPlan] = {}
         prefill: dict[int, PrefillWork] = {}
+        last_queries = None
         if not use_kernels(kv_cache):
-            return cls(decode, prefill)
+            return cls(decode, prefill, None)
         k_cache = kv_cache[0, 0]
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
-            for window in windows:
+            for window in set(windows):
                 if can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
                     decode[window] = plan_fused_decode(
                         *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic
@@ -52,8 +55,11 @@ class AttentionPlan:
                     decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic)
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
-            prefill = {window: plan_prefill(*chunks, num_tokens, k_cache, Scoring(1.0, window)) for window in windows}
-        return cls(decode, prefill)
+            prefill = {
+                window: plan_prefill(*chunks, num_tokens, k_cache, Scoring(1.0, window)) for window in set(windows)
+            }
+            last_queries = plan_last_queries(*chunks, prefill[windows[-1]])
+        return cls(decode, prefill, last_queries)
 
 
 def _split(

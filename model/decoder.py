@@ -2,6 +2,9 @@
 
 One class serves every family: what sets them apart is in the ModelConfig and in which weights are there.
 
+Of a prompt only the last token is sampled from, so the last layer computes K and V of all tokens, but no more than that
+of those that no row samples from.
+
 Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary, S slots, M pages of a slot.
 """
 
@@ -60,28 +63,54 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> Tensor:
-        """Hidden states of all tokens, before the final norm: [T, D]. Writes their K and V into `kv_cache`.
+        """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages.
         Graph-safe: fixed shapes give fixed launches.
         """
+        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=False)
+        return self._rows(residual, attended_TH, inputs)
+
+    @torch.inference_mode()
+    def forward_whole(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, to the bit, and hidden states of all tokens: [T, D]."""
+        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=True)
+        hidden_RD = self._rows(residual, attended_TH, inputs)
+        self._layers[-1].add(residual, attended_TH)
+        return hidden_RD, residual.end()
+
+    def _attend_in_last(
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool
+    ) -> tuple[Residual, Tensor]:
+        """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
-            rotary_dim=self._rotary_dim, windows={layer.window for layer in self._layers},
+            rotary_dim=self._rotary_dim, windows=[layer.window for layer in self._layers],
             deterministic=self._deterministic,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         stream_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
         self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
-        residual = self._residual(stream_TD, inputs)
-        for index, layer in enumerate(self._layers):
-            layer.forward(residual, inputs, page_table_SM, kv_cache[index], plan)
+        residual = self._residual(stream_TD, inputs, whole=whole)
+        *others, last = self._layers
+        for layer, kv in zip(others, kv_cache, strict=False):
+            prefill = plan.prefill.get(layer.window)
+            layer.add(residual, layer.attend(residual, inputs, page_table_SM, kv, plan, prefill))
+        prefill = plan.prefill.get(last.window) if whole else plan.last_queries
+        return residual, last.attend(residual, inputs, page_table_SM, kv_cache[len(others)], plan, prefill)
+
+    def _rows(self, residual: Residual, attended_TH: Tensor, inputs: StepInputs) -> Tensor:
+        """The end of the last layer for the rows alone."""
+        if inputs.chunk_slots_C.shape[0]:  # else each token is a row
+            rows_R = inputs.sample_rows_R
+            residual, attended_TH = residual.of_rows(rows_R), embedding(rows_R, attended_TH)
+        self._layers[-1].add(residual, attended_TH)
         return residual.end()
 
-    def _residual(self, stream_TD: Tensor, inputs: StepInputs) -> Residual:
+    def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
         eps, deterministic = self.config.rms_norm_eps, self._deterministic
-        if exchange := self.group.exchange_for(len(stream_TD)):
+        if not whole and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
             )

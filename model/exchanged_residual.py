@@ -59,6 +59,11 @@ class ExchangedResidual(Residual):
             update_TD = linear(x_TN[half.rows], weight_DN, bias_D, deterministic=self._deterministic, rows=half.count_1)
             half.update = self._exchange.send(update_TD)
 
+    def of_rows(self, rows_R: Tensor) -> Residual:
+        """Also ends the step's messages: few rows are summed as those of any short step."""
+        self._exchange.end([])
+        return super().of_rows(rows_R)
+
     def end(self) -> Tensor:
         self._exchange.end(
             [(half.update, self._stream_TD[half.rows]) for half in self._halves if half.update is not None]

@@ -18,6 +18,7 @@ from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
+from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
@@ -33,16 +34,22 @@ class Layer:
     window: int
     interleaved: bool
 
-    def forward(
-        self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan
-    ) -> None:
-        """Add the layer's two blocks to `residual`. `kv`: this layer's cache, [k/v, page, kv head, token, dim].
+    def attend(
+        self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan,
+        prefill: PrefillWork | None,
+    ) -> Tensor:  # fmt: skip
+        """What attention makes of the tokens in `residual`: [T, H]. `kv`: this layer's cache, [k/v, page, kv head,
+        token, dim], to which their K and V go.
 
-        `plan`: how the step's attention is divided, the same for all layers.
+        `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
         weights = self.weights
         qkv_TN = residual.norm_linear(weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
-        attended_TH = self._attention(qkv_TN, inputs, page_table_SM, kv, plan)
+        return self._attention(qkv_TN, inputs, page_table_SM, kv, plan, prefill)
+
+    def add(self, residual: Residual, attended_TH: Tensor) -> None:
+        """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
+        weights = self.weights
         residual.add(attended_TH, weights.o_DQ, weights.o_bias_D)
         if self.interleaved:
             gated_TF = residual.norm_gate(weights.post_norm_D, weights.gate_up_2FD)
@@ -53,8 +60,9 @@ class Layer:
         residual.add(gated_TF, weights.down_DF, weights.down_bias_D)
 
     def _attention(
-        self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan
-    ) -> Tensor:
+        self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan,
+        prefill: PrefillWork | None,
+    ) -> Tensor:  # fmt: skip
         head_dim = self.config.head_dim
         num_heads = self.config.num_heads // self.group.size
         num_tokens, num_decodes = qkv_TN.shape[0], inputs.decode_slots_B.shape[0]
@@ -78,7 +86,7 @@ class Layer:
                 out_THD[:first],
             )
         if first < num_tokens:
-            self._attend_apart(qkv_TN, inputs, page_table_SM, kv, plan, first, out_THD)
+            self._attend_apart(qkv_TN, inputs, page_table_SM, kv, plan, prefill, first, out_THD)
         return out_THD.flatten(1)
 
     def _attend_apart(
@@ -88,6 +96,7 @@ class Layer:
         page_table_SM: Tensor,
         kv: Tensor,
         plan: AttentionPlan,
+        prefill: PrefillWork | None,
         first: int,
         out_THD: Tensor,
     ) -> None:
@@ -134,7 +143,7 @@ class Layer:
                 inputs.chunk_starts_C,
                 inputs.query_starts_C1,
                 scale,
-                work=plan.prefill.get(self.window),
+                work=prefill,
                 window=self.window,
                 out=out_THD[num_decodes:],
             )

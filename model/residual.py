@@ -5,7 +5,7 @@ that product is a part of an update, which the next norm sums over ranks and add
 product whose K is divided. Knows no attention, no layer.
 
 Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of this rank, F intermediate size of it,
-S parts of an update.
+S parts of an update, R some of the tokens.
 """
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm, all_reduce_parts
+from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.residual_add import residual_add
@@ -62,6 +63,12 @@ class Residual:
         # A bias counts once, not once a rank.
         bias_D = bias_D if self._group.rank == 0 else None
         self._update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
+
+    def of_rows(self, rows_R: Tensor) -> "Residual":
+        """The stream of some tokens, right behind a norm; this one knows nothing of what is added to it."""
+        assert self._update_TD is None
+        stream_RD = embedding(rows_R, self._stream_TD)
+        return Residual(stream_RD, self._group, self._eps, deterministic=self._deterministic, rows=None)
 
     def end(self) -> Tensor:
         """The stream with all that was added, before the final norm."""

@@ -25,7 +25,7 @@ from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
-from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
+from tercet.triton_kernels.prepare import StepRows, prepare
 from tercet.triton_kernels.write_plan import HEADER_WORDS
 
 _CHANGE_WORDS = 2**18
@@ -175,21 +175,20 @@ class Runner:
             return self._landings.launched(rows)
         return self._landings.launched(rows, self._logs(logs_RW, np.arange(len(rows)), rows))
 
-    def _forward(self, shape: StepShape) -> tuple[Tensor, StepInputs, StepRows]:
+    def _forward(self, shape: StepShape) -> tuple[Tensor, StepRows]:
+        """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
         inputs, rows = self._buffers.cut(shape)
         prepare(rows, self.table, inputs, page_size=self._page_size, num_pages=self._num_pages)
-        hidden_TD = self._decoder.forward(inputs, self._kv_cache, self.table.page_table_SM)
-        return hidden_TD, inputs, rows
+        tables = inputs, self._kv_cache, self.table.page_table_SM
+        if not (shape.logged and shape.num_chunks):
+            return self._decoder.forward(*tables), rows
+        hidden_RD, hidden_TD = self._decoder.forward_whole(*tables)
+        chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
+        self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
+        return hidden_RD, rows
 
     def _is_logged(self) -> bool:
         return self._extras.any_logged(self._decodes, self._chunks)
-
-    def _log_prompts(self, shape: StepShape, hidden_TD: Tensor) -> None:
-        """Compute the log-probabilities of the step's prompts, which stay on the device."""
-        if not (shape.logged and shape.num_chunks):
-            return
-        chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
-        self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
@@ -202,18 +201,13 @@ class Runner:
 
     @torch.inference_mode()
     def _run_on_cpu(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
-        forward = self._forward(shape)
-        sampled = sample_step(self._decoder, *forward, self.table, shape=shape, extras=self._extras)
-        self._log_prompts(shape, forward[0])
-        return sampled
+        return sample_step(self._decoder, *self._forward(shape), self.table, shape=shape, extras=self._extras)
 
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> Tensor | None:
         """Launch a step; returns its rows' log-probabilities, if it is to have them."""
         forward, ring = self._forward(shape), self._landings.ring
-        logs_RW = sample_step_into(ring, self._decoder, *forward, self.table, shape=shape, extras=self._extras)
-        self._log_prompts(shape, forward[0])
-        return logs_RW
+        return sample_step_into(ring, self._decoder, *forward, self.table, shape=shape, extras=self._extras)
 
     def _run_largest(self) -> None:
         for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):

@@ -2,7 +2,7 @@
 
 Knows which rows sample (`prepare` said so), the decoder's head and the sampling kernels; knows no request.
 
-Shape suffixes: T tokens of the step, D hidden size, R rows, N rows that sample, V vocabulary.
+Shape suffixes: D hidden size, R rows, N rows that sample, V vocabulary.
 """
 
 import torch
@@ -13,8 +13,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.step_shape import StepShape
 from tercet.model.token_logs import token_logs
-from tercet.triton_kernels.embedding import embedding
-from tercet.triton_kernels.prepare import StepInputs, StepRows
+from tercet.triton_kernels.prepare import StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
@@ -26,8 +25,7 @@ def needs_whole_logits(sampling: Sampling) -> bool:
 
 def sample_step(
     decoder: Decoder,
-    hidden_TD: Tensor,
-    inputs: StepInputs,
+    hidden_RD: Tensor,
     rows: StepRows,
     table: SlotTable,
     *,
@@ -43,7 +41,7 @@ def sample_step(
     if not len(rows_N):  # all ranks agree on this: their tables are the same
         return token_ids_R, None
     slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
-    hidden_ND = hidden_TD[inputs.sample_rows_R[rows_N]]
+    hidden_ND = hidden_RD[rows_N]
     if not _takes_whole_logits(shape):
         token_ids_R[rows_N] = decoder.sample(hidden_ND, slots_N, positions_N, table)
         return token_ids_R, None
@@ -59,8 +57,7 @@ def sample_step(
 def sample_step_into(
     ring: TokenRing,
     decoder: Decoder,
-    hidden_TD: Tensor,
-    inputs: StepInputs,
+    hidden_RD: Tensor,
     rows: StepRows,
     table: SlotTable,
     *,
@@ -68,9 +65,6 @@ def sample_step_into(
     extras: Extras,
 ) -> Tensor | None:
     """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
-    # Decode rows alone are in their place already.
-    alone = not inputs.chunk_slots_C.shape[0]
-    hidden_RD = hidden_TD if alone else embedding(inputs.sample_rows_R, hidden_TD)
     if not _takes_whole_logits(shape):
         decoder.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
         return None

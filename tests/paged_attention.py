@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tercet.triton_kernels.attention import decode_attention, prefill_attention
+from tercet.triton_kernels.attention import decode_attention, plan_last_queries, plan_prefill, prefill_attention
+from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
 
 
@@ -87,15 +88,22 @@ class PagedCache:
         out = torch.full_like(q_BHD, float("nan"))
         return decode_attention(q_BHD, *caches, heads.dim**-0.5, work=work, out=out, **self._options)  # type: ignore[arg-type]
 
-    def prefill(self, q_THD: Tensor, chunks: list[tuple[int, int, int]]) -> Tensor:
-        """Our kernel: chunks of (slot, start, count), packed; tokens beyond the last chunk are padding."""
+    def prefill(self, q_THD: Tensor, chunks: list[tuple[int, int, int]], *, only_last: bool = False) -> Tensor:
+        """Our kernel: chunks of (slot, start, count), packed; tokens beyond the last chunk are padding.
+
+        `only_last`: no more is computed than what the chunks' last tokens need.
+        """
         ends = [0]
         for _, _, count in chunks:
             ends.append(ends[-1] + count)
         slots, starts = (self.ints([chunk[part] for chunk in chunks]) for part in range(2))
         caches = self.k_cache, self.v_cache, self.table, slots, starts, self.ints(ends)
         out = torch.full_like(q_THD, float("nan"))
-        return prefill_attention(q_THD, *caches, self.heads.dim**-0.5, out=out, **self._options)  # type: ignore[arg-type]
+        scale, work = self.heads.dim**-0.5, None
+        if only_last:
+            scoring = Scoring(scale, **self._options)  # type: ignore[arg-type]
+            work = plan_last_queries(*caches[3:], plan_prefill(*caches[3:], len(q_THD), self.k_cache, scoring))
+        return prefill_attention(q_THD, *caches, scale, work=work, out=out, **self._options)  # type: ignore[arg-type]
 
     def exact(self, q_THD: Tensor, slot: int, start: int) -> Tensor:
         """Attention in float64 of queries at positions `start` and on of a slot."""

@@ -87,7 +87,8 @@ class Sequences:
             ends.append(ends[-1] + len(tokens))
         pad(pad_t)
         num_decodes = len(decodes) + pad_b
-        rows = [*range(len(decodes)), *(num_decodes + end - 1 for end in ends[1:])]
+        rows = [*range(num_decodes), *(num_decodes + end - 1 for end in ends[1:])]
+        real = [*range(len(decodes)), *range(num_decodes, len(rows))]
         inputs = step_inputs(
             input_ids_T=ids,
             positions_T=positions,
@@ -100,8 +101,13 @@ class Sequences:
             sample_rows_R=rows,
             num_tokens_1=[num_decodes + ends[-1]],
         )
-        hidden_TD = self.decoder.forward(inputs, self.cache, self.page_table_SM)
-        return self.decoder.logits(hidden_TD[rows])
+        tables = inputs, self.cache, self.page_table_SM
+        hidden_RD = self.decoder.forward(*tables)
+        if chunks:  # the same with all tokens' hidden states on the way
+            rows_RD, hidden_TD = self.decoder.forward_whole(*tables)
+            torch.testing.assert_close(rows_RD, hidden_RD, rtol=0.0, atol=0.0)
+            torch.testing.assert_close(hidden_TD[rows][real], hidden_RD[real], rtol=1e-4, atol=1e-4)
+        return self.decoder.logits(hidden_RD[real])
 
 
 def step_inputs(**values: list[int]) -> StepInputs:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
-from tercet.triton_kernels.attention import decode_attention, prefill_attention
+from tercet.triton_kernels.attention import decode_attention, plan_last_queries, plan_prefill, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.dispatch import use_kernels
 
 SLOTS, PAGES_EACH, SCALE = 6, 6, 0.3
 OPTIONS: list[dict[str, Any]] = [
@@ -87,6 +89,15 @@ def test_decode_and_prefill(heads: int, kv_heads: int, head_dim: int, page: int,
             torch.testing.assert_close(out[token], wanted, rtol=1e-4, atol=1e-5)
             token += 1
     assert out[token:].count_nonzero() == 0
+    if not use_kernels(q):
+        return
+    # Of each chunk the last token alone: the same bits.
+    work = plan_prefill(slots, starts, begins, len(q), paged.k_cache, Scoring(SCALE, **paged.options))
+    last = torch.full_like(q, float("nan"))
+    few = plan_last_queries(slots, starts, begins, work)
+    prefill_attention(q, *caches, slots, starts, begins, SCALE, work=few, out=last, **paged.options)
+    ends = (begins[1:] - 1)[counts > 0].long()
+    assert torch.equal(last[ends], out[ends])
 
 
 @pytest.mark.parametrize("normed", [False, True])

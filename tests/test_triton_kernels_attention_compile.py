@@ -23,6 +23,7 @@ from tercet.triton_kernels import (
 from tercet.triton_kernels import few_rows as few_rows_plan
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.prefill_work import PrefillWork
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
@@ -70,13 +71,15 @@ def test_compile(
         attention.prefill_attention(
             meta(300, heads, head_dim), *caches, table, indices, indices, meta(6, dtype=torch.int32), 0.1, **options
         )
+        chunks = indices, indices, meta(6, dtype=torch.int32)
+        attention.plan_last_queries(*chunks, PrefillWork(meta(9, 8, dtype=torch.int32), 128))
         qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
         slots = meta(5, dtype=torch.int64)
         for norms in ((None, None), (meta(head_dim), meta(head_dim))):
             attention_prologue.attention_prologue(qkv, indices, slots, cos_sin, *norms, 1e-6, *caches, heads)
         write_kv.write_kv(meta(5, kv_heads, head_dim), meta(5, kv_heads, head_dim), *caches, slots)
-    # The decode rows: their plan, splits and merge. Prefill and its plan, two prologues, the write.
-    assert len(kernels) == 8
+    # The decode rows: their plan, splits and merge. Prefill and its plan, one of last tokens, two prologues, the write.
+    assert len(kernels) == 9
     (prefill,) = (kernel for kernel in kernels if kernel.name.endswith("prefill_kernel"))
     # Every score of a tile by the same arithmetic, masked or not, and nothing of it left to the assembler.
     found = exponentials(prefill.asm["ptx"])

@@ -67,6 +67,10 @@ def test_prefill(heads: Heads) -> None:
             assert distance(got[own], cache.exact(q[own], slot, start)) < NEAR, (slot, start, count)
             token += count
         assert not got[token:].count_nonzero()
+        few, end = cache.prefill(q, chunks, only_last=True), 0
+        for _, _, count in chunks:
+            end += count
+            assert not count or torch.equal(few[end - 1], got[end - 1])
 
 
 def test_random_chunks_and_rows() -> None:

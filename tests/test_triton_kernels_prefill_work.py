@@ -7,7 +7,7 @@ import torch
 
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.prefill_work import make_prefill_work, plan_prefill_work
+from tercet.triton_kernels.prefill_work import make_last_tiles, make_prefill_work, plan_last_tiles, plan_prefill_work
 
 CASES = [
     [],
@@ -52,6 +52,15 @@ def test_each_token_is_in_one_tile(chunks: list[tuple[int, int, int]], padding: 
         assert length == 0
         cleared += range(first, first + queries)
     assert cleared == list(range(begins[-1], num_tokens))
+
+    last = make_last_tiles(len(chunks), work)
+    last.tiles_N8.fill_(-7)
+    plan_last_tiles(slots, starts, torch.tensor(begins, dtype=torch.int32), last)
+    records = [record[:6] for record in last.tiles_N8.tolist()]
+    ends = [begin for begin, (_, _, count) in zip(begins[1:], chunks, strict=True) if count]
+    assert records[: len(ends)] == [next(tile for tile in wanted if tile[0] + tile[1] == end) for end in ends]
+    assert [(record[1], record[4]) for record in records[len(ends) : -1]] == [(0, 0)] * (len(chunks) - len(ends))
+    assert records[-1][:2] == [len(ends)] * 2
 
 
 def test_interpreted() -> None:

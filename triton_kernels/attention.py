@@ -23,7 +23,13 @@ from tercet.triton_kernels.decode_attention import (
 )
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.prefill_attention import can_use_hopper, launch_prefill_attention, query_tile
-from tercet.triton_kernels.prefill_work import PrefillWork, make_prefill_work, plan_prefill_work
+from tercet.triton_kernels.prefill_work import (
+    PrefillWork,
+    make_last_tiles,
+    make_prefill_work,
+    plan_last_tiles,
+    plan_prefill_work,
+)
 
 
 def decode_attention(
@@ -114,6 +120,16 @@ def plan_prefill(
     work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], query_tile(num_tokens, on_hopper), k_cache.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
     return work
+
+
+def plan_last_queries(
+    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, work: PrefillWork
+) -> PrefillWork:
+    """Of a step's chunks, cut as in `work`, only the tiles with their last tokens: `prefill_attention` with this leaves
+    all others of its output as they were. A token's bits are the same. Graph-safe."""
+    last = make_last_tiles(chunk_slots_C.shape[0], work)
+    plan_last_tiles(chunk_slots_C, chunk_starts_C, query_starts_C1, last)
+    return last
 
 
 def _output(q: Tensor, out: Tensor | None) -> Tensor:

@@ -40,6 +40,13 @@ def make_prefill_work(num_tokens: int, num_chunks: int, block_q: int, device: to
     return PrefillWork(torch.empty(num_tiles + 1, RECORD, dtype=torch.int32, device=device), block_q)
 
 
+def make_last_tiles(num_chunks: int, work: PrefillWork) -> PrefillWork:
+    """Memory for one tile of each chunk, of the size of those in `work`."""
+    return PrefillWork(
+        torch.empty(num_chunks + 1, RECORD, dtype=torch.int32, device=work.tiles_N8.device), work.block_q
+    )
+
+
 @triton.jit
 def _num_within(seen, begin, count, BLOCK_Q: tl.constexpr):
     """Of the tiles of a chunk that begins at a position, how many see at most so many tokens."""
@@ -93,6 +100,44 @@ def _cut_kernel(
         tl.store(tiles_ptr + N * RECORD, num_tiles)
         padded = tl.maximum(T - tl.load(query_starts_ptr + C), 0)
         tl.store(tiles_ptr + N * RECORD + 1, num_tiles + tl.cdiv(padded, BLOCK_Q))
+
+
+@triton.jit(do_not_specialize=["C"], do_not_specialize_on_alignment=["C"])
+def _last_tiles_kernel(
+    slots_ptr, chunk_starts_ptr, query_starts_ptr, tiles_ptr, C,
+    BLOCK_Q: tl.constexpr, BLOCK_C: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (1,): one program finds the last tile of each chunk; chunks of nothing come last, as padding of nothing."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    chunks = tl.arange(0, BLOCK_C)
+    mask = chunks < C
+    begin = tl.load(query_starts_ptr + chunks, mask=mask, other=0)
+    count = tl.load(query_starts_ptr + chunks + 1, mask=mask, other=0) - begin
+    start = tl.load(chunk_starts_ptr + chunks, mask=mask, other=0)
+    real = mask & (count > 0)
+    offset = tl.maximum(tl.cdiv(count, BLOCK_Q) - 1, 0) * BLOCK_Q
+    before = tl.cumsum(real.to(tl.int32), 0) - real.to(tl.int32)
+    num_tiles = tl.sum(real.to(tl.int32), 0)
+    record_ptr = tiles_ptr + tl.where(real, before, num_tiles + chunks - before) * RECORD
+    tl.store(record_ptr, begin + offset, mask=mask)
+    tl.store(record_ptr + 1, count - offset, mask=mask)
+    tl.store(record_ptr + 2, start + offset, mask=mask)
+    tl.store(record_ptr + 3, tl.load(slots_ptr + chunks, mask=real, other=0), mask=mask)
+    tl.store(record_ptr + 4, tl.where(real, start + count, 0), mask=mask)
+    tl.store(record_ptr + 5, start + count, mask=mask)
+    tl.store(tiles_ptr + C * RECORD, num_tiles)
+    tl.store(tiles_ptr + C * RECORD + 1, num_tiles)
+
+
+def plan_last_tiles(chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, work: PrefillWork) -> None:
+    """Find the last tile of each chunk. Graph-safe: once per step, before the last layer."""
+    C = chunk_slots_C.shape[0]
+    _last_tiles_kernel[(1,)](
+        chunk_slots_C, chunk_starts_C, query_starts_C1, work.tiles_N8, C,
+        BLOCK_Q=work.block_q, BLOCK_C=max(16, triton.next_power_of_2(C)), RECORD=RECORD, num_warps=4,
+        **overlap_options(chunk_slots_C),
+    )  # fmt: skip
 
 
 def plan_prefill_work(
