@@ -16,9 +16,9 @@ def read_config(path: Path) -> ModelConfig:
     return parse_config(read_config_json(path))
 
 
-def open_model(path: Path) -> tuple[ModelConfig, Checkpoint]:
-    """ModelConfig and tensors of a model folder or a .gguf file."""
+def open_model(path: Path, *, pinned: bool = False) -> tuple[ModelConfig, Checkpoint]:
+    """ModelConfig and tensors of a model folder or a .gguf file. `pinned`: they are to go to a GPU."""
     if path.suffix == ".gguf":
         file = GgufCheckpoint(path)
         return file.config, file
-    return read_config(path), SafetensorsCheckpoint(path)
+    return read_config(path), SafetensorsCheckpoint(path, pinned=pinned)

@@ -4,7 +4,7 @@ Every rank draws the same whole tensors and keeps its slices, so the numbers do 
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -28,11 +28,12 @@ class DummyCheckpoint:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
 
-    def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+    def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
         shape = self._shapes[name]
         if name.endswith("norm.weight"):
-            return torch.ones(stop - start, dtype=self._dtype, device=self._device)
+            yield torch.ones(stop - start, dtype=self._dtype, device=self._device)
+            return
         generator = torch.Generator(self._device)
         generator.manual_seed((self._seed + zlib.crc32(name.encode())) % 2**63)
         tensor = torch.empty(shape, dtype=self._dtype, device=self._device)
-        return tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator).narrow(dim, start, stop - start)
+        yield tensor.normal_(0.0, _STANDARD_DEVIATION, generator=generator).narrow(dim, start, stop - start)

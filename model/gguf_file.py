@@ -4,7 +4,7 @@ Knows llama.cpp's names for tensors and settings, and that its `llama` files hol
 A setting it does not know is refused by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,16 +50,17 @@ class GgufCheckpoint:
         # GGUF counts dimensions from the innermost.
         return {name: tuple(int(n) for n in reversed(tensor.shape)) for name, tensor in self._tensors.items()}
 
-    def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
+    def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
         tensor = self._tensors[name]
         # Quantization blocks lie along the rows: rows can be cut before, columns only after dequantizing.
         data = tensor.data[start:stop] if dim == 0 else tensor.data
         values = torch.from_numpy(_dequantize(data, tensor.tensor_type, self.source, name))
         if dim == 1:
-            return values[:, start:stop]
-        if self.config.family == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
-            return self._unpermute(values)
-        return values
+            yield values[:, start:stop]
+        elif self.config.family == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+            yield self._unpermute(values)
+        else:
+            yield values
 
     def _unpermute(self, values: Tensor) -> Tensor:
         """Back from rotation pairs side by side to the two halves of each head; slices hold whole heads."""

@@ -28,7 +28,7 @@ def load_decoder(
     with the settings for this model."""
     tensors: Checkpoint
     if dummy_seed is None:
-        config, tensors = open_model(path)
+        config, tensors = open_model(path, pinned=group.device.type == "cuda")
     else:
         config = read_config(path)
     torch_dtype = resolve_dtype(dtype, config, group.device)

@@ -1,58 +1,105 @@
 """A folder's safetensors files as one `Checkpoint`: a single file, or shards with an index.
 
-Knows the files; knows no model. Tensors are read through the file mapping, so only the slices asked for are touched.
+Knows the files; knows no model. Only the rows asked for are read, by system calls into memory that is used again: four
+times as fast as through a mapping, whose every page is a fault.
 """
 
 import json
-from collections.abc import Mapping
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_PIECE_BYTES = 16 * 2**20
+"""Of one read, unless a row is longer: small enough to be in the cache still when it is copied."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor's bytes are."""
+
+    path: Path
+    fd: int
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 class SafetensorsCheckpoint:
     """All tensors of a folder. ValueError if there are none, or a file is missing, truncated or not readable."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, pinned: bool = False) -> None:
+        """`pinned`: read into memory that a GPU copies from at full speed."""
         self.source = str(folder)
-        self._files: dict[str, Any] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._pinned = pinned
+        self._places: dict[str, _Place] = {}
+        self._of_thread = threading.local()
         for path in _paths(folder):
             self._open(path)
         if index := _index(folder):
             self._check_index(folder, index)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
+        return {name: place.shape for name, place in self._places.items()}
 
-    def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
-        whole = self._files[name].get_slice(name)
-        piece: Tensor = whole[start:stop] if dim == 0 else whole[:, start:stop]
-        return piece
+    def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
+        place = self._places[name]
+        first, last = (start, stop) if dim == 0 else (0, place.shape[0])
+        row_bytes = prod(place.shape[1:]) * place.dtype.itemsize
+        each = max(_PIECE_BYTES // max(row_bytes, 1), 1)
+        for row in range(first, last, each):
+            num_rows = min(each, last - row)
+            words = self._read_bytes(place, row * row_bytes, num_rows * row_bytes)
+            piece = words.view(place.dtype).view(num_rows, *place.shape[1:])
+            yield piece if dim == 0 else piece[:, start:stop]
+
+    def _read_bytes(self, place: _Place, start: int, count: int) -> Tensor:
+        """Into this thread's memory, which its next read overwrites."""
+        memory: Tensor | None = getattr(self._of_thread, "memory", None)
+        if memory is None or len(memory) < count:
+            memory = torch.empty(max(count, _PIECE_BYTES), dtype=torch.uint8, pin_memory=self._pinned)
+            self._of_thread.memory = memory
+        view, done = memory.numpy().data, 0
+        while done < count:
+            got = os.preadv(place.fd, [view[done:count]], place.offset + start + done)
+            if not got:
+                raise ValueError(f"{place.path} is shorter than it was when it was opened")
+            done += got
+        return memory[:count]
 
     def _open(self, path: Path) -> None:
         try:
-            file: Any = safe_open(str(path), framework="pt", device="cpu")
+            safe_open(str(path), framework="pt", device="cpu")  # checks the whole header
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{path} is truncated or not a readable safetensors file: {error}") from None
-        for name in file.keys():  # noqa: SIM118 (a safetensors file is not iterable)
-            view = file.get_slice(name)
-            if view.get_dtype() not in _FLOATS:
+        weakref.finalize(self, os.close, fd)
+        (header_bytes,) = struct.unpack("<Q", os.pread(fd, 8, 0))
+        header: dict[str, Any] = json.loads(os.pread(fd, header_bytes, 8))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if entry["dtype"] not in _DTYPES:
                 raise ValueError(
-                    f"{path}: tensor {name} is of type {view.get_dtype()}; supported: {', '.join(_FLOATS)} "
+                    f"{path}: tensor {name} is of type {entry['dtype']}; supported: {', '.join(_DTYPES)} "
                     f"(quantized checkpoints are not)"
                 )
-            if name in self._shapes:
+            if name in self._places:
                 raise ValueError(f"{path}: tensor {name} is also in another file of this folder")
-            self._shapes[name] = tuple(view.get_shape())
-            self._files[name] = file
+            offset = 8 + header_bytes + entry["data_offsets"][0]
+            self._places[name] = _Place(path, fd, offset, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
 
     def _check_index(self, folder: Path, index: Mapping[str, str]) -> None:
-        if lost := [name for name in index if name not in self._shapes]:
+        if lost := [name for name in index if name not in self._places]:
             raise ValueError(f"{folder}: the index names {len(lost)} tensors that its files lack, such as {lost[0]}")
 
 

@@ -7,7 +7,7 @@ Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows
 this rank, F intermediate size of this rank.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -39,8 +39,11 @@ class Checkpoint(Protocol):
         """Every tensor it holds."""
         ...
 
-    def read(self, name: str, dim: int, start: int, stop: int) -> Tensor:
-        """Slice `start:stop` of dimension `dim`, in the checkpoint's own type, on any device."""
+    def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
+        """Slice `start:stop` of dimension `dim`, in the checkpoint's own type, on any device: some rows at a time.
+
+        What comes is good until the thread reads on.
+        """
         ...
 
 
@@ -117,8 +120,12 @@ def load_weights(
 
     def carry_out(move: _Move) -> int:
         if move.start < move.stop:  # the last rank may have nothing but padding
-            # To the device first, then to the type: the device converts faster.
-            move.into.copy_(checkpoint.read(move.name, move.dim, move.start, move.stop).to(move.into.device))
+            row = 0
+            for piece in checkpoint.read(move.name, move.dim, move.start, move.stop):
+                # To the device first, then to the type: the device converts faster.
+                move.into[row : row + len(piece)].copy_(piece.to(move.into.device))
+                row += len(piece)
+            assert row == len(move.into)
         return move.into.nbytes
 
     with ThreadPoolExecutor(_READERS) as readers:

@@ -116,7 +116,7 @@ def _llama_from_gguf(file: str, dtype: Any) -> Any:
     shape = checkpoint.config
     if shape.family != "llama" or shape.rope.kind != "default" or shape.qkv_bias or shape.mlp_bias:
         raise ValueError(f"{file} holds a {shape.family}; for transformers want a plain llama, or a folder")
-    state = {name: checkpoint.read(name, 0, 0, size[0]) for name, size in checkpoint.shapes().items()}
+    state = {name: next(checkpoint.read(name, 0, 0, size[0])) for name, size in checkpoint.shapes().items()}
     state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
     model = LlamaForCausalLM(
         LlamaConfig(

@@ -1,6 +1,8 @@
 """A rank's weights: the right slices in the right places, and a clear word on files that do not fit the model."""
 
+import os
 import shutil
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from checkpoints import checkpoint
+from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.weights import Weights, load_weights
@@ -193,6 +196,31 @@ def test_truncated_file(keep: int, tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(ValueError, match=r"model.safetensors is truncated or not a readable safetensors file"):
         load(path)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_weights_come_piece_by_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoint("qwen2")
+    for fused in (False, True):
+        at_once = [load(path, rank, size, fused=fused) for rank in range(size)]
+        for num_bytes in (1, 1000):  # row by row, and some rows at a time
+            with monkeypatch.context() as patch:
+                patch.setattr(safetensors_files, "_PIECE_BYTES", num_bytes)
+                for rank, whole in enumerate(at_once):
+                    pieces = load(path, rank, size, fused=fused)
+                    assert torch.equal(pieces.embedding_VD, whole.embedding_VD)
+                    assert torch.equal(pieces.lm_head_VD, whole.lm_head_VD)
+                    for got, wanted in zip(pieces.layers, whole.layers, strict=True):
+                        pairs = [(getattr(got, field.name), getattr(wanted, field.name)) for field in fields(got)]
+                        assert all(torch.equal(*pair) for pair in pairs if pair[1] is not None)
+
+
+def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+    path, _ = copy_of("llama", tmp_path)
+    config, tensors = open_model(path)
+    os.truncate(path / "model.safetensors", 5000)
+    with pytest.raises(ValueError, match=r"model.safetensors is shorter than it was when it was opened"):
+        load_weights(tensors, config, rank=0, size=1, dtype=torch.float32, device=CPU)
 
 
 def test_random_bytes_are_no_file(tmp_path: Path) -> None:
