@@ -1,7 +1,7 @@
 """A folder's safetensors files as one `Checkpoint`: a single file, or shards with an index.
 
-Knows the files; knows no model. Only the rows asked for are read, by system calls into memory that is used again: four
-times as fast as through a mapping, whose every page is a fault.
+Knows the files; knows no model. Only the rows asked for are read, by system calls into memory that is used again and
+may be pinned: from a mapping a GPU copies no faster than pages are mapped and a driver's thread copies them.
 """
 
 import json
@@ -20,8 +20,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_PIECE_BYTES = 16 * 2**20
-"""Of one read, unless a row is longer: small enough to be in the cache still when it is copied."""
+_PIECE_BYTES = 8 * 2**20
+"""Of one read, unless a row is longer."""
 
 
 @dataclass(frozen=True)
