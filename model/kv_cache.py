@@ -4,6 +4,8 @@ Knows bytes and shapes; which page belongs to whom is the scheduler's matter.
 """
 
 import logging
+import mmap
+from math import prod
 
 import torch
 from torch import Tensor
@@ -25,6 +27,8 @@ def make_kv_cache(
     """[layer, k/v, page, kv head, token, dim], zeros: a page holds numbers before it holds keys."""
     heads = config.kv_heads_per_rank(tp_size)
     shape = (config.num_layers, 2, num_pages, heads, page_size, config.head_dim)
+    if device.type == "cpu":  # memory of the system is zeros until it is written, and need not be written now
+        return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
