@@ -67,6 +67,7 @@ DRAWS = (
 )
 
 _SHARED_BYTES = 227 * 1024
+_EARLY_BYTES = 216 * 1024
 _MULTIPROCESSORS = 132
 
 
@@ -80,12 +81,12 @@ def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
 def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     N, K = product.N, product.K
     found: list[MatmulConfig] = []
+    early = list(early_candidates(num_rows, N, K)) if num_rows <= 16 else []
     if product.normed and num_rows > 1:
-        return list(_splits(max(num_rows, 8), N, K)) if num_rows <= 64 else []
-    if num_rows == 1:
-        return list(
-            _vectors(K, 2 if product.epilogue == "gate" else 1)
-        )  # without them a single row is served as eight are
+        return early + list(_splits(max(num_rows, 8), N, K)) if num_rows <= 64 else []
+    if num_rows == 1:  # without vectors a single row is served as eight are
+        return early + list(_vectors(K, 2 if product.epilogue == "gate" else 1))
+    found += early
     if num_rows <= 64:
         found += _splits(max(num_rows, 8), N, K)
         found += _skinny(max(num_rows, 8), N, K)
@@ -98,6 +99,26 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     if num_rows >= 512 or (num_rows >= 64 and N > 50000):
         found += _persistent(num_rows, N, K)
     return found
+
+
+def early_candidates(num_rows: int, N: int, K: int, parts: int = 1) -> Iterator[MatmulConfig]:
+    """Programs that have all their weights at once: about as many as there are multiprocessors, or some times that."""
+    rows, own = (8 if num_rows <= 8 else 16), K // parts
+    for width, block_n, extra in ((16, 16, False), (32, 32, False), (48, 32, True), (64, 64, False), (96, 64, True)):
+        if N % width or width * own * 2 > _EARLY_BYTES or not 48 <= N // width * parts <= 6 * _MULTIPROCESSORS:
+            continue
+        for block_k in (32, 64):
+            for warps in (4, 8):
+                # In registers of a lane: a warp's weights, and its numbers of all rows.
+                held, numbers = width * own // warps // 64, rows * own // warps // 64
+                chunks = next((size for size in (64, 32, 16, 8) if own % (size * block_k) == 0), 0)
+                chunks = min(chunks, 4 * warps)
+                if chunks < warps or own % (chunks * block_k) or numbers > 96:
+                    continue
+                for hold in (True, False) if held + numbers <= 160 else (False,):
+                    yield MatmulConfig(
+                        "early", rows, block_n, block_k, warps, splits=chunks, extra=extra, parts=parts, hold=hold
+                    )
 
 
 def _vectors(K: int, least: int) -> Iterator[MatmulConfig]:

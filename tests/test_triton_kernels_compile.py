@@ -34,9 +34,9 @@ def check(kernel: CompiledKernel, capability: int) -> None:
 def compile_product(
     config: MatmulConfig, op: str, N: int, K: int, capability: int, dtype: torch.dtype = torch.bfloat16
 ) -> None:
-    rows = 1 if config.kernel == "vector" else 4 * config.block_m
+    rows = {"vector": 1, "early": config.block_m}.get(config.kernel, 4 * config.block_m)
     epilogue = {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate"}[op.removeprefix("rms_norm_")]
-    normed = op.startswith("rms_norm_") and config.kernel in ("vector", "split")
+    normed = op.startswith("rms_norm_") and config.kernel in ("vector", "split", "early")
     x, w = meta(rows, K, dtype=dtype), meta(N, K, dtype=dtype)
     out = meta(rows, N // 2 if epilogue == "gate" else N, dtype=dtype)
     with compiling_for(capability) as kernels:

@@ -3,12 +3,17 @@
 Knows each kernel's arguments and grid; chooses nothing. Shape suffixes as in matmul.py.
 """
 
+import functools
+
 import torch
 from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_draw import Draw
+from tercet.triton_kernels.matmul_early import early_kernel
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
 from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
@@ -17,6 +22,8 @@ from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 from tercet.triton_kernels.tuning import IN_PARTS, KERNELS, MatmulConfig
 
+_EARLY_BYTES = 216 * 1024
+"""Of weights that a program of the early kernel has in shared memory, beside its sums."""
 EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
 
 
@@ -36,8 +43,8 @@ def launch_matmul(
 
     "sample" has a `draw` in place of `out`, "parts" an `out` [parts, M, N] in fp32; others leave `config.parts` out.
 
-    `norm_K` needs a kernel that can norm its rows: vector or split. `rows`: how many rows there are in truth, int32 [1]
-    on the device; kernels for many rows leave out tiles behind them.
+    `norm_K` needs a kernel that can norm its rows: vector, split or early. `rows`: how many rows there are in truth,
+    int32 [1] on the device; kernels for many rows leave out tiles behind them.
     """
     M, K = x_MK.shape
     N = w_NK.shape[0]
@@ -77,6 +84,15 @@ def launch_matmul(
             split_kernel[(tiles,)](
                 x_MK, norm, eps, w_NK, bias, out, M=M, BLOCK_M=config.block_m, SPLITS=config.splits,
                 PRECISION=precision, NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
+            )  # fmt: skip
+        case "early":
+            assert draw is None
+            if not can_be_early(config, x_MK, w_NK, parts):
+                raise ValueError(f"{config}: got {M} rows, {N} columns and K = {K}, wanted what its blocks divide")
+            early_kernel[(tiles,)](
+                x_MK, norm, eps, _early_descriptor(w_NK, config), bias, out, M=M, N=N, K=K, BLOCK_M=config.block_m,
+                TILES=3 if config.extra else 1, PARTS=parts, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"],
+                NORM=norm_K is not None, HOLD=config.hold, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
             )  # fmt: skip
         case "skinny":
             assert norm_K is None
@@ -128,12 +144,37 @@ def launch_matmul(
 
 def can_divide(config: MatmulConfig, K: int) -> bool:
     """Whether the kernel can divide K among programs as `config` says: parts of whole blocks."""
-    return config.kernel in IN_PARTS and K % (config.parts * config.block_k) == 0
+    return config.kernel in IN_PARTS and K % (config.parts * config.block_k * _chunks(config)) == 0
+
+
+def can_be_early(config: MatmulConfig, x_MK: Tensor, w_NK: Tensor, parts: int = 1) -> bool:
+    """Whether the early kernel can do this product: it knows no blocks that are not full, of columns or of K."""
+    (M, K), N = x_MK.shape, w_NK.shape[0]
+    full = N % config.width == 0 and K % (parts * config.block_k * _chunks(config)) == 0
+    fits = config.block_m >= M and config.width * (K // parts) * 2 <= _EARLY_BYTES
+    return full and fits and can_use_tma(x_MK, w_NK)
+
+
+def _chunks(config: MatmulConfig) -> int:
+    return config.splits if config.kernel == "early" else 1
 
 
 def num_tiles(config: MatmulConfig, N: int) -> int:
     """In how many tiles a row is drawn: so many scores a product writes."""
     return -(-N // config.width) * (2 if config.extra or config.kernel == "persistent" else 1)
+
+
+def _early_descriptor(w_NK: Tensor, config: MatmulConfig) -> HopperDescriptor:
+    """Weights as chunks of K, so that one copy brings many: [K / block_k, N, block_k]."""
+    N, K = w_NK.shape
+    chunks = w_NK.view(N, K // config.block_k, config.block_k).permute(1, 0, 2)
+    block = [config.splits, config.block_n // 2 if config.extra else config.block_n, config.block_k]
+    return HopperDescriptor.from_tensor(chunks, block, _early_layout(config.block_k))
+
+
+@functools.cache
+def _early_layout(block_k: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=block_k * 2, element_bitwidth=16, rank=3)
 
 
 def can_use_tma(x_MK: Tensor, *others: Tensor) -> bool:

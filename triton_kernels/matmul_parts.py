@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.matmul_launch import can_divide, can_use_tma, launch_matmul
+from tercet.triton_kernels.matmul_launch import can_be_early, can_divide, can_use_tma, launch_matmul
 from tercet.triton_kernels.tuning import NEED_TMA, choose_matmul
 
 
@@ -36,6 +36,8 @@ def matmul_parts(x_MK: Tensor, w_NK: Tensor, rows: Tensor | None = None, *, whol
     if not use_kernels(x_MK):
         return matmul_parts_reference(x_MK, w_NK, config.parts)
     if config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK):
+        return None
+    if config.kernel == "early" and not can_be_early(config, x_MK, w_NK, config.parts):
         return None
     out_SMN = x_MK.new_empty(config.parts, M, N, dtype=torch.float32)
     launch_matmul(config, x_MK, w_NK, out_SMN, "parts", rows=rows)

@@ -35,11 +35,11 @@ def rms_norm_matmul_sample(
         return
     V, D = w_VD.shape
     config = choose_matmul_sample(hidden_RD.shape[0], V, D, w_VD.dtype, deterministic, w_VD.device)
-    if config.kernel == "apart":
+    norming = norming_config("rms_norm_matmul", hidden_RD, norm_D, w_VD, deterministic)
+    if config.kernel == "apart" or (norming is not None and norming.kernel == "early"):  # which cannot draw
         logits_RV = rms_norm_matmul(hidden_RD, norm_D, eps, w_VD, deterministic=deterministic)
         sample_shard_into(ring, logits_RV, slots_R, positions_R, table, shard)
         return
-    norming = norming_config("rms_norm_matmul", hidden_RD, norm_D, w_VD, deterministic)
     if norming is not None:
         draw_into(norming, ring, hidden_RD, w_VD, slots_R, positions_R, table, shard, norm_D, eps)
         return

@@ -23,10 +23,10 @@ from tercet.triton_kernels.dispatch import gpu_name, is_hopper
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 8192)
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
 PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
-KERNELS = ("vector", "split", *PLAIN_ORDER)
-NEED_TMA = ("wave", "persistent", "hopper")
+KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
+NEED_TMA = ("early", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
-IN_PARTS = ("skinny", "wave")
+IN_PARTS = ("early", "skinny", "wave")
 _NEAR = 2.0
 """How far weights may be, in doublings of N and twice those of K, from others whose configurations they share."""
 
@@ -37,7 +37,8 @@ class MatmulConfig:
 
     `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`, `tall`: tiles half as wide
     again, half as high again. `splits`: of K within a program, among its warps; `parts`: of K among programs, each
-    with its own sum, where what comes next adds them (matmul_parts.py); elsewhere they are left out.
+    with its own sum, where what comes next adds them (matmul_parts.py); elsewhere they are left out. `hold`: weights
+    are in registers before rows are there (matmul_early.py, whose `splits` are chunks of `block_k` at once).
     """
 
     kernel: str  # one of KERNELS, or "apart" for a fused norm that does not pay: it runs on its own
@@ -52,6 +53,7 @@ class MatmulConfig:
     extra: bool = False
     tall: bool = False
     parts: int = 1
+    hold: bool = False
 
     @property
     def height(self) -> int:
@@ -89,13 +91,13 @@ def choose_matmul_sample(
 
     All kernels of the plain order give the same, so the table may have another for "matmul_sample", for a bucket and no
     other. "apart": the draw reads logits from memory. Gluon has no noise: its tiles are taken by the kernel next
-    to it.
+    to it, or their logits are read from memory.
     """
     plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
     tuned = _tuned(gpu_name(device), "matmul_sample", N, K, dtype, deterministic)
     config = tuned.get(row_bucket(num_rows), plain)
     if plain.kernel not in PLAIN_ORDER and config.kernel != "apart":
-        return plain
+        return replace(plain, kernel="apart") if plain.kernel == "early" else plain
     return replace(config, kernel="persistent", num_warps=8) if config.kernel == "hopper" else config
 
 
