@@ -22,16 +22,28 @@ _GATE = gl.constexpr(2)
 
 
 @gluon.jit
-def _let_next_start(PDL: gl.constexpr):
+def _let_next_start():
     """As in overlap.py, which Gluon cannot call."""
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
-def _wait_for_previous(PDL: gl.constexpr):
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+def _wait_for_previous():
+    """In a loop that turns once, which the assembler cannot know: so it leaves ahead of it what `_settle` put there."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred again; .reg .b32 zero; mov.u32 zero, %ctaid.y; HERE: griddepcontrol.wait; "
+        "setp.ne.u32 again, zero, 0; @again bra HERE; } mov.u32 $0, 0;", "=r", [], gl.int32, False, 1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _settle(w):
+    """The same numbers, in registers where the matrix units want them: by an operation that the assembler cannot undo.
+
+    It would bring them there, and multiply them, one by one when rows are there and products wait.
+    """
+    settle: gl.constexpr = "{ .reg .b32 zero; mov.u32 zero, %ctaid.y; xor.b32 $0, $1, zero; }"
+    return gl.inline_asm_elementwise(settle, "=r,r", [w], w.dtype, False, 2)
 
 
 @gluon.jit
@@ -106,14 +118,14 @@ def _store_gated(y_NM, out_ptr, start_n, M, N: gl.constexpr, WARPS: gl.constexpr
 def early_kernel(
     x_ptr, norm_ptr, eps, w_desc, bias_ptr, out_ptr, M, N: gl.constexpr, K: gl.constexpr,
     BLOCK_M: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr,
-    NORM: gl.constexpr, HOLD: gl.constexpr, PDL: gl.constexpr,
+    NORM: gl.constexpr, HOLD: gl.constexpr,
 ):  # fmt: skip
     """Grid (N / (TILES * BLOCK_N) * PARTS,): one program owns TILES * BLOCK_N outputs of all rows, or with PARTS the
     sum of its part of K, in an output of its part's own.
 
     `w_desc`: weights as [K / BLOCK_K, N, BLOCK_K] in blocks of [CHUNKS, BLOCK_N, BLOCK_K], for one step each.
     """
-    _let_next_start(PDL)
+    _let_next_start()
     WARPS: gl.constexpr = gl.num_warps()
     CHUNKS: gl.constexpr = w_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[1]
@@ -147,9 +159,10 @@ def early_kernel(
     if HOLD:
         mbarrier.wait(full.index(0), 0)
         for index in gl.static_range(STEPS * TILES):
-            w += (blocks.index(index).load(W_SIDE),)
+            block = blocks.index(index).load(W_SIDE)
+            w += (_settle(_times(block, norm[index // TILES]) if NORM else block),)
 
-    _wait_for_previous(PDL)
+    _wait_for_previous()
     x, residual, sums = _nothing(), _nothing(), _nothing()
     for step in gl.static_range(STEPS):
         x += (gl.load(x_ptrs + step * (CHUNKS * BLOCK_K)),)
@@ -170,12 +183,12 @@ def early_kernel(
         acc = gl.zeros((CHUNKS, BLOCK_N, BLOCK_M), gl.float32, MMA)
         for step in gl.static_range(STEPS):
             if HOLD:
-                block = w[step * TILES + tile]
+                acc = mma_v2(w[step * TILES + tile], x[step], acc)
             else:
                 if tile == 0:
                     mbarrier.wait(full.index(step), 0)
                 block = blocks.index(step * TILES + tile).load(W_SIDE)
-            acc = mma_v2(_times(block, norm[step]) if NORM else block, x[step], acc)
+                acc = mma_v2(_times(block, norm[step]) if NORM else block, x[step], acc)
         # Each warp adds its own chunks first.
         acc_SNM = gl.sum(gl.reshape(acc, (CHUNKS // WARPS, WARPS, BLOCK_N, BLOCK_M)), 0)
         sums += (gl.allocate_shared_memory(gl.float32, [WARPS, BLOCK_N, BLOCK_M], PLAIN, acc_SNM),)

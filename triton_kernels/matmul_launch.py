@@ -92,7 +92,7 @@ def launch_matmul(
             early_kernel[(tiles,)](
                 x_MK, norm, eps, _early_descriptor(w_NK, config), bias, out, M=M, N=N, K=K, BLOCK_M=config.block_m,
                 TILES=3 if config.extra else 1, PARTS=parts, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"],
-                NORM=norm_K is not None, HOLD=config.hold, PDL=pdl, num_warps=config.num_warps, launch_pdl=pdl,
+                NORM=norm_K is not None, HOLD=config.hold, num_warps=config.num_warps, launch_pdl=True,
             )  # fmt: skip
         case "skinny":
             assert norm_K is None
