@@ -95,9 +95,9 @@ def test_waits_for_every_rank() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="Triton compiles or interprets")
-@pytest.mark.parametrize("capability", [80, 90])
-def test_compiles_and_asks_for_what_is_new(capability: int) -> None:
-    arrivals = arrivals_of(1, 2, 4096, 4096, torch.bfloat16, "meta")
+@pytest.mark.parametrize(("capability", "rank", "ranks"), [(80, 1, 2), (90, 1, 2), (90, 1, 4)])
+def test_compiles_and_asks_for_what_is_new(capability: int, rank: int, ranks: int) -> None:
+    arrivals = arrivals_of(rank, ranks, 4096, 4096, torch.bfloat16, "meta")
     x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     count = torch.empty(1, dtype=torch.int32, device="meta")
     with compiling_for(capability) as kernels:

@@ -67,7 +67,7 @@ def _add_arrived_kernel(
         if other == RANK:
             update += own
         else:
-            place: tl.constexpr = other if other < RANK else other - 1
+            place = other if other < RANK else other - 1
             # Whoever sees the flag by this sees what was written before it; a plain load would not do. (Triton makes a
             # load of it that acquires, and would make nothing of it if nobody used the result.)
             while tl.atomic_add(flags_ptr + number * P + place, 0, sem="acquire", scope="sys") != step:
