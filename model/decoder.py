@@ -73,7 +73,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward_whole(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, to the bit, and hidden states of all tokens: [T, D]."""
+        """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
         residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=True)
         hidden_RD = self._rows(residual, attended_TH, inputs)
         self._layers[-1].add(residual, attended_TH)

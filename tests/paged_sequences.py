@@ -105,7 +105,9 @@ class Sequences:
         hidden_RD = self.decoder.forward(*tables)
         if chunks:  # the same with all tokens' hidden states on the way
             rows_RD, hidden_TD = self.decoder.forward_whole(*tables)
-            torch.testing.assert_close(rows_RD, hidden_RD, rtol=0.0, atol=0.0)
+            # Ranks may sum long steps another way than those that need every token: other norms follow.
+            off = 0.0 if self.decoder.group.size == 1 else 1e-4
+            torch.testing.assert_close(rows_RD, hidden_RD, rtol=off, atol=off)
             torch.testing.assert_close(hidden_TD[rows][real], hidden_RD[real], rtol=1e-4, atol=1e-4)
         return self.decoder.logits(hidden_RD[real])
 
