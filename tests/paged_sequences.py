@@ -45,6 +45,8 @@ class Sequences:
 
     decoder: Decoder
     count: int
+    whole: bool = False
+    """Steps with chunks run once more, with all tokens' hidden states on the way: the same for the rows."""
     computed: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,7 +105,7 @@ class Sequences:
         )
         tables = inputs, self.cache, self.page_table_SM
         hidden_RD = self.decoder.forward(*tables)
-        if chunks:  # the same with all tokens' hidden states on the way
+        if chunks and self.whole:
             rows_RD, hidden_TD = self.decoder.forward_whole(*tables)
             # Ranks may sum long steps another way than those that need every token: other norms follow.
             off = 0.0 if self.decoder.group.size == 1 else 1e-4

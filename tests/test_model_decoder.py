@@ -36,7 +36,7 @@ def assert_close(ours_V: Tensor, theirs_V: Tensor) -> None:
 @pytest.mark.parametrize("layout", ["reordered", "fused", "plain"])
 def test_logits_whole_chunked_decoded_mixed(family: str, layout: str) -> None:
     path = checkpoint(family)
-    run = Sequences(make_decoder(path, layout=layout), 3)
+    run = Sequences(make_decoder(path, layout=layout), 3, whole=True)
     a, b, c = random_prompts(3, 50, 70, seed=3)
     wanted_a, wanted_b, wanted_c = (reference_logits(path, ids) for ids in (a, b, c))
 

@@ -38,7 +38,7 @@ def in_parts(whole, M, N, K, *how):
     divided.append((whole, M < 3 and K % 32 == 0))
     return MatmulConfig("skinny", 16, 16, 16, 1, parts=2) if M < 3 else tuned(whole, M, N, K, *how)
 matmul_parts.choose_matmul = in_parts
-run = Sequences(decoder, 2)
+run = Sequences(decoder, 2, whole=True)
 answers = [
     run.step({int(s): t for s, t in decodes.items()}, {int(s): t for s, t in chunks.items()}, pad_t=pad).tolist()
     for decodes, chunks, pad in steps
