@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import triton
 
-from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig
+from tercet.triton_kernels.tuning import EARLY_BYTES, PLAIN_ORDER, MatmulConfig
 
 NORMED = "rms_norm_"
 
@@ -67,7 +67,6 @@ DRAWS = (
 )
 
 _SHARED_BYTES = 227 * 1024
-_EARLY_BYTES = 216 * 1024
 _MULTIPROCESSORS = 132
 
 
@@ -105,7 +104,7 @@ def early_candidates(num_rows: int, N: int, K: int, parts: int = 1) -> Iterator[
     """Programs that have all their weights at once: about as many as there are multiprocessors, or some times that."""
     rows, own = (8 if num_rows <= 8 else 16), K // parts
     for width, block_n, extra in ((16, 16, False), (32, 32, False), (48, 32, True), (64, 64, False), (96, 64, True)):
-        if N % width or width * own * 2 > _EARLY_BYTES or not 48 <= N // width * parts <= 6 * _MULTIPROCESSORS:
+        if N % width or width * own * 2 > EARLY_BYTES or not 48 <= N // width * parts <= 6 * _MULTIPROCESSORS:
             continue
         for block_k in (32, 64):
             for warps in (4, 8):

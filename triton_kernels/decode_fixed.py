@@ -19,8 +19,8 @@ from tercet.triton_kernels.decode_pair import (
     page_of,
     store_part,
     store_whole,
-    wait_for_previous,
 )
+from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
 
 _SPLIT_WORDS = gl.constexpr(4)  # as in fixed_splits.py
 
@@ -66,8 +66,7 @@ def fixed_decode_kernel(
     for barrier in gl.static_range(STAGES):
         mbarrier.init(full.index(barrier), count=1)
 
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    let_next_start(PDL)
     worker = gl.program_id(0)
     total = gl.load(num_splits_ptr) * KV_HEADS
     # The worker's tiles as the copy engine sees them: some ahead. The next page is looked up a tile ahead of that.

@@ -19,8 +19,8 @@ from tercet.triton_kernels.decode_pair import (
     page_of,
     store_part,
     store_whole,
-    wait_for_previous,
 )
+from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
 
 _ROW_WORDS = gl.constexpr(4)  # as in decode_shares.py
 _WORKER_WORDS = gl.constexpr(12)
@@ -72,8 +72,7 @@ def hopper_decode_kernel(
     for barrier in gl.static_range(STAGES):
         mbarrier.init(full.index(barrier), count=1)
 
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
+    let_next_start(PDL)
     worker = gl.program_id(0)
     record_ptr = workers_ptr + worker * _WORKER_WORDS
     index = gl.load(record_ptr)

@@ -11,6 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
+from tercet.triton_kernels.overlap_gluon import wait_for_previous
+
 GROUP = gl.constexpr(16)  # rows of a matrix product: q heads of one kv head, at most
 
 
@@ -18,13 +20,6 @@ GROUP = gl.constexpr(16)  # rows of a matrix product: q heads of one kv head, at
 def _exp2(x):
     """2^x; what would be denormal is 0."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, True, 1)
-
-
-@gluon.jit
-def wait_for_previous(PDL: gl.constexpr):
-    """As in overlap.py, which Gluon cannot call."""
-    if PDL:
-        gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit

@@ -17,14 +17,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from tercet.triton_kernels.overlap_gluon import let_next_start
+
 _ADD = gl.constexpr(1)
 _GATE = gl.constexpr(2)
-
-
-@gluon.jit
-def _let_next_start():
-    """As in overlap.py, which Gluon cannot call."""
-    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
 
 
 @gluon.jit
@@ -125,7 +121,7 @@ def early_kernel(
 
     `w_desc`: weights as [K / BLOCK_K, N, BLOCK_K] in blocks of [CHUNKS, BLOCK_N, BLOCK_K], for one step each.
     """
-    _let_next_start()
+    let_next_start(True)
     WARPS: gl.constexpr = gl.num_warps()
     CHUNKS: gl.constexpr = w_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[1]

@@ -16,6 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
+
 _ADD = gl.constexpr(1)
 _GATE = gl.constexpr(2)
 
@@ -152,10 +154,8 @@ def hopper_kernel(
     mbarrier.init(held1, count=1)
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
-        )
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     gl.warp_specialize(
         [
             (

@@ -20,10 +20,8 @@ from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
-from tercet.triton_kernels.tuning import IN_PARTS, KERNELS, MatmulConfig
+from tercet.triton_kernels.tuning import EARLY_BYTES, IN_PARTS, KERNELS, MatmulConfig
 
-_EARLY_BYTES = 216 * 1024
-"""Of weights that a program of the early kernel has in shared memory, beside its sums."""
 EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
 
 
@@ -151,7 +149,7 @@ def can_be_early(config: MatmulConfig, x_MK: Tensor, w_NK: Tensor, parts: int = 
     """Whether the early kernel can do this product: it knows no blocks that are not full, of columns or of K."""
     (M, K), N = x_MK.shape, w_NK.shape[0]
     full = N % config.width == 0 and K % (parts * config.block_k * _chunks(config)) == 0
-    fits = config.block_m >= M and config.width * (K // parts) * 2 <= _EARLY_BYTES
+    fits = config.block_m >= M and config.width * (K // parts) * 2 <= EARLY_BYTES
     return full and fits and can_use_tma(x_MK, w_NK)
 
 

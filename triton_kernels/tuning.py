@@ -27,6 +27,8 @@ KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
 NEED_TMA = ("early", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
 IN_PARTS = ("early", "skinny", "wave")
+EARLY_BYTES = 216 * 1024
+"""Of weights that a program of the early kernel has in shared memory at most, beside its sums."""
 _NEAR = 2.0
 """How far weights may be, in doublings of N and twice those of K, from others whose configurations they share."""
 
