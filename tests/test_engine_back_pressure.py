@@ -1,4 +1,4 @@
-"""Bounded queues, deadlines and priorities of a whole engine whose worker computes nothing."""
+"""Bounded queues, deadlines and priorities of a whole engine whose worker computes nothing, and takes its time."""
 
 import asyncio
 import time
@@ -14,7 +14,9 @@ from tercet.ipc.client import Client, Overloaded, RequestTimedOut
 from tercet.ipc.messages import SamplingParams
 from whole_engine import info, wait_until_empty
 
+STEP_MS = 5.0
 LONG = SamplingParams(max_tokens=8000, ignore_eos=True)
+"""Holds its slot for 40 s: until it is cancelled, however slowly a test gets on."""
 SHORT = SamplingParams(max_tokens=3, ignore_eos=True)
 
 
@@ -24,6 +26,7 @@ def engine(ids_only_model: Path) -> Iterator[EngineProcess]:
     config = EngineConfig(
         model=str(ids_only_model),
         load_format="null",
+        null_step_ms=STEP_MS,
         max_num_seqs=1,
         max_queued_requests=3,
         max_queued_tokens=100,
@@ -88,8 +91,11 @@ async def test_a_request_that_waits_too_long_is_told(engine: EngineProcess) -> N
         assert 0.4 <= time.monotonic() - began < 5
         assert not running.done()
         await end_all(engine, running)
-        # Who is served at once is not told, however long it takes then.
-        assert len((await client.generate([1], LONG, queue_timeout=0.01)).token_ids) == 8000
+        # Who is served at once is not told, however long it takes then: here a hundred times as long.
+        params = SamplingParams(max_tokens=200, ignore_eos=True)
+        began = time.monotonic()
+        assert len((await client.generate([1], params, queue_timeout=0.01)).token_ids) == 200
+        assert time.monotonic() - began > 0.9 * 200 * STEP_MS / 1e3
 
 
 async def test_a_request_has_its_time_and_no_more(engine: EngineProcess) -> None:
