@@ -1,4 +1,5 @@
-"""On two GPUs: sums through peer memory and NCCL, in graphs and without; the engine says what it says without graphs.
+"""On two GPUs and on four: sums through peer memory and NCCL, in graphs and without; the engine says what it says
+without graphs.
 
 A small random model in bf16 with the heads and the vocabulary of a real one.
 """
@@ -21,34 +22,42 @@ from whole_engine import generate, wait_until_empty
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
     pytest.mark.timeout(900),  # a cold cache: every kernel of the shapes here is compiled first
 ]
 
 NUM_TOKENS = 40
 
 
-def run_ranks(script: str, *arguments: str) -> list[str]:
-    """Two processes of a script beside this one; what they printed, when both ended well."""
+@pytest.fixture(scope="module", params=[2, 4])
+def num_ranks(request: pytest.FixtureRequest) -> int:
+    """Each on a GPU of its own."""
+    if torch.cuda.device_count() < request.param:
+        pytest.skip(f"needs {request.param} CUDA devices")
+    return int(request.param)
+
+
+def run_ranks(num_ranks: int, script: str, *arguments: str) -> list[str]:
+    """So many processes of a script beside this one; what they printed, when all ended well."""
     command = [sys.executable, str(Path(__file__).parent / script)]
     ranks = [
-        subprocess.Popen([*command, str(rank), "2", *arguments], stdout=subprocess.PIPE, text=True) for rank in range(2)
+        subprocess.Popen([*command, str(rank), str(num_ranks), *arguments], stdout=subprocess.PIPE, text=True)
+        for rank in range(num_ranks)
     ]
     deadline = time.monotonic() + 600
     try:
-        # One that failed leaves the other waiting in a collective.
+        # One that failed leaves the others waiting in a collective.
         while None in (codes := [rank.poll() for rank in ranks]) and not any(codes) and time.monotonic() < deadline:
             time.sleep(0.1)
     finally:
         for rank in ranks:
             rank.kill()
     outputs = [rank.communicate()[0] for rank in ranks]
-    assert codes == [0, 0], outputs
+    assert codes == [0] * num_ranks, outputs
     return outputs
 
 
-def test_sums(tmp_path: Path) -> None:
-    outputs = run_ranks("gpu_rank.py", str(tmp_path / "rendezvous"))
+def test_sums(num_ranks: int, tmp_path: Path) -> None:
+    outputs = run_ranks(num_ranks, "gpu_rank.py", str(tmp_path / "rendezvous"))
     assert "peers True" in outputs[0], outputs
     assert "exchange" in outputs[0], outputs
 
@@ -77,51 +86,61 @@ def params(i: int) -> SamplingParams:
     )
 
 
-def answers(model: Path, **options: Any) -> list[list[int]]:
-    """Mixed requests, then requests for which nobody gathers logits, then one alone."""
+def engine(model: Path, **options: Any) -> LLM:
+    """Batch-invariant, unless `options` say otherwise."""
     given = {"max_num_seqs": 24, "max_num_batched_tokens": 1024, "max_model_len": 1024, "kv_cache_memory": 2**30}
-    settings = {"load_format": "dummy", "device": "cuda", "deterministic": True, **given, **options}
+    return LLM(str(model), **{"load_format": "dummy", "device": "cuda", "deterministic": True, **given, **options})
+
+
+def answers_of(llm: LLM) -> list[list[int]]:
+    """Mixed requests, then requests for which nobody gathers logits, then one alone."""
     plain = [SamplingParams(temperature=t, seed=5, max_tokens=NUM_TOKENS, ignore_eos=True) for t in (0.0, 1.0)] * 10
-    with LLM(str(model), **settings) as llm:
-        said = generate(llm, prompts(), [params(i) for i in range(20)])
-        said += generate(llm, prompts(), plain)
-        said += generate(llm, prompts()[:1], plain[1:2])
-        wait_until_empty(llm.address)
+    said = generate(llm, prompts(), [params(i) for i in range(20)])
+    said += generate(llm, prompts(), plain)
+    said += generate(llm, prompts()[:1], plain[1:2])
+    wait_until_empty(llm.address)
     return said
 
 
-def test_nothing_but_triton_and_nccl_runs(model: Path, tmp_path: Path) -> None:
-    run_ranks("gpu_rank_steps.py", str(tmp_path / "rendezvous"), str(model))
+def answers(model: Path, **options: Any) -> list[list[int]]:
+    with engine(model, **options) as llm:
+        return answers_of(llm)
 
 
-def test_deterministic_whatever_the_schedule(model: Path) -> None:
-    graphs = answers(model, tensor_parallel_size=2)
+def test_nothing_but_triton_and_nccl_runs(num_ranks: int, model: Path, tmp_path: Path) -> None:
+    run_ranks(num_ranks, "gpu_rank_steps.py", str(tmp_path / "rendezvous"), str(model))
+
+
+@pytest.fixture(scope="module")
+def alone(model: Path) -> list[list[int]]:
+    """What one rank says, asked once however many it is compared with: a start takes its time."""
+    return answers(model)
+
+
+def test_deterministic_whatever_the_schedule(num_ranks: int, model: Path, alone: list[list[int]]) -> None:
+    graphs = answers(model, tensor_parallel_size=num_ranks)
     assert len(set(map(tuple, graphs))) > 35
-    assert answers(model, tensor_parallel_size=2, enforce_eager=True, max_num_seqs=3) == graphs
+    assert answers(model, tensor_parallel_size=num_ranks, enforce_eager=True, max_num_seqs=3) == graphs
     # One rank sums in another order, so tokens may part at near ties; before that they agree.
-    alone = answers(model)
     agreed = sum(next((k for k, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), NUM_TOKENS)
                  for x, y in zip(graphs, alone, strict=True))  # fmt: skip
     assert agreed > len(graphs) * NUM_TOKENS * 0.3, f"only {agreed} tokens before the first difference"
 
 
-def test_long_steps_exchange_whole_messages(model: Path) -> None:
+def test_long_steps_exchange_whole_messages(num_ranks: int, model: Path) -> None:
     """The same tokens whether a prompt's sums are exchanged beside its products or not."""
     draw = random.Random(4)
     long = [[draw.randrange(100_000) for _ in range(draw.randint(1500, 4000))] for _ in range(3)]
     said = []
     for tokens in (8192, 1024):
-        settings = {"max_num_batched_tokens": tokens, "max_model_len": 4096, "kv_cache_memory": 2**30}
-        with LLM(
-            str(model), load_format="dummy", device="cuda", tensor_parallel_size=2, deterministic=True, **settings
-        ) as llm:
+        with engine(model, tensor_parallel_size=num_ranks, max_num_batched_tokens=tokens, max_model_len=4096) as llm:
             said.append(generate(llm, long, [params(i) for i in range(3)]))
     assert said[0] == said[1]
 
 
-def test_default_mode_runs_everything(model: Path) -> None:
-    said = answers(model, tensor_parallel_size=2, deterministic=False)
+def test_default_mode_runs_everything(num_ranks: int, model: Path) -> None:
+    said = answers(model, tensor_parallel_size=num_ranks, deterministic=False)
     assert [len(answer) for answer in said] == [NUM_TOKENS] * 41
-    again = answers(model, tensor_parallel_size=2, deterministic=False, max_num_seqs=1, max_lease=1)
+    again = answers(model, tensor_parallel_size=num_ranks, deterministic=False, max_num_seqs=1, max_lease=1)
     same = sum(a[0] == b[0] for a, b in zip(said, again, strict=True))
     assert same >= 35, f"only {same} of 41 answers begin alike"
