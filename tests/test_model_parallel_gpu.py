@@ -1,22 +1,26 @@
 """On two GPUs and on four: sums through peer memory and NCCL, in graphs and without; the engine says what it says
-without graphs.
+without graphs, and in default mode what fewer ranks say, up to near ties.
 
 A small random model in bf16 with the heads and the vocabulary of a real one.
 """
 
+import functools
 import json
 import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from shapes import write_shape
-from tercet.engine.llm import LLM
+from tercet.engine.llm import LLM, CompletionOutput
 from tercet.ipc.messages import SamplingParams
 from whole_engine import generate, wait_until_empty
 
@@ -138,8 +142,78 @@ def test_long_steps_exchange_whole_messages(num_ranks: int, model: Path) -> None
     assert said[0] == said[1]
 
 
-def test_default_mode_runs_everything(num_ranks: int, model: Path) -> None:
-    said = answers(model, tensor_parallel_size=num_ranks, deterministic=False)
+# ----------------------------------------------------------------------------------------- the default mode
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+NEAR = 0.06
+"""Within an answer, of two tokens' log-probabilities that were a near tie.
+
+The likeliest of this model's logits are between 2 and 4, where those of bf16 are 1/64 apart. Each may be rounded
+another way, as may what it is computed of: on a CPU one, two and four ranks parted at two such steps at most. This is
+nearly four; in eight of ten places the second token is further away.
+"""
+SAME = 0.1
+"""Between answers, of one token's log-probability. Logits of 4 and more are 1/32 apart: this is three such steps."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What an engine in default mode answered."""
+
+    mixed: list[list[int]]
+    greedy: list[CompletionOutput]
+    unlogged: list[list[int]]
+    """The same without log-probabilities, for which ranks gather no logits."""
+
+
+@pytest.fixture(scope="module")
+def by_default(model: Path) -> Callable[[int], Said]:
+    """What so many ranks say, started once whoever asks."""
+    draw = random.Random(6)
+    greedy_prompts = [[draw.randrange(100_000) for _ in range(draw.randint(20, 400))] for _ in range(24)]
+
+    @functools.cache
+    def say(num_ranks: int) -> Said:
+        with engine(model, tensor_parallel_size=num_ranks, deterministic=False) as llm:
+            mixed = answers_of(llm)
+            outputs = llm.generate(greedy_prompts, structs.replace(GREEDY, logprobs=8), use_tqdm=False)
+            return Said(mixed, [output.outputs[0] for output in outputs], generate(llm, greedy_prompts, GREEDY))
+
+    return say
+
+
+def num_shared(one: CompletionOutput, other: CompletionOutput) -> int:
+    """How many tokens two greedy answers share, equally likely to both; what parts them must be a near tie to both."""
+    assert one.logprobs is not None
+    assert other.logprobs is not None
+    places = zip(one.token_ids, other.token_ids, one.logprobs, other.logprobs, strict=True)
+    for place, (a, b, mine, theirs) in enumerate(places):
+        for row in (mine, theirs):
+            assert {a, b} <= row.keys(), (place, a, b, row)
+            assert abs(row[a].logprob - row[b].logprob) <= NEAR, (place, a, b, row)
+        for token in (a, b):
+            assert abs(mine[token].logprob - theirs[token].logprob) <= SAME, (place, token, mine, theirs)
+        if a != b:
+            return place
+    return len(one.token_ids)
+
+
+def test_greedy_answers_part_at_near_ties(num_ranks: int, by_default: Callable[[int], Said]) -> None:
+    """Those of so many ranks from those of fewer, and gathered logits from none."""
+    said = by_default(num_ranks)
+    assert len({tuple(answer.token_ids) for answer in said.greedy}) == len(said.greedy)
+    for fewer in (1, 2):
+        if fewer < num_ranks:
+            shared = [num_shared(one, other) for one, other in zip(by_default(fewer).greedy, said.greedy, strict=True)]
+            # Ties are frequent: a logit has few values. On a CPU half of all tokens came before the first.
+            assert sum(shared) > len(shared) * GREEDY.max_tokens / 4, f"{fewer} ranks and {num_ranks} share {shared}"
+    for answer, token_ids in zip(said.greedy, said.unlogged, strict=True):
+        num_shared(answer, structs.replace(answer, token_ids=token_ids))
+
+
+def test_default_mode_runs_everything(num_ranks: int, model: Path, by_default: Callable[[int], Said]) -> None:
+    said = by_default(num_ranks).mixed
     assert [len(answer) for answer in said] == [NUM_TOKENS] * 41
     again = answers(model, tensor_parallel_size=num_ranks, deterministic=False, max_num_seqs=1, max_lease=1)
     same = sum(a[0] == b[0] for a, b in zip(said, again, strict=True))
