@@ -3,12 +3,13 @@
 Knows sizes and kernels; runs nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import triton
 
-from tercet.triton_kernels.tuning import EARLY_BYTES, PLAIN_ORDER, MatmulConfig
+from tercet.triton_kernels.matmul_launch import can_divide
+from tercet.triton_kernels.tuning import EARLY_BYTES, PLAIN_ORDER, ROW_BUCKETS, MatmulConfig, row_bucket
 
 NORMED = "rms_norm_"
 
@@ -98,6 +99,39 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     if num_rows >= 512 or (num_rows >= 64 and N > 50000):
         found += _persistent(num_rows, N, K)
     return found
+
+
+def near_candidates(
+    product: Product, num_rows: int, table: Mapping[str, Mapping[int, MatmulConfig]], *, divided: bool
+) -> list[MatmulConfig]:
+    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them."""
+    place = ROW_BUCKETS.index(row_bucket(num_rows))
+    near = ROW_BUCKETS[max(place - 1, 0) : place + 2]
+    won = {
+        replace(config, parts=1)
+        for key, buckets in table.items()
+        if key.endswith(" default") and not key.startswith(NORMED) and "sample" not in key
+        for bucket, config in buckets.items()
+        if bucket in near and (config.kernel != "vector" or num_rows == 1)
+    }
+    if num_rows >= 128:
+        won.update(_hopper(num_rows, product.N))
+    if 32 <= num_rows <= 512:
+        waves = [one for one in _waves(num_rows, product.N) if one.block_k == 64 and not one.prefetch]
+        won.update({replace(one, num_stages=0): one for one in waves}.values())  # of each tile the most stages
+    all_parts = (1, 2, 3, 4) if divided and 16 < num_rows <= 512 else (1,)
+    found = {replace(config, parts=parts) for config in won for parts in all_parts}
+    return sorted((config for config in found if _fills(config, num_rows, product)), key=repr)
+
+
+def _fills(config: MatmulConfig, num_rows: int, product: Product) -> bool:
+    """Whether K can be so divided and most multiprocessors have a tile all the time; small tiles do that anyway."""
+    if config.parts > 1 and not can_divide(config, product.K):
+        return False
+    if config.kernel == "early" or config.width * config.height < 8192 or product.N > 50000:
+        return True
+    tiles = -(-num_rows // config.height) * -(-product.N // config.width) * config.parts
+    return tiles / (-(-tiles // _MULTIPROCESSORS) * _MULTIPROCESSORS) >= 0.72
 
 
 def early_candidates(num_rows: int, N: int, K: int, parts: int = 1) -> Iterator[MatmulConfig]:

@@ -59,9 +59,13 @@ class MatmulCase:
         return float((got - wanted).norm() / wanted.norm())
 
 
-def compile_product(product: Product, num_rows: int, config: MatmulConfig) -> None:
-    """Launch on tensors that have no memory."""
+def compile_product(product: Product, num_rows: int, config: MatmulConfig, *, counted: bool = False) -> None:
+    """Launch on tensors that have no memory. `counted`: as in a prompt's step, which says how many rows there are."""
     x, w = (torch.empty(n, product.K, dtype=torch.bfloat16, device="meta") for n in (num_rows, product.N))
     columns = product.N // 2 if product.epilogue == "gate" else product.N
     out = torch.empty(num_rows, columns, dtype=torch.bfloat16, device="meta")
-    launch_matmul(config, x, w, out, product.epilogue, None, x[0] if product.normed else None, _EPS)
+    epilogue = product.epilogue
+    if config.parts > 1 and epilogue in ("add", "store"):
+        out, epilogue = torch.empty(config.parts, num_rows, columns, dtype=torch.float32, device="meta"), "parts"
+    rows = torch.empty(1, dtype=torch.int32, device="meta") if counted else None
+    launch_matmul(config, x, w, out, epilogue, None, x[0] if product.normed else None, _EPS, rows)

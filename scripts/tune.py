@@ -31,6 +31,7 @@ from matmul_case import MatmulCase, compile_product
 from tercet.triton_kernels import matmul_launch
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, table_key
+from tuned_table import write_table
 
 _HANG_SECONDS = 15.0
 _TOLERANCE = 5e-3  # relative to float64; bf16 outputs alone are 2e-3 off
@@ -160,17 +161,7 @@ def select(log: Path, table: Path, margin: float) -> None:
             rows.setdefault(key, {})[str(num_rows)] = entry.plain[1]
         print(" | ".join(cells))
     if str(table) != "-":
-        defaults = asdict(MatmulConfig("", -1, -1, -1, -1))
-        lines = (
-            f" {json.dumps(key)}: {{\n"
-            + ",\n".join(
-                f"  {json.dumps(m)}: {json.dumps({k: v for k, v in config.items() if defaults[k] != v})}"
-                for m, config in rows[key].items()
-            )
-            + "\n }"
-            for key in sorted(rows)
-        )
-        table.write_text('{"matmul": {\n' + ",\n".join(lines) + "\n}}\n")
+        write_table(rows, table)
 
 
 def show(measured: tuple[float, dict[str, Any]], peer: float | None) -> str:

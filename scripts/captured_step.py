@@ -1,0 +1,138 @@
+"""One rank's whole step of a model on one GPU, captured and timed: no other process, no plan, random weights.
+
+Of several ranks it is what each computes: the model's share of a rank as a model of its own, sums left out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from tercet.model.config import DTYPES, ModelConfig
+from tercet.model.decoder import Decoder
+from tercet.model.dummy import DummyCheckpoint
+from tercet.model.extras import Extras
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.parallel import Group
+from tercet.model.sampler import sample_step_into
+from tercet.model.slots import make_slot_table
+from tercet.model.step_buffers import StepBuffers, write_rows
+from tercet.model.step_shape import Shapes, StepShape
+from tercet.model.weights import load_weights
+from tercet.triton_kernels.prepare import prepare
+from tercet.triton_kernels.sample import TokenRing
+
+PAGE_SIZE = 64
+_MOST_TOKENS = 8192
+_GROWTH = 512
+"""A step's rows get longer by a token each time that it runs."""
+_RUN_MS = 20.0
+_ROUNDS = 4
+
+
+def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfig:
+    """What one of `size` ranks computes of a model cut to its first layers, as a model."""
+    config.check_tensor_parallel(size)
+    return replace(
+        config,
+        num_layers=num_layers,
+        num_heads=config.num_heads // size,
+        num_kv_heads=config.kv_heads_per_rank(size),
+        intermediate_size=config.intermediate_size // size,
+        vocab_size=config.vocab_per_rank(size),
+        layer_windows=config.layer_windows[:num_layers],
+    )
+
+
+class StepModel:
+    """A model with random weights, and memory for its steps."""
+
+    def __init__(self, config: ModelConfig, max_rows: int, context: int, *, deterministic: bool = False) -> None:
+        """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts."""
+        device = torch.device("cuda", torch.cuda.current_device())
+        dtype = DTYPES[config.dtype]
+        weights = load_weights(
+            DummyCheckpoint(config, 0, dtype, device), config, rank=0, size=1, dtype=dtype, device=device,
+            interleaved=True,
+        )  # fmt: skip
+        length = max(context + _GROWTH, _MOST_TOKENS)
+        self.decoder = Decoder(config, weights, Group.single(device), length, deterministic=deterministic)
+        self.context = context
+        pages_each = -(-(context + _GROWTH) // PAGE_SIZE)
+        self.num_pages = max(max_rows * pages_each, _MOST_TOKENS // PAGE_SIZE) + 1
+        self.kv_cache = make_kv_cache(config, self.num_pages, PAGE_SIZE, dtype, device, 1)
+        self.table = make_slot_table(max_rows, length, PAGE_SIZE, device)
+        shuffled = 1 + torch.randperm(self.num_pages - 1, dtype=torch.int32, device=device)
+        self.table.page_table_SM[0, : _MOST_TOKENS // PAGE_SIZE] = shuffled[: _MOST_TOKENS // PAGE_SIZE]
+        self._decode_pages = shuffled[: max_rows * pages_each].view(max_rows, pages_each)
+        self.table.token_ids_SL.random_(0, min(10_000, config.vocab_size))
+        self.table.max_length_S.fill_(length)
+        self.table.done_S[:max_rows] = 0  # the last slot is the padding's
+        self.words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
+        self.buffers = StepBuffers(max_rows + 64, max_rows + _MOST_TOKENS, self.words_W)
+        self.extras = Extras(max_rows + 1, device, config.vocab_size)
+        places = torch.zeros(2, max_rows + 64, dtype=torch.int32, pin_memory=True)
+        self.ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def decode(self, num_rows: int) -> "CapturedStep":
+        """A step of one more token for each of so many rows."""
+        self.table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
+        return self._capture(StepShape(num_rows, 0, 0), range(num_rows), [])
+
+    def prompt(self, num_tokens: int) -> "CapturedStep":
+        """A step of one prompt, as the engine pads it."""
+        return self._capture(Shapes(64, _MOST_TOKENS).fit(0, 1, num_tokens), [], [(0, 0, num_tokens)])
+
+    def _capture(
+        self, shape: StepShape, decodes: Sequence[int], chunks: Sequence[tuple[int, int, int]]
+    ) -> "CapturedStep":
+        lengths_S = torch.full_like(self.table.length_S, self.context)
+        for slot, start, length in chunks:
+            lengths_S[slot] = start + length
+        words = np.zeros(len(self.words_W), np.int32)
+        rows = np.array(chunks, np.int32).reshape(-1, 3).T
+        write_rows(words, shape, np.array(decodes, np.int32), rows, len(self.table.length_S) - 1)
+        self.words_W.copy_(torch.from_numpy(words))
+        self.table.num_prompt_S.copy_(lengths_S)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream), torch.inference_mode():
+            graph.capture_begin(capture_error_mode="relaxed")  # new kernels are loaded on the way
+            try:
+                self._run(shape)
+            finally:
+                graph.capture_end()
+        return CapturedStep(graph, lambda: self.table.length_S.copy_(lengths_S))
+
+    def _run(self, shape: StepShape) -> None:
+        inputs, rows = self.buffers.cut(shape)
+        prepare(rows, self.table, inputs, page_size=PAGE_SIZE, num_pages=self.num_pages)
+        hidden_RD = self.decoder.forward(inputs, self.kv_cache, self.table.page_table_SM)
+        sample_step_into(self.ring, self.decoder, hidden_RD, rows, self.table, shape=shape, extras=self.extras)
+
+
+class CapturedStep:
+    """A graph that can be timed again and again."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, rewind: Callable[[], object]) -> None:
+        """`rewind`: makes rows as long again as they were."""
+        self._graph = graph
+        self._rewind = rewind
+        self._replays = max(2, min(40, int(_RUN_MS / self._once(1) + 1)))
+
+    def microseconds(self) -> float:
+        """Of one step: the least of some rounds of replays."""
+        return min(self._once(self._replays) for _ in range(_ROUNDS)) * 1e3
+
+    def _once(self, replays: int) -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self._rewind()
+        self._graph.replay()
+        start.record()  # type: ignore[no-untyped-call]
+        for _ in range(replays):
+            self._graph.replay()
+        end.record()  # type: ignore[no-untyped-call]
+        end.synchronize()  # type: ignore[no-untyped-call]
+        return float(start.elapsed_time(end)) / replays  # type: ignore[no-untyped-call]
