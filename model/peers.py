@@ -28,10 +28,9 @@ class Limits:
     rows: int
 
 
-_LIMITS = {2: Limits(256 * 2**10, 16 * 2**20)}
+_LIMITS = {2: Limits(256 * 2**10, 16 * 2**20), 4: Limits(160 * 2**10, 16 * 2**20)}
 _LIMITS_OTHERWISE = Limits(128 * 2**10, 2**20)
-"""By number of ranks: for two as `scripts/bench_all_reduce.py` says of two H200s. For more they are estimates: a rank
-sends all it has to each of the others, so more ranks gain less."""
+"""By number of ranks: for two and four as scripts/bench_all_reduce.py says of H200s; otherwise they are estimates."""
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,27 @@
 """One rank of a sum through peer memory: under Triton's interpreter inboxes are files mapped by all ranks.
 
 `python peer_rank.py RANK SIZE FOLDER DTYPE ROWS...` makes one call of each kind for each number of rows, and writes
-what came out, call by call, to FOLDER/RANK.safetensors.
+what came out, call by call, to FOLDER/RANK.safetensors. `... DTYPE --follow COUNT` makes so many calls with flags of
+rows, one upon the other, and checks each.
 """
 
 import random
 import sys
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+from triton._C.libtriton.ir import MEM_SEMANTIC
+from triton.runtime.interpreter import InterpreterBuilder
 
 from tercet.model.config import ModelConfig
 from tercet.model.exchange import HALVES, PLACES, Exchange
 from tercet.triton_kernels.add_arrived import Arrivals
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
-from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts
+from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts, sum_in_order
 from tercet.triton_kernels.all_reduce_words import stack_rows
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
@@ -45,6 +48,23 @@ def mapped(kind: type[_Inboxes], rank: int, size: int, folder: Path, row_bytes: 
     return kind(rank, addresses, torch.zeros(MAX_ROWS, dtype=torch.int32), row_bytes, inboxes)
 
 
+def wait_asleep() -> None:
+    """There may be more ranks than cores: who looks whether something has come lets others run first."""
+    load, add = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw
+
+    def load_later(self: InterpreterBuilder, *args: Any) -> Any:
+        if args[-1]:  # volatile
+            time.sleep(1e-4)
+        return load(self, *args)
+
+    def add_later(self: InterpreterBuilder, *args: Any) -> Any:
+        if MEM_SEMANTIC.ACQUIRE in args:
+            time.sleep(1e-4)
+        return add(self, *args)
+
+    InterpreterBuilder.create_masked_load, InterpreterBuilder.create_atomic_rmw = load_later, add_later
+
+
 def add_calls(out: dict[str, Tensor], rank: int, call: int, rows: int, dtype: torch.dtype, inboxes: Inboxes) -> None:
     """One call of each kind of sum: what came out."""
     kind = type(inboxes).__name__
@@ -63,6 +83,23 @@ def add_calls(out: dict[str, Tensor], rank: int, call: int, rows: int, dtype: to
     out[f"{kind} parts added{call}"] = residual
     out[f"{kind} parts apart{call}"] = add_rms_norm(out[f"{kind} parts{call}"], other, weight, EPS)
     out[f"{kind} parts added apart{call}"] = other
+
+
+def follow(rank: int, size: int, count: int, dtype: torch.dtype, inboxes: Inboxes) -> None:
+    """Calls of other lengths and widths than those before them, alone and fused; now and then this rank comes late."""
+    draw, lateness = random.Random(7), random.Random(rank)
+    for call in range(count):
+        rows, width = draw.choice((1, 1, 1, 1, 1, 1, 2, MAX_ROWS)), draw.choice((HIDDEN, 24, 7))
+        values = torch.stack([drawn("follow", peer, call, rows, dtype)[:, :width] for peer in range(size)])
+        x = values[rank].clone()
+        if lateness.random() < 0.1:
+            time.sleep(lateness.random() * 0.03)
+        if draw.random() < 0.5:
+            total = all_reduce(x, inboxes)
+        else:
+            total = torch.zeros_like(x)
+            all_reduce_add_rms_norm(x, total, x[0], EPS, inboxes)
+        assert torch.equal(total, sum_in_order(values)), f"rank {rank}, call {call} of {rows} rows of {width}"
 
 
 def mapped_exchange(rank: int, size: int, folder: Path, rows: int, config: ModelConfig) -> Exchange:
@@ -86,6 +123,10 @@ def main() -> None:
     by_word = mapped(WordInboxes, rank, size, folder, row_bytes)
     by_row = mapped(RowInboxes, rank, size, folder, row_bytes)
     out: dict[str, Tensor] = {}
+    wait_asleep()
+    if sys.argv[5] == "--follow":
+        follow(rank, size, int(sys.argv[6]), dtype, by_row)
+        return
     for call, rows in enumerate(map(int, sys.argv[5:])):
         if call % 3:  # and now and then without a pause
             time.sleep(random.random() * 0.02)

@@ -24,26 +24,30 @@ ROWS = [3, 1, 6, 6, 2, 1, 1, 4]
 KINDS = ["WordInboxes", "RowInboxes"]
 
 
-def run_ranks(size: int, folder: Path, dtype: str) -> list[dict[str, torch.Tensor]]:
+def run_ranks(size: int, folder: Path, dtype: str, *arguments: object) -> None:
     command = [sys.executable, str(Path(__file__).parent / "peer_rank.py")]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     ranks = [
-        subprocess.Popen([*command, str(rank), str(size), str(folder), dtype, *map(str, ROWS)], env=environment)
+        subprocess.Popen([*command, str(rank), str(size), str(folder), dtype, *map(str, arguments)], env=environment)
         for rank in range(size)
     ]
     try:
-        assert [rank.wait(120) for rank in ranks] == [0] * size
+        assert [rank.wait(300) for rank in ranks] == [0] * size
     finally:
         for rank in ranks:
             rank.kill()
             rank.wait()
+
+
+def results_of(size: int, folder: Path, dtype: str) -> list[dict[str, torch.Tensor]]:
+    run_ranks(size, folder, dtype, *ROWS)
     return [load_file(folder / f"{rank}.safetensors") for rank in range(size)]
 
 
 # No bfloat16: the interpreter does not round to it, it cuts.
-@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32")])
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32"), (4, "float16")])
 def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
-    results = run_ranks(size, tmp_path, dtype)
+    results = results_of(size, tmp_path, dtype)
     for others in results[1:]:
         assert others.keys() == results[0].keys()
         assert all(torch.equal(others[name], results[0][name]) for name in others), "ranks must agree to the bit"
@@ -82,9 +86,14 @@ def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
 
 
 def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
-    got = run_ranks(1, tmp_path, "float32")[0]
+    got = results_of(1, tmp_path, "float32")[0]
     for kind in KINDS:
         assert torch.equal(got[f"{kind} sum0"], drawn("sum", 0, 0, ROWS[0], torch.float32))
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float32"), (4, "float16")])
+def test_calls_that_follow_each_other(size: int, dtype: str, tmp_path: Path) -> None:
+    run_ranks(size, tmp_path, dtype, "--follow", 120)
 
 
 def meta_inboxes(kind: type[Any], size: int, rows: int, row_bytes: int) -> Any:
@@ -124,24 +133,50 @@ def test_compile_words(capability: int, size: int, monkeypatch: pytest.MonkeyPat
             assert "st.global.v2.b64" in ptx, "words and numbers of calls go out in wide stores"
 
 
-@pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
-def test_compile_rows(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240), monkeypatch)
+def steps_of(ptx: str) -> list[str]:
+    """What happens to rows and flags, in order, the same once."""
+    steps = ["st.global.v4", "bar.sync", "sys.release.exch", "sys.acquire", "ld.global.cg"]
+    found = re.findall("|".join(map(re.escape, steps)), ptx)
+    return [step for i, step in enumerate(found) if i == 0 or step != found[i - 1]]
+
+
+def check_rows(kernels: list[Any], capability: int) -> None:
     assert len(kernels) == 2 * 4
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
         assert kernel.asm["cubin"]
         assert ("griddepcontrol.wait" in ptx) == (capability == 90)
-        # A flag goes out behind every warp's row; a row is read, not from the L1, behind the acquired flag.
-        steps = ["st.global.v4", "bar.sync", "sys.release.exch", "sys.acquire", "ld.global.cg"]
-        found = re.findall("|".join(map(re.escape, steps)), ptx)
-        groups = [step for i, step in enumerate(found) if i == 0 or step != found[i - 1]]
-        waits = ["bar.sync", "sys.acquire"] * (size - 1)
-        assert groups[: 3 + len(waits) + 2] == [*steps[:3], *waits, "bar.sync", "ld.global.cg"]
-        assert found.count("sys.release.exch") == found.count("sys.acquire") == size - 1
         assert "ld.global.cg.v4.b32" in ptx
-        assert "sys.release" not in ptx.split("sys.acquire", 1)[1], "all is sent before anything is waited for"
         assert ptx.index("bar.sync") < ptx.index("st.global.b32"), "the call counts only once every warp has read it"
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+def test_compile_rows_of_two(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = compiled(capability, meta_inboxes(RowInboxes, 2, 2048, 10240), monkeypatch)
+    check_rows(kernels, capability)
+    for kernel in kernels:
+        ptx = kernel.asm["ptx"]
+        # A flag goes out behind every warp's row; a row is read, not from the L1, behind the acquired flag.
+        sent, received = ["st.global.v4", "bar.sync", "sys.release.exch"], ["sys.acquire", "bar.sync", "ld.global.cg"]
+        assert steps_of(ptx)[:7] == [*sent, "bar.sync", *received]
+        assert ptx.count("sys.release.exch") == ptx.count("sys.acquire") == 1
+
+
+@pytest.mark.parametrize(("capability", "size"), [(80, 4), (90, 3), (90, 4)])
+def test_compile_rows_in_slices(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240), monkeypatch)
+    check_rows(kernels, capability)
+    for kernel in kernels:
+        ptx = kernel.asm["ptx"]
+        # Twice the same way: first slices, then sums.
+        steps = [step for step in steps_of(ptx) if step not in ("st.global.v4", "bar.sync")]
+        assert steps == ["sys.release.exch", "sys.acquire", "ld.global.cg"] * 2
+        assert ptx.count("sys.release.exch") == ptx.count("sys.acquire") == 2, "one thread a peer, all at once"
+        for hop in ptx.split("sys.release.exch")[:2]:
+            # Nothing is written between the last barrier and the release but the flag.
+            assert "st.global" not in hop.rsplit("bar.sync", 1)[1], "a flag goes out behind every warp's slice"
+        for hop in ptx.split("sys.acquire")[1:]:
+            assert "bar.sync" in hop.split("ld.global.cg", 1)[0], "all warps read behind the acquired flags"
 
 
 @pytest.mark.parametrize("kind", [WordInboxes, RowInboxes])

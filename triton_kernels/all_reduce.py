@@ -1,4 +1,4 @@
-"""Sums over ranks through peer memory: every rank writes its rows into the others' inboxes and adds what it received.
+"""Sums over ranks through peer memory: ranks write rows into each other's inboxes and add what they received.
 
 The kind of inbox says how a rank sees that a row has come: from numbers beside all its words, which is the shortest way
 for few bytes, or from one flag a row, which moves half the bytes. The sum is the same to the bit: over ranks in order,

@@ -2,7 +2,8 @@
 
 A program sends its row as it is, in wide stores, and then, behind a release that covers what all its warps have stored,
 the number of the row's call to the flag of its place. Who has read that number and acquired may read the row: from the
-L2 cache, where peers write; the L1 may hold what was there two calls ago.
+L2 cache, where peers write; the L1 may hold what was there two calls ago. Two ranks send each other whole rows, as told
+here; more take two hops (`all_reduce_slices.py`): the same sum to the bit, and fewer bytes from each rank.
 
 Rows are independent, and places are taken in turn, as `all_reduce_words.py` has it: whoever sends call n of a row has
 received call n - 1 of it, and its sender had by then ended call n - 2, so what is overwritten, row and flag, has been
@@ -20,24 +21,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.all_reduce_slices import sum_by_slices
 from tercet.triton_kernels.inbox import RowInboxes
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.row_places import flag_ptr, place_ptr
 from tercet.triton_kernels.tiles import next_power_of_2
-
-
-@triton.jit
-def _place_ptr(address, call, source, row, columns, M, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr):
-    """Where in an inbox the row of rank `source` in this call is."""
-    # Memory is allocated at multiples of 16 bytes, and wide stores need to know.
-    inbox_ptr = tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16)
-    return inbox_ptr + (((call & 1) * P + source).to(tl.int64) * M + row) * PLACE + columns
-
-
-@triton.jit
-def _flag_ptr(address, call, source, row, M, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr):
-    """Where the number of its call is."""
-    flags_ptr = (address.to(tl.pointer_type(TYPE)) + M.to(tl.int64) * (2 * P * PLACE)).to(tl.pointer_type(tl.int32))
-    return flags_ptr + ((call & 1) * P + source) * M + row
 
 
 @triton.jit
@@ -49,13 +37,13 @@ def _send(
     call = tl.load(calls_ptr + row) + 1
     for peer in tl.static_range(P):
         if peer != RANK:
-            tl.store(_place_ptr(addresses[peer], call, RANK, row, columns, M, P, PLACE, TYPE), x, mask=mask)
+            tl.store(place_ptr(addresses[peer], call, RANK, row, columns, M, P, PLACE, TYPE), x, mask=mask)
     # Every warp has stored its part and read the count: only now may one thread release them all, and write the count.
     tl.debug_barrier()
     for peer in tl.static_range(P):
         if peer != RANK:
-            flag_ptr = _flag_ptr(addresses[peer], call, RANK, row, M, P, PLACE, TYPE)
-            tl.atomic_xchg(flag_ptr, call, sem="release", scope="sys")
+            ptr = flag_ptr(addresses[peer], call, RANK, row, M, P, PLACE, TYPE)
+            tl.atomic_xchg(ptr, call, sem="release", scope="sys")
     tl.store(calls_ptr + row, call)
     return call
 
@@ -67,9 +55,9 @@ def _wait(
     """Until the row of every other rank in this call has come and may be read."""
     for source in tl.static_range(P):
         if source != RANK:
-            flag_ptr = _flag_ptr(addresses[RANK], call, source, row, M, P, PLACE, TYPE)
+            ptr = flag_ptr(addresses[RANK], call, source, row, M, P, PLACE, TYPE)
             # The addition is there to acquire, by one thread; compiled, it is a load.
-            while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") != call:
+            while tl.atomic_add(ptr, 0, sem="acquire", scope="sys") != call:
                 pass
     # One thread has acquired: the others come behind it.
     tl.debug_barrier()
@@ -78,9 +66,11 @@ def _wait(
 @triton.jit
 def _sum_over_ranks(
     x, row, columns, mask, addresses, calls_ptr, M,
-    RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr,
+    D: tl.constexpr, RANK: tl.constexpr, P: tl.constexpr, PLACE: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
     """Exchange one row; its sum over ranks in rank order, rounded."""
+    if P > 2:
+        return sum_by_slices(x, row, columns, mask, addresses, calls_ptr, M, D, RANK, P, PLACE, TYPE)
     call = _send(x, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
     _wait(call, row, addresses, M, RANK, P, PLACE, TYPE)
     total = tl.zeros_like(x).to(tl.float32)
@@ -88,7 +78,7 @@ def _sum_over_ranks(
         if source == RANK:
             part = x
         else:
-            part_ptr = _place_ptr(addresses[RANK], call, source, row, columns, M, P, PLACE, TYPE)
+            part_ptr = place_ptr(addresses[RANK], call, source, row, columns, M, P, PLACE, TYPE)
             part = tl.load(part_ptr, mask=mask, other=0.0, cache_modifier=".cg")
         total += part.to(tl.float32)
     return total.to(TYPE)
@@ -118,7 +108,7 @@ def _all_reduce_rows_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     x = _own_row(x_ptr, row, columns, mask, D, PARTS, TYPE)
-    total = _sum_over_ranks(x, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
+    total = _sum_over_ranks(x, row, columns, mask, addresses, calls_ptr, M, D, RANK, P, PLACE, TYPE)
     tl.store(out_ptr + row.to(tl.int64) * D + columns, total, mask=mask)
 
 
@@ -139,7 +129,7 @@ def _all_reduce_rows_add_rms_norm_kernel(
     wait_for_previous(PDL)
     update = _own_row(update_ptr, row, columns, mask, D, PARTS, TYPE)
     residual = tl.load(residual_ptr + offsets, mask=mask, other=0.0)
-    update = _sum_over_ranks(update, row, columns, mask, addresses, calls_ptr, M, RANK, P, PLACE, TYPE)
+    update = _sum_over_ranks(update, row, columns, mask, addresses, calls_ptr, M, D, RANK, P, PLACE, TYPE)
     total = (residual.to(tl.float32) + update.to(tl.float32)).to(TYPE)
     tl.store(residual_ptr + offsets, total, mask=mask)
     total = total.to(tl.float32)
@@ -172,15 +162,18 @@ def sum_rows_add_rms_norm(
 
 def _options(out_TD: Tensor, parts: int, inboxes: RowInboxes) -> dict[str, int | bool]:
     """Two stores of 16 bytes a thread: few enough registers for several rows a multiprocessor to be on their way."""
-    D, itemsize = out_TD.shape[1], out_TD.element_size()
+    D, itemsize, P = out_TD.shape[1], out_TD.element_size(), len(inboxes.addresses)
     block = next_power_of_2(D)
+    # Of two hops a program waits longer: three of the largest fit a multiprocessor, which costs few or no spills.
+    registers = {"maxnreg": 40} if P > 2 else {}
     return {
         "D": D,
         "BLOCK_D": block,
         "PARTS": parts,
         "RANK": inboxes.rank,
-        "P": len(inboxes.addresses),
+        "P": P,
         "PLACE": inboxes.row_bytes // itemsize,
         "num_warps": min(max(block * itemsize // 1024, 1), 16),
+        **registers,
         **overlap_options(out_TD),
     }

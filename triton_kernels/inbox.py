@@ -2,7 +2,8 @@
 
 An inbox has a place for each row of each rank, twice: calls of a row take turns. Two kinds: in one every word of a row
 has its call's number beside it (`all_reduce_words.py`), in the other a row has one number, its flag
-(`all_reduce_rows.py`). It knows addresses and sizes, not how the memory came about, and no kernel.
+(`all_reduce_rows.py`, `all_reduce_slices.py`). It knows addresses and sizes, not how the memory came about, and no
+kernel.
 
 Shape suffixes: M rows that an inbox has places for.
 """
