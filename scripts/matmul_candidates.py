@@ -125,10 +125,14 @@ def near_candidates(
 
 
 def _fills(config: MatmulConfig, num_rows: int, product: Product) -> bool:
-    """Whether K can be so divided and most multiprocessors have a tile all the time; small tiles do that anyway."""
+    """Whether the kernel can do it, and most multiprocessors have a tile all the time; small tiles do that anyway."""
     if config.parts > 1 and not can_divide(config, product.K):
         return False
-    if config.kernel == "early" or config.width * config.height < 8192 or product.N > 50000:
+    if config.kernel == "early":
+        whole = product.N % config.width == 0 and product.K % (config.parts * config.block_k * config.splits) == 0
+        fits = config.width * product.K // config.parts * 2 <= EARLY_BYTES
+        return whole and fits and config.block_m >= num_rows
+    if config.width * config.height < 8192 or product.N > 50000:
         return True
     tiles = -(-num_rows // config.height) * -(-product.N // config.width) * config.parts
     return tiles / (-(-tiles // _MULTIPROCESSORS) * _MULTIPROCESSORS) >= 0.72

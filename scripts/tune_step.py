@@ -235,7 +235,8 @@ def main() -> None:
             tune(arguments, config)
         case "measure":
             shares = os.cpu_count() or 1
-            command = [sys.executable, __file__, "compile", *sys.argv[1:]]
+            options = [word for word in sys.argv[1:] if word != "measure"]
+            command = [sys.executable, __file__, "compile", *options]
             compilers = [subprocess.Popen([*command, "--share", f"{share}/{shares}"]) for share in range(shares)]
             for compiler in compilers:
                 compiler.wait()

@@ -161,11 +161,10 @@ def sum_rows_add_rms_norm(
 
 
 def _options(out_TD: Tensor, parts: int, inboxes: RowInboxes) -> dict[str, int | bool]:
-    """Two stores of 16 bytes a thread: few enough registers for several rows a multiprocessor to be on their way."""
+    """Stores of 16 bytes a thread, one of a slice or two of a row, and so few registers that several rows' programs
+    fit a multiprocessor."""
     D, itemsize, P = out_TD.shape[1], out_TD.element_size(), len(inboxes.addresses)
     block = next_power_of_2(D)
-    # Of two hops a program waits longer: three of the largest fit a multiprocessor, which costs few or no spills.
-    registers = {"maxnreg": 40} if P > 2 else {}
     return {
         "D": D,
         "BLOCK_D": block,
@@ -173,7 +172,6 @@ def _options(out_TD: Tensor, parts: int, inboxes: RowInboxes) -> dict[str, int |
         "RANK": inboxes.rank,
         "P": P,
         "PLACE": inboxes.row_bytes // itemsize,
-        "num_warps": min(max(block * itemsize // 1024, 1), 16),
-        **registers,
+        "num_warps": min(max(block * itemsize // (1024 if P == 2 else 2048), 1), 16),
         **overlap_options(out_TD),
     }
