@@ -49,7 +49,7 @@ def used_bytes(num_ranks: int) -> int:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
 async def test_text_goes_on_and_memory_comes_back(tmp_path: Path, num_ranks: int) -> None:
     if torch.cuda.device_count() < num_ranks:
         pytest.skip(f"needs {num_ranks} GPUs")

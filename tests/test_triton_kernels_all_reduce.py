@@ -93,7 +93,7 @@ def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("size", "dtype"), [(2, "float32"), (4, "float16")])
 def test_calls_that_follow_each_other(size: int, dtype: str, tmp_path: Path) -> None:
-    run_ranks(size, tmp_path, dtype, "--follow", 120)
+    run_ranks(size, tmp_path, dtype, "--follow", 60)
 
 
 def meta_inboxes(kind: type[Any], size: int, rows: int, row_bytes: int) -> Any:
