@@ -3,8 +3,8 @@
     python scripts/tune_step.py --shape qwen3-32b --tensor-parallel-size 4 --rows 64,256 --log step.jsonl --seconds 500
 
 In a chain of kernels the fastest alone is not the fastest. One GPU plays one rank, sums over ranks left out. What is
-tried is near what won elsewhere: `tune.py` looks further. A winner is checked against float64 before it is taken, and
-the plain-order lines of deterministic mode are left as they are. Resumable: what the log holds is not measured again.
+tried won for other weights, or is next to it: `tune.py` looks further. A winner is checked against float64 before it is
+taken; lines of deterministic mode are left as they are. Resumable: what the log holds is not measured again.
 
 `--rows` up to 256 are decode steps; more, prompts of so many tokens.
 """
@@ -28,11 +28,14 @@ from kernel_timing import Stopwatch
 from matmul_candidates import Product, near_candidates
 from matmul_case import MatmulCase, compile_product
 from shapes import SHAPES
+from tercet.engine.model_files import locate
+from tercet.model.checkpoint import read_config
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config
 from tercet.triton_kernels import matmul_launch, tuning
 from tercet.triton_kernels.compile_only import compiling_for
-from tercet.triton_kernels.tuning import MatmulConfig, load_table, row_bucket, table_key
+from tercet.triton_kernels.dispatch import gpu_name, is_hopper
+from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, load_table, row_bucket, table_key
 from tuned_table import merge_into_table
 
 MOST_DECODES = 256
@@ -80,10 +83,10 @@ def choices(config: ModelConfig, size: int) -> list[Choice]:
 class StepTable:
     """The table of this GPU as the engine reads it, with configurations that are tried."""
 
-    def __init__(self, gpu: str) -> None:
-        self._lines = load_table(gpu)
-        self._known = set(self._lines)
+    def __init__(self) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())
+        self._lines = load_table(gpu_name(self._device))
+        self._known = set(self._lines)
 
     def begin(self, choice: Choice, *, norm_apart: bool) -> None:
         """Give a product a line of its own in every bucket, with what serves it so far."""
@@ -121,8 +124,9 @@ class StepTable:
 def tune(arguments: argparse.Namespace, config: ModelConfig) -> None:
     end = time.monotonic() + arguments.seconds
     size, stopwatch, log = arguments.tensor_parallel_size, Stopwatch(), Log(arguments.log)
+    hopper = is_hopper(torch.device("cuda", torch.cuda.current_device()))
     tried = {(choice, num_rows): found for choice, num_rows, found in work(arguments, config)}
-    table = StepTable(arguments.gpu)
+    table = StepTable()
     for choice in choices(config, size):
         table.begin(choice, norm_apart=size > 1)
     share = share_of_rank(config, size, min(arguments.layers, config.num_layers))
@@ -141,7 +145,16 @@ def tune(arguments: argparse.Namespace, config: ModelConfig) -> None:
         for candidate in candidates:
             if time.monotonic() > end:
                 break
-            key = [arguments.shape, size, arguments.layers, product.name, num_rows, asdict(candidate)]
+            if candidate.kernel in NEED_TMA and not hopper:
+                continue
+            key = [
+                arguments.model or arguments.shape,
+                size,
+                arguments.layers,
+                product.name,
+                num_rows,
+                asdict(candidate),
+            ]
             us = log.get(key)
             if us is None:
                 try:
@@ -165,7 +178,8 @@ def tune(arguments: argparse.Namespace, config: ModelConfig) -> None:
 def work(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[tuple[Choice, int, list[MatmulConfig]]]:
     """What is tried, in order."""
     names = [name for name in arguments.products.split(",") if name]
-    table = load_table(arguments.gpu)
+    # A copy: what is tried goes into the table itself, if it is this GPU's.
+    table = {line: dict(buckets) for line, buckets in load_table(arguments.gpu).items()}
     for num_rows in (int(number) for number in arguments.rows.split(",")):
         for choice in choices(config, arguments.tensor_parallel_size):
             if not names or choice.product.name in names:
@@ -213,7 +227,9 @@ class Log:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="measure", choices=("measure", "compile", "time", "count"))
-    parser.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
+    which.add_argument("--model", help="a folder, or a name on the hub; its config.json is enough")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--rows", default="8,64,256", help="rows of the steps; each stands for its bucket")
     parser.add_argument("--context", type=int, default=1024, help="tokens behind each row")
@@ -225,7 +241,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=480)
     parser.add_argument("--share", default="0/1")
     arguments = parser.parse_args()
-    config = parse_config(SHAPES[arguments.shape])
+    config = read_config(locate(arguments.model)) if arguments.model else parse_config(SHAPES[arguments.shape])
     match arguments.what:
         case "count":
             print(sum(len(candidates) for _, _, candidates in work(arguments, config)))
@@ -234,7 +250,7 @@ def main() -> None:
         case "time":
             tune(arguments, config)
         case "measure":
-            shares = os.cpu_count() or 1
+            shares = (os.cpu_count() or 1) if is_hopper(torch.device("cuda", 0)) else 0
             options = [word for word in sys.argv[1:] if word != "measure"]
             command = [sys.executable, __file__, "compile", *options]
             compilers = [subprocess.Popen([*command, "--share", f"{share}/{shares}"]) for share in range(shares)]
