@@ -1,6 +1,7 @@
-"""One rank's whole step of a model on one GPU, captured and timed: no other process, no plan, random weights.
+"""One rank's whole step of a model on its GPU, captured and timed: no scheduler, no plan, random weights.
 
-Of several ranks it is what each computes: the model's share of a rank as a model of its own, sums left out.
+Ranks of a group do all of it together. One GPU can play one of several: `share_of_rank` is what each computes as a
+model of its own, with nothing to sum.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,20 +49,22 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
 class StepModel:
     """A model with random weights, and memory for its steps."""
 
-    def __init__(self, config: ModelConfig, max_rows: int, context: int, *, deterministic: bool = False) -> None:
+    def __init__(self, config: ModelConfig, group: Group, max_rows: int, context: int) -> None:
         """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts."""
-        device = torch.device("cuda", torch.cuda.current_device())
+        self._group = group
+        device = group.device
         dtype = DTYPES[config.dtype]
+        group.connect(config.hidden_size, dtype)
         weights = load_weights(
-            DummyCheckpoint(config, 0, dtype, device), config, rank=0, size=1, dtype=dtype, device=device,
-            interleaved=True,
+            DummyCheckpoint(config, 0, dtype, device), config, rank=group.rank, size=group.size, dtype=dtype,
+            device=device, interleaved=True,
         )  # fmt: skip
         length = max(context + _GROWTH, _MOST_TOKENS)
-        self.decoder = Decoder(config, weights, Group.single(device), length, deterministic=deterministic)
+        self.decoder = Decoder(config, weights, group, length)
         self.context = context
         pages_each = -(-(context + _GROWTH) // PAGE_SIZE)
         self.num_pages = max(max_rows * pages_each, _MOST_TOKENS // PAGE_SIZE) + 1
-        self.kv_cache = make_kv_cache(config, self.num_pages, PAGE_SIZE, dtype, device, 1)
+        self.kv_cache = make_kv_cache(config, self.num_pages, PAGE_SIZE, dtype, device, group.size)
         self.table = make_slot_table(max_rows, length, PAGE_SIZE, device)
         shuffled = 1 + torch.randperm(self.num_pages - 1, dtype=torch.int32, device=device)
         self.table.page_table_SM[0, : _MOST_TOKENS // PAGE_SIZE] = shuffled[: _MOST_TOKENS // PAGE_SIZE]
@@ -104,7 +107,7 @@ class StepModel:
                 self._run(shape)
             finally:
                 graph.capture_end()
-        return CapturedStep(graph, lambda: self.table.length_S.copy_(lengths_S))
+        return CapturedStep(graph, lambda: self.table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
         inputs, rows = self.buffers.cut(shape)
@@ -114,17 +117,19 @@ class StepModel:
 
 
 class CapturedStep:
-    """A graph that can be timed again and again."""
+    """A graph that can be timed again and again, on all ranks as often."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, rewind: Callable[[], object]) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, rewind: Callable[[], object], group: Group) -> None:
         """`rewind`: makes rows as long again as they were."""
         self._graph = graph
         self._rewind = rewind
-        self._replays = max(2, min(40, int(_RUN_MS / self._once(1) + 1)))
+        self._group = group
+        self._replays = group.min(max(2, min(40, int(_RUN_MS / self._once(1) + 1))))
 
     def microseconds(self) -> float:
-        """Of one step: the least of some rounds of replays."""
-        return min(self._once(self._replays) for _ in range(_ROUNDS)) * 1e3
+        """Of one step: the least of some rounds of replays, of the slowest rank."""
+        least = min(self._once(self._replays) for _ in range(_ROUNDS)) * 1e3
+        return -self._group.min(-round(least * 100)) / 100
 
     def _once(self, replays: int) -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

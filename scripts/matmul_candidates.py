@@ -102,9 +102,12 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
 
 
 def near_candidates(
-    product: Product, num_rows: int, table: Mapping[str, Mapping[int, MatmulConfig]], *, divided: bool
+    product: Product, num_rows: int, table: Mapping[str, Mapping[int, MatmulConfig]], *, divided: bool, behind_sum: bool
 ) -> list[MatmulConfig]:
-    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them."""
+    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them.
+
+    `behind_sum`: the memory stands still while ranks wait for each other; the L2 cache may be asked for weights then.
+    """
     place = ROW_BUCKETS.index(row_bucket(num_rows))
     near = ROW_BUCKETS[max(place - 1, 0) : place + 2]
     won = {
@@ -120,7 +123,13 @@ def near_candidates(
         waves = [one for one in _waves(num_rows, product.N) if one.block_k == 64 and not one.prefetch]
         won.update({replace(one, num_stages=0): one for one in waves}.values())  # of each tile the most stages
     all_parts = (1, 2, 3, 4) if divided and 16 < num_rows <= 512 else (1,)
-    found = {replace(config, parts=parts) for config in won for parts in all_parts}
+    ahead = (0, 128) if behind_sum and num_rows <= 512 else None
+    found = {
+        replace(config, parts=parts, prefetch=prefetch)
+        for config in won
+        for parts in all_parts
+        for prefetch in (ahead if ahead and config.kernel in ("split", "skinny", "wave") else (config.prefetch,))
+    }
     return sorted((config for config in found if _fills(config, num_rows, product)), key=repr)
 
 

@@ -2,9 +2,10 @@
 
     python scripts/tune_step.py --shape qwen3-32b --tensor-parallel-size 4 --rows 64,256 --log step.jsonl --seconds 500
 
-In a chain of kernels the fastest alone is not the fastest. One GPU plays one rank, sums over ranks left out. What is
-tried won for other weights, or is next to it: `tune.py` looks further. A winner is checked against float64 before it is
-taken; lines of deterministic mode are left as they are. Resumable: what the log holds is not measured again.
+In a chain of kernels the fastest alone is not the fastest. Ranks run on as many GPUs; with `--alone` one GPU plays one
+of them, sums left out. What is tried won for other weights, or is next to it: `tune.py` looks further. A winner is
+checked against float64 before it is taken; lines of deterministic mode are left as they are. Resumable: what the log
+holds is not measured again.
 
 `--rows` up to 256 are decode steps; more, prompts of so many tokens.
 """
@@ -14,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +34,7 @@ from tercet.engine.model_files import locate
 from tercet.model.checkpoint import read_config
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config
+from tercet.model.parallel import Group
 from tercet.triton_kernels import matmul_launch, tuning
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import gpu_name, is_hopper
@@ -51,7 +54,9 @@ class Choice:
 
     product: Product
     asked_op: str
-    """What one rank runs: with several, the sum over ranks adds what `o` and `down` make."""
+    """What one GPU runs that plays a rank: the residual is added there by what else the sum over ranks would add to."""
+    behind_sum: bool
+    """Whether a sum over ranks stands before it."""
 
     @property
     def line(self) -> str:
@@ -61,12 +66,17 @@ class Choice:
     def asked(self) -> str:
         return self._line(self.asked_op)
 
+    @property
+    def divided(self) -> bool:
+        """Whether what comes next adds up parts of it."""
+        return self.product.name in ("o", "down")
+
     def _line(self, op: str) -> str:
         return table_key(op, self.product.N, self.product.K, torch.bfloat16, False)
 
 
-def choices(config: ModelConfig, size: int) -> list[Choice]:
-    """The products of one of `size` ranks, the largest first."""
+def choices(config: ModelConfig, size: int, *, alone: bool) -> list[Choice]:
+    """The products of one of `size` ranks, the largest first. `alone`: one GPU plays it."""
     D, H, F = config.hidden_size, config.num_heads // size * config.head_dim, config.intermediate_size // size
     qkv = H + 2 * config.kv_heads_per_rank(size) * config.head_dim
     adds = "matmul_add" if size == 1 else "matmul"
@@ -77,15 +87,22 @@ def choices(config: ModelConfig, size: int) -> list[Choice]:
         Product("o", adds, D, H),
         Product("lm_head", "matmul", config.vocab_per_rank(size), D),
     )
-    return [Choice(one, "matmul_add" if one.name in ("o", "down") else one.op) for one in products]
+    return [
+        Choice(
+            one,
+            "matmul_add" if alone and one.name in ("o", "down") else one.op,
+            behind_sum=size > 1 and not alone and one.name in ("gate_up", "qkv"),
+        )
+        for one in products
+    ]
 
 
 class StepTable:
     """The table of this GPU as the engine reads it, with configurations that are tried."""
 
-    def __init__(self) -> None:
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._lines = load_table(gpu_name(self._device))
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._lines = load_table(gpu_name(device))
         self._known = set(self._lines)
 
     def begin(self, choice: Choice, *, norm_apart: bool) -> None:
@@ -121,16 +138,21 @@ class StepTable:
             cached.cache_clear()
 
 
-def tune(arguments: argparse.Namespace, config: ModelConfig) -> None:
+def tune(arguments: argparse.Namespace, config: ModelConfig, group: Group) -> None:
+    """All ranks do the same: what they measure is the slowest's, and they agree on what is decided otherwise."""
     end = time.monotonic() + arguments.seconds
-    size, stopwatch, log = arguments.tensor_parallel_size, Stopwatch(), Log(arguments.log)
-    hopper = is_hopper(torch.device("cuda", torch.cuda.current_device()))
+    size, stopwatch = arguments.tensor_parallel_size, Stopwatch()
+    log = Log(arguments.log, writes=group.rank == 0)
+    hopper = is_hopper(group.device)
     tried = {(choice, num_rows): found for choice, num_rows, found in work(arguments, config)}
-    table = StepTable()
-    for choice in choices(config, size):
-        table.begin(choice, norm_apart=size > 1)
-    share = share_of_rank(config, size, min(arguments.layers, config.num_layers))
-    model = StepModel(share, max((rows for _, rows in tried if rows <= MOST_DECODES), default=1), arguments.context)
+    table = StepTable(group.device)
+    for choice in choices(config, size, alone=arguments.alone):
+        table.begin(choice, norm_apart=arguments.alone and size > 1)
+    num_layers = min(arguments.layers, config.num_layers)
+    share = share_of_rank(config, size // group.size, num_layers)
+    model = StepModel(
+        share, group, max((rows for _, rows in tried if rows <= MOST_DECODES), default=1), arguments.context
+    )
     for (choice, num_rows), candidates in tried.items():
         product, bucket = choice.product, row_bucket(num_rows)
 
@@ -143,18 +165,11 @@ def tune(arguments: argparse.Namespace, config: ModelConfig) -> None:
         us_with(chosen)  # what is new is loaded
         best = first = us_with(chosen)
         for candidate in candidates:
-            if time.monotonic() > end:
+            if not group.min(int(time.monotonic() < end)):
                 break
             if candidate.kernel in NEED_TMA and not hopper:
                 continue
-            key = [
-                arguments.model or arguments.shape,
-                size,
-                arguments.layers,
-                product.name,
-                num_rows,
-                asdict(candidate),
-            ]
+            key = [_name(arguments), product.name, num_rows, asdict(candidate)]
             us = log.get(key)
             if us is None:
                 try:
@@ -164,12 +179,16 @@ def tune(arguments: argparse.Namespace, config: ModelConfig) -> None:
                     if "CUDA error" in str(error):
                         raise
                 log.put(key, us)
-            if us >= best * (1 - _GAIN) or not is_right(stopwatch, product, num_rows, candidate):
+            if us >= best * (1 - _GAIN):
+                continue
+            if not group.min(int(is_right(stopwatch, product, num_rows, candidate))):
                 continue
             before, us = us_with(chosen), us_with(candidate)  # at once: a card gets slower as it gets warm
             if us < before * (1 - _GAIN):
                 chosen, best = candidate, us
         table.put(choice, bucket, chosen)
+        if group.rank != 0:
+            continue
         print(f"{num_rows:5} {product.name:8} {first:9.1f} -> {best:9.1f} us: {chosen}", flush=True)
         if arguments.table is not None:
             merge_into_table({choice.line: table.row(choice, bucket)}, arguments.table)
@@ -181,10 +200,10 @@ def work(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[tuple[C
     # A copy: what is tried goes into the table itself, if it is this GPU's.
     table = {line: dict(buckets) for line, buckets in load_table(arguments.gpu).items()}
     for num_rows in (int(number) for number in arguments.rows.split(",")):
-        for choice in choices(config, arguments.tensor_parallel_size):
+        for choice in choices(config, arguments.tensor_parallel_size, alone=arguments.alone):
             if not names or choice.product.name in names:
-                divided = choice.asked_op == "matmul_add"
-                yield choice, num_rows, near_candidates(choice.product, num_rows, table, divided=divided)
+                kinds = {"divided": choice.divided, "behind_sum": choice.behind_sum}
+                yield choice, num_rows, near_candidates(choice.product, num_rows, table, **kinds)
 
 
 def is_right(stopwatch: Stopwatch, product: Product, num_rows: int, config: MatmulConfig) -> bool:
@@ -210,8 +229,9 @@ def compile_share(arguments: argparse.Namespace, config: ModelConfig) -> None:
 class Log:
     """What was measured, a line each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, writes: bool) -> None:
         self._path = path
+        self._writes = writes
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         self._us: dict[str, float] = {json.dumps(row["key"]): row["us"] for row in rows}
 
@@ -220,8 +240,36 @@ class Log:
 
     def put(self, key: list[Any], us: float) -> None:
         self._us[json.dumps(key)] = us
-        with self._path.open("a") as file:
-            file.write(json.dumps({"key": key, "us": us}) + "\n")
+        if self._writes:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"key": key, "us": us}) + "\n")
+
+
+def _name(arguments: argparse.Namespace) -> list[Any]:
+    """Of the model and how it is run."""
+    return [arguments.model or arguments.shape, arguments.tensor_parallel_size, arguments.alone, arguments.layers]
+
+
+def run_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
+    """This process is a rank, or the only one, or starts all."""
+    size = 1 if arguments.alone else arguments.tensor_parallel_size
+    if size == 1 or arguments.rank is not None:
+        rank = arguments.rank or 0
+        torch.cuda.set_device(rank)
+        tune(arguments, config, Group.join(rank, size, torch.device("cuda", rank), arguments.rendezvous, 120.0))
+        return
+    options = [word for word in sys.argv[1:] if word not in ("measure", "time")]
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "time", *options, "--rendezvous", f"{folder}/rendezvous"]
+        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(size)]
+        try:
+            while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+                time.sleep(0.1)  # one that failed leaves the others waiting
+            if any(codes):
+                raise SystemExit(f"a rank failed: {codes}")
+        finally:
+            for process in ranks:
+                process.kill()
 
 
 def main() -> None:
@@ -231,6 +279,9 @@ def main() -> None:
     which.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
     which.add_argument("--model", help="a folder, or a name on the hub; its config.json is enough")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--alone", action="store_true", help="one GPU plays one of the ranks")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rendezvous", default="", help=argparse.SUPPRESS)
     parser.add_argument("--rows", default="8,64,256", help="rows of the steps; each stands for its bucket")
     parser.add_argument("--context", type=int, default=1024, help="tokens behind each row")
     parser.add_argument("--layers", type=int, default=12, help="of the model, at most: more take longer to capture")
@@ -248,7 +299,7 @@ def main() -> None:
         case "compile":
             compile_share(arguments, config)
         case "time":
-            tune(arguments, config)
+            run_ranks(arguments, config)
         case "measure":
             shares = (os.cpu_count() or 1) if is_hopper(torch.device("cuda", 0)) else 0
             options = [word for word in sys.argv[1:] if word != "measure"]
@@ -256,7 +307,7 @@ def main() -> None:
             compilers = [subprocess.Popen([*command, "--share", f"{share}/{shares}"]) for share in range(shares)]
             for compiler in compilers:
                 compiler.wait()
-            tune(arguments, config)
+            run_ranks(arguments, config)
 
 
 if __name__ == "__main__":

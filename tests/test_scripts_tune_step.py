@@ -1,6 +1,7 @@
 """What the tuner inside a step tries and writes; the measuring needs a GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,18 @@ from tuned_table import merge_into_table, write_table
 TABLES = sorted(Path(tuning.__file__).parent.glob("tuned/*.json"))
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(("name", "prefix", "size"), [("0.6b", "0.6b.", 1), ("8b", "8b.", 1), ("8b", "8b_tp2.", 2)])
-def test_products_of_a_rank(name: str, prefix: str, size: int) -> None:
-    found = {
-        (one.product.op, one.product.N, one.product.K) for one in choices(parse_config(SHAPES[f"qwen3-{name}"]), size)
-    }
+def test_products_of_a_rank(name: str, prefix: str, size: int, alone: bool) -> None:
+    found = choices(parse_config(SHAPES[f"qwen3-{name}"]), size, alone=alone)
     listed = [one for one in PRODUCTS if one.name.startswith(prefix) and not one.normed]
-    assert found == {(one.op, one.N, one.K) for one in listed}
+    assert {(one.product.op, one.product.N, one.product.K) for one in found} == {
+        (one.op, one.N, one.K) for one in listed
+    }
+    assert {one.product.name for one in found if one.behind_sum} == (
+        {"qkv", "gate_up"} if size > 1 and not alone else set()
+    )
+    assert {one.asked != one.line for one in found if one.divided} == {size > 1 and alone}
 
 
 def test_the_share_of_a_rank_is_a_model() -> None:
@@ -38,11 +44,15 @@ def test_the_share_of_a_rank_is_a_model() -> None:
 @pytest.mark.parametrize("num_rows", [1, 8, 64, 256, 8192])
 def test_candidates_fit_the_product(num_rows: int) -> None:
     table = load_table("NVIDIA H200")
-    for choice in choices(parse_config(SHAPES["qwen3-32b"]), 4):
-        found = near_candidates(choice.product, num_rows, table, divided=choice.asked_op == "matmul_add")
+    for choice in choices(parse_config(SHAPES["qwen3-32b"]), 4, alone=False):
+        found = near_candidates(choice.product, num_rows, table, divided=choice.divided, behind_sum=choice.behind_sum)
         assert len(set(found)) == len(found) > 5
         assert all(one.parts == 1 or can_divide(one, choice.product.K) for one in found)
         assert all((one.kernel == "vector") <= (num_rows == 1) for one in found)
+        if choice.behind_sum and 8 <= num_rows <= 256:
+            asks = {one for one in found if one.prefetch}
+            assert asks
+            assert {replace(one, prefetch=0) for one in asks} <= set(found)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
