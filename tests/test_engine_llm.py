@@ -106,14 +106,6 @@ def test_threads_generate_at_once(llm: LLM) -> None:
     assert ids_of(several) == alone
 
 
-@pytest.fixture
-def heeds_interrupts() -> Iterator[None]:
-    """Python does not where it was started in the background of a shell."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_from_the_keyboard_cancels_all(llm: LLM) -> None:
     alone = ids_of(llm.generate([[5, 6]], SHORT, use_tqdm=False))
