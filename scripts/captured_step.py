@@ -24,8 +24,9 @@ from tercet.model.weights import load_weights
 from tercet.triton_kernels.prepare import prepare
 from tercet.triton_kernels.sample import TokenRing
 
-PAGE_SIZE = 64
-_MOST_TOKENS = 8192
+_PAGE_SIZE = 64
+MOST_TOKENS = 8192
+"""Of a prompt."""
 _GROWTH = 512
 """A step's rows get longer by a token each time that it runs."""
 _RUN_MS = 20.0
@@ -59,46 +60,46 @@ class StepModel:
             DummyCheckpoint(config, 0, dtype, device), config, rank=group.rank, size=group.size, dtype=dtype,
             device=device, interleaved=True,
         )  # fmt: skip
-        length = max(context + _GROWTH, _MOST_TOKENS)
-        self.decoder = Decoder(config, weights, group, length)
-        self.context = context
-        pages_each = -(-(context + _GROWTH) // PAGE_SIZE)
-        self.num_pages = max(max_rows * pages_each, _MOST_TOKENS // PAGE_SIZE) + 1
-        self.kv_cache = make_kv_cache(config, self.num_pages, PAGE_SIZE, dtype, device, group.size)
-        self.table = make_slot_table(max_rows, length, PAGE_SIZE, device)
-        shuffled = 1 + torch.randperm(self.num_pages - 1, dtype=torch.int32, device=device)
-        self.table.page_table_SM[0, : _MOST_TOKENS // PAGE_SIZE] = shuffled[: _MOST_TOKENS // PAGE_SIZE]
+        length = max(context + _GROWTH, MOST_TOKENS)
+        self._decoder = Decoder(config, weights, group, length)
+        self._context = context
+        pages_each = -(-(context + _GROWTH) // _PAGE_SIZE)
+        self._num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1
+        self._kv_cache = make_kv_cache(config, self._num_pages, _PAGE_SIZE, dtype, device, group.size)
+        self._table = make_slot_table(max_rows, length, _PAGE_SIZE, device)
+        shuffled = 1 + torch.randperm(self._num_pages - 1, dtype=torch.int32, device=device)
+        self._table.page_table_SM[0, : MOST_TOKENS // _PAGE_SIZE] = shuffled[: MOST_TOKENS // _PAGE_SIZE]
         self._decode_pages = shuffled[: max_rows * pages_each].view(max_rows, pages_each)
-        self.table.token_ids_SL.random_(0, min(10_000, config.vocab_size))
-        self.table.max_length_S.fill_(length)
-        self.table.done_S[:max_rows] = 0  # the last slot is the padding's
-        self.words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
-        self.buffers = StepBuffers(max_rows + 64, max_rows + _MOST_TOKENS, self.words_W)
-        self.extras = Extras(max_rows + 1, device, config.vocab_size)
+        self._table.token_ids_SL.random_(0, min(10_000, config.vocab_size))
+        self._table.max_length_S.fill_(length)
+        self._table.done_S[:max_rows] = 0  # the last slot is the padding's
+        self._words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
+        self._buffers = StepBuffers(max_rows + 64, max_rows + MOST_TOKENS, self._words_W)
+        self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, max_rows + 64, dtype=torch.int32, pin_memory=True)
-        self.ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
+        self._ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def decode(self, num_rows: int) -> "CapturedStep":
         """A step of one more token for each of so many rows."""
-        self.table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
+        self._table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
         return self._capture(StepShape(num_rows, 0, 0), range(num_rows), [])
 
     def prompt(self, num_tokens: int) -> "CapturedStep":
         """A step of one prompt, as the engine pads it."""
-        return self._capture(Shapes(64, _MOST_TOKENS).fit(0, 1, num_tokens), [], [(0, 0, num_tokens)])
+        return self._capture(Shapes(64, MOST_TOKENS).fit(0, 1, num_tokens), [], [(0, 0, num_tokens)])
 
     def _capture(
         self, shape: StepShape, decodes: Sequence[int], chunks: Sequence[tuple[int, int, int]]
     ) -> "CapturedStep":
-        lengths_S = torch.full_like(self.table.length_S, self.context)
+        lengths_S = torch.full_like(self._table.length_S, self._context)
         for slot, start, length in chunks:
             lengths_S[slot] = start + length
-        words = np.zeros(len(self.words_W), np.int32)
+        words = np.zeros(len(self._words_W), np.int32)
         rows = np.array(chunks, np.int32).reshape(-1, 3).T
-        write_rows(words, shape, np.array(decodes, np.int32), rows, len(self.table.length_S) - 1)
-        self.words_W.copy_(torch.from_numpy(words))
-        self.table.num_prompt_S.copy_(lengths_S)
+        write_rows(words, shape, np.array(decodes, np.int32), rows, len(self._table.length_S) - 1)
+        self._words_W.copy_(torch.from_numpy(words))
+        self._table.num_prompt_S.copy_(lengths_S)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream), torch.inference_mode():
@@ -107,13 +108,13 @@ class StepModel:
                 self._run(shape)
             finally:
                 graph.capture_end()
-        return CapturedStep(graph, lambda: self.table.length_S.copy_(lengths_S), self._group)
+        return CapturedStep(graph, lambda: self._table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
-        inputs, rows = self.buffers.cut(shape)
-        prepare(rows, self.table, inputs, page_size=PAGE_SIZE, num_pages=self.num_pages)
-        hidden_RD = self.decoder.forward(inputs, self.kv_cache, self.table.page_table_SM)
-        sample_step_into(self.ring, self.decoder, hidden_RD, rows, self.table, shape=shape, extras=self.extras)
+        inputs, rows = self._buffers.cut(shape)
+        prepare(rows, self._table, inputs, page_size=_PAGE_SIZE, num_pages=self._num_pages)
+        hidden_RD = self._decoder.forward(inputs, self._kv_cache, self._table.page_table_SM)
+        sample_step_into(self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras)
 
 
 class CapturedStep:

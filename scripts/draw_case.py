@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernel_timing import Stopwatch
-from matmul_candidates import Product
+from matmul_products import Product
 from tercet.model.slots import make_slot_table
 from tercet.triton_kernels.matmul import matmul
 from tercet.triton_kernels.matmul_sample import draw_into

@@ -1,71 +1,16 @@
-"""Which configurations the tuner tries for a product, and the products that it tunes for.
+"""Which configurations the tuners try for a product.
 
 Knows sizes and kernels; runs nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import triton
 
-from tercet.triton_kernels.matmul_launch import can_divide
+from matmul_products import NORMED, Product
+from tercet.triton_kernels.matmul_launch import can_divide, fits_early
 from tercet.triton_kernels.tuning import EARLY_BYTES, PLAIN_ORDER, ROW_BUCKETS, MatmulConfig, row_bucket
-
-NORMED = "rms_norm_"
-
-
-@dataclass(frozen=True)
-class Product:
-    """One weight of a model and what is fused with it: `op` is the wrapper's name."""
-
-    name: str
-    op: str
-    N: int
-    K: int
-
-    @property
-    def epilogue(self) -> str:
-        return {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate", "matmul_sample": "sample"}[
-            self.op.removeprefix(NORMED)
-        ]
-
-    @property
-    def draws(self) -> bool:
-        return self.epilogue == "sample"
-
-    @property
-    def normed(self) -> bool:
-        return self.op.startswith(NORMED)
-
-
-PRODUCTS = (
-    Product("0.6b.qkv", "matmul", 4096, 1024),
-    Product("0.6b.o", "matmul_add", 1024, 2048),
-    Product("0.6b.gate_up", "matmul_silu_and_mul", 6144, 1024),
-    Product("0.6b.down", "matmul_add", 1024, 3072),
-    Product("0.6b.lm_head", "matmul", 151936, 1024),
-    Product("8b.qkv", "matmul", 6144, 4096),
-    Product("8b.o", "matmul_add", 4096, 4096),
-    Product("8b.gate_up", "matmul_silu_and_mul", 24576, 4096),
-    Product("8b.down", "matmul_add", 4096, 12288),
-    Product("8b.lm_head", "matmul", 151936, 4096),
-    Product("0.6b.norm_qkv", "rms_norm_matmul", 4096, 1024),
-    Product("0.6b.norm_gate_up", "rms_norm_matmul_silu_and_mul", 6144, 1024),
-    Product("8b.norm_qkv", "rms_norm_matmul", 6144, 4096),
-    Product("8b.norm_gate_up", "rms_norm_matmul_silu_and_mul", 24576, 4096),
-    # One of two ranks: what it adds to the residual is summed over ranks first.
-    Product("8b_tp2.qkv", "matmul", 3072, 4096),
-    Product("8b_tp2.o", "matmul", 4096, 2048),
-    Product("8b_tp2.gate_up", "matmul_silu_and_mul", 12288, 4096),
-    Product("8b_tp2.down", "matmul", 4096, 6144),
-    Product("8b_tp2.lm_head", "matmul", 75968, 4096),
-)
-# The same weights as a decode step ends with them: no logits, a token for each row.
-DRAWS = (
-    Product("0.6b.draw", "matmul_sample", 151936, 1024),
-    Product("8b.draw", "matmul_sample", 151936, 4096),
-    Product("8b_tp2.draw", "matmul_sample", 75968, 4096),
-)
 
 _SHARED_BYTES = 227 * 1024
 _MULTIPROCESSORS = 132
@@ -138,9 +83,7 @@ def _fills(config: MatmulConfig, num_rows: int, product: Product) -> bool:
     if config.parts > 1 and not can_divide(config, product.K):
         return False
     if config.kernel == "early":
-        whole = product.N % config.width == 0 and product.K % (config.parts * config.block_k * config.splits) == 0
-        fits = config.width * product.K // config.parts * 2 <= EARLY_BYTES
-        return whole and fits and config.block_m >= num_rows
+        return fits_early(config, num_rows, product.N, product.K, config.parts)
     if config.width * config.height < 8192 or product.N > 50000:
         return True
     tiles = -(-num_rows // config.height) * -(-product.N // config.width) * config.parts

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernel_timing import Stopwatch
-from matmul_candidates import Product
+from matmul_products import Product
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.tuning import MatmulConfig
 

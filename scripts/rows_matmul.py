@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from matmul_candidates import PRODUCTS, Product
+from matmul_products import PRODUCTS, Product
 from tercet.triton_kernels.matmul import (
     matmul,
     matmul_add,

@@ -9,7 +9,7 @@ import torch
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from matmul_candidates import PRODUCTS, Product
+from matmul_products import PRODUCTS, Product
 from tercet.model.slots import make_slot_table
 from tercet.triton_kernels.matmul import rms_norm_matmul
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample

@@ -26,10 +26,10 @@ import torch
 
 from draw_case import DrawCase, compile_draw
 from kernel_timing import Stopwatch
-from matmul_candidates import DRAWS, PRODUCTS, Product, candidates
+from matmul_candidates import candidates
 from matmul_case import MatmulCase, compile_product
-from tercet.triton_kernels import matmul_launch
-from tercet.triton_kernels.compile_only import compiling_for
+from matmul_products import DRAWS, PRODUCTS, Product
+from parallel_compile import Compilation, compile_in_processes, compile_share
 from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, table_key
 from tuned_table import write_table
 
@@ -52,18 +52,10 @@ def log_key(product: Product, num_rows: int, config: MatmulConfig | None) -> str
     return json.dumps([product.name, num_rows, asdict(config) if config else "cublas"])
 
 
-def compile_share(share: int, shares: int, rows: list[int], names: list[str], kernels: list[str]) -> None:
-    """Fill Triton's cache with this process's part of the kernels."""
-    matmul_launch.is_hopper = lambda device: True
-    matmul_launch.multiprocessors = lambda device: 132
-    for index, (product, num_rows, config) in enumerate(work(rows, names, kernels)):
-        if index % shares == share:
-            compile_one = compile_draw if product.draws else compile_product
-            try:
-                with compiling_for(90):
-                    compile_one(product, num_rows, config)
-            except Exception as error:  # noqa: BLE001  a candidate that does not compile is a result, not a failure
-                print("compile", product.name, num_rows, config, str(error)[:200], flush=True)
+def compilations(rows: list[int], names: list[str], kernels: list[str]) -> Iterator[Compilation]:
+    for product, num_rows, config in work(rows, names, kernels):
+        compile_one = compile_draw if product.draws else compile_product
+        yield f"{product.name} {num_rows} {config}", partial(compile_one, product, num_rows, config)
 
 
 def measure(rows: list[int], names: list[str], kernels: list[str], log: Path, seconds: float) -> None:
@@ -193,21 +185,14 @@ def main() -> None:
         case "select":
             select(args.log, args.table, args.margin)
         case "compile":
-            share, shares = map(int, args.share.split("/"))
-            compile_share(share, shares, rows, names, kernels)
+            compile_share(compilations(rows, names, kernels), args.share)
         case "time":
             measure(rows, names, kernels, args.log, args.seconds)
         case "measure":
             begin = time.monotonic()
-            shares = os.cpu_count() or 1
             options = ["--rows", args.rows, "--products", args.products, "--kernels", args.kernels]
             command = [sys.executable, __file__]
-            compilers = [
-                subprocess.Popen([*command, "compile", "--share", f"{share}/{shares}", *options])
-                for share in range(shares)
-            ]
-            for compiler in compilers:
-                compiler.wait()
+            compile_in_processes([*command, "compile", *options])
             print(f"compiled in {time.monotonic() - begin:.0f} s", flush=True)
             for _ in range(6):
                 left = args.seconds - (time.monotonic() - begin)

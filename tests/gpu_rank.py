@@ -107,7 +107,7 @@ def captured(run: Callable[[], None], error_mode: str) -> torch.cuda.CUDAGraph:
 
 def check_graphs(group: Group) -> None:
     """Peers and NCCL in one captured graph, replayed many times with inputs that change, beside calls without one."""
-    # Words, words, flags, flags or (more than two ranks) NCCL, NCCL, and back.
+    # Words, words, flags, flags or (by the limits of some numbers of ranks) NCCL, NCCL, and back.
     sizes = (1, 16, 100, 300, 2100, 2, 300, 100, 16, 1)
     # NCCL rounds each sum on the way to the last, and these are as large as 32: each is off by 1/16 at most.
     atol = 6e-2 * (group.size - 1)

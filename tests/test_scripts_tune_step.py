@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from captured_step import share_of_rank
-from matmul_candidates import PRODUCTS, near_candidates
+from matmul_candidates import near_candidates
+from matmul_products import PRODUCTS
 from shapes import SHAPES
+from step_table import choices
 from tercet.model.config_json import parse_config
 from tercet.triton_kernels import tuning
 from tercet.triton_kernels.matmul_launch import can_divide
 from tercet.triton_kernels.tuning import MatmulConfig, load_table
-from tune_step import choices
 from tuned_table import merge_into_table, write_table
 
 TABLES = sorted(Path(tuning.__file__).parent.glob("tuned/*.json"))

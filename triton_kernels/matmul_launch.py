@@ -146,11 +146,15 @@ def can_divide(config: MatmulConfig, K: int) -> bool:
 
 
 def can_be_early(config: MatmulConfig, x_MK: Tensor, w_NK: Tensor, parts: int = 1) -> bool:
-    """Whether the early kernel can do this product: it knows no blocks that are not full, of columns or of K."""
+    """Whether the early kernel can do this product."""
     (M, K), N = x_MK.shape, w_NK.shape[0]
+    return fits_early(config, M, N, K, parts) and can_use_tma(x_MK, w_NK)
+
+
+def fits_early(config: MatmulConfig, M: int, N: int, K: int, parts: int) -> bool:
+    """Whether the early kernel can do this size: it knows no blocks that are not full, of columns or of K."""
     full = N % config.width == 0 and K % (parts * config.block_k * _chunks(config)) == 0
-    fits = config.block_m >= M and config.width * (K // parts) * 2 <= EARLY_BYTES
-    return full and fits and can_use_tma(x_MK, w_NK)
+    return full and config.block_m >= M and config.width * (K // parts) * 2 <= EARLY_BYTES
 
 
 def _chunks(config: MatmulConfig) -> int:
