@@ -172,6 +172,6 @@ def _options(out_TD: Tensor, parts: int, inboxes: RowInboxes) -> dict[str, int |
         "RANK": inboxes.rank,
         "P": P,
         "PLACE": inboxes.row_bytes // itemsize,
-        "num_warps": min(max(block * itemsize // (1024 if P == 2 else 2048), 1), 16),
+        "num_warps": min(max(block * itemsize // (2048 if P > 2 else 1024), 1), 16),
         **overlap_options(out_TD),
     }
