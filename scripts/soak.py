@@ -19,6 +19,7 @@ from soak_footprint import Sampler, growth
 from soak_http import HttpLoad
 from soak_load import Load, Mix
 from tercet.engine.engine_process import EngineProcess
+from tercet.ipc.answers import EngineInfo
 
 _REST_S = 10.0
 _SLOW_PAUSE_S = 2.0
@@ -53,8 +54,8 @@ def more(arguments: argparse.Namespace, loads: Loads) -> Callable[[], bool]:
     return lambda: sum(load.sent for load in loads.all) < arguments.requests
 
 
-async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Loads, Sampler, str]:
-    """Loads and samples, and what is wrong with the gauges at the end, if anything."""
+async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Loads, Sampler, EngineInfo, str]:
+    """Loads and samples, the engine's last word of itself, and what is wrong with it, if anything."""
     mix = Mix(
         vocab_size=engine.limits.vocab_size,
         longest_prompt=arguments.longest_prompt,
@@ -74,7 +75,7 @@ async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Lo
                 work.create_task(load.run(go_on, concurrency))
             if http is not None:
                 work.create_task(http.run(go_on, arguments.concurrency))
-        return loads, sampler, await unrest(sockets[0])
+        return loads, sampler, *await unrest(sockets[0])
     finally:
         for task in beside:
             task.cancel()
@@ -89,15 +90,15 @@ async def tell(loads: Loads) -> None:
         print(f"{loads.ended} ended, {loads.reasons()}", file=sys.stderr, flush=True)
 
 
-async def unrest(load: Load) -> str:
-    """What is not free a while after the last request has ended."""
+async def unrest(load: Load) -> tuple[EngineInfo, str]:
+    """The engine's gauges once all is free, or a while after the last request has ended: then with words about it."""
     deadline = time.monotonic() + _REST_S
     while True:
         info = await load.ask_info()
         if not (info.num_running or info.num_waiting) and info.num_free_pages == info.num_pages - 1:
-            return ""
+            return info, ""
         if time.monotonic() > deadline:
-            return f"not at rest after the last request: {info}"
+            return info, f"not at rest after the last request: {info}"
         await asyncio.sleep(0.1)
 
 
@@ -121,7 +122,7 @@ def main() -> int:
         parser.error(str(error))
     started = time.monotonic()
     with EngineProcess(config) as engine:
-        loads, sampler, left = asyncio.run(soak(engine, arguments))
+        loads, sampler, last, left = asyncio.run(soak(engine, arguments))
     spare = 2 * arguments.concurrency if arguments.http else 0
     faults = [*(fault for load in loads.all for fault in load.violations), *growth(sampler.samples, spare)]
     faults += [left] if left else []
@@ -131,7 +132,7 @@ def main() -> int:
         "reasons": loads.reasons(),
         "tokens": sum(load.num_tokens for load in loads.socket),
         "cached_tokens": sum(load.num_cached for load in loads.socket),
-        "preemptions": sum(load.num_preemptions for load in loads.socket),
+        "preemptions": last.num_preemptions,
         **sampler.report(),
         "faults": faults[:50],
         "num_faults": len(faults),

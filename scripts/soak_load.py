@@ -65,7 +65,7 @@ class Load:
         self._address = address
         self.ended = self.sent = 0
         self.reasons: dict[str, int] = {}
-        self.num_tokens = self.num_cached = self.num_preemptions = 0
+        self.num_tokens = self.num_cached = 0
         """As far as the engine says: it does not of requests that were cancelled or met a stop string."""
         self.violations: list[str] = []
         self.info: EngineInfo | None = None
@@ -170,7 +170,6 @@ class Load:
                 self._end(item.request_id, item.reason)
                 self.num_tokens += item.usage.num_generated_tokens
                 self.num_cached += item.usage.num_cached_tokens
-                self.num_preemptions += item.usage.num_preemptions
                 self.violations += [f"request {item.request_id}: {fault}" for fault in self._faults(asked, item)]
             case Failed():
                 self._end(item.request_id, f"failed: {item.code}")
