@@ -11,8 +11,10 @@ import zmq
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from bounds import check_bounds
+    from quick_interpreter import quicken
 
     check_bounds()
+    quicken()
 
 
 @pytest.fixture(scope="session")

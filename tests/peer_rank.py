@@ -17,6 +17,7 @@ from torch import Tensor
 from triton._C.libtriton.ir import MEM_SEMANTIC
 from triton.runtime.interpreter import InterpreterBuilder
 
+from quick_interpreter import quicken
 from tercet.model.config import ModelConfig
 from tercet.model.exchange import HALVES, PLACES, Exchange
 from tercet.triton_kernels.add_arrived import Arrivals
@@ -124,6 +125,7 @@ def main() -> None:
     by_row = mapped(RowInboxes, rank, size, folder, row_bytes)
     out: dict[str, Tensor] = {}
     wait_asleep()
+    quicken()
     if sys.argv[5] == "--follow":
         follow(rank, size, int(sys.argv[6]), dtype, by_row)
         return

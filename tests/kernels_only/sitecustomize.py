@@ -25,5 +25,7 @@ if "tercet.engine.worker" in sys.orig_argv:
 
     sys.path.append(str(Path(__file__).parents[1]))
     from bounds import check_bounds
+    from quick_interpreter import quicken
 
     check_bounds()
+    quicken()
