@@ -35,6 +35,9 @@ _ENVIRONMENT = {
     "NCCL_GRAPH_REGISTER": "0",
 }
 
+# Torch 2.11 knows the second name only; 2.13 warns of it.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 class Group:
     """Rank `rank` of `size`. With one rank every call returns its argument."""
@@ -113,7 +116,7 @@ class Group:
         if x.dtype == torch.int32 and isinstance(inboxes := self.inboxes_for(x), WordInboxes):
             return stack_rows(x, inboxes)
         stacked = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        dist.all_gather_into_tensor(stacked, x.contiguous())
+        _all_gather(stacked, x.contiguous())
         return stacked.view(self.size, *x.shape)
 
     def all_gather(self, x_RN: Tensor, width: int) -> Tensor:
