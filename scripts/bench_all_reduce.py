@@ -140,8 +140,8 @@ def wins_up_to(lines: list[_Line], winner: int, losers: tuple[int, ...]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hidden-size", type=int, default=4096)
+    parser.add_argument("--ranks", type=int, default=2, help="as many GPUs (default: %(default)s)")
+    parser.add_argument("--hidden-size", type=int, default=4096, help="of the rows (default: %(default)s)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

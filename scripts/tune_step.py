@@ -185,11 +185,18 @@ def _numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="measure", choices=("measure", "compile", "time", "count"))
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="measure",
+        choices=("measure", "compile", "time", "count"),
+        help="measure (the default): compile, then time; compile: fill Triton's cache; time: measure what is compiled; "
+        "count: the candidates",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
     which.add_argument("--model", help="a folder, or a name on the hub; its config.json is enough")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model")
     parser.add_argument("--alone", action="store_true", help="one GPU plays one of the ranks")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous", default="", help=argparse.SUPPRESS)
@@ -200,10 +207,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="of the model, at most: more take longer to capture")
     parser.add_argument("--products", default="", help="gate_up,down,qkv,o,lm_head; by default all")
     parser.add_argument("--gpu", default="NVIDIA H200", help="whose table's winners are tried")
-    parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"))
+    parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"), help="what was measured")
     parser.add_argument("--table", type=Path, help="merge what won into this table")
-    parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--share", default="0/1")
+    parser.add_argument("--seconds", type=float, default=480, help="when to stop measuring (default: %(default)s)")
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if wrong := [rows for rows in arguments.rows if not 1 <= rows <= MOST_TOKENS]:
         parser.error(f"--rows got {wrong[0]}; want 1 to {MOST_TOKENS}")
