@@ -12,9 +12,7 @@ holds is not measured again.
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -31,6 +29,7 @@ from matmul_candidates import near_candidates
 from matmul_case import MatmulCase, compile_product
 from matmul_products import Product
 from parallel_compile import Compilation, compile_in_processes, compile_share
+from rank_processes import run_ranks
 from shapes import SHAPES
 from step_table import Choice, StepTable, choices
 from tercet.engine.model_files import locate
@@ -155,7 +154,7 @@ def _name(arguments: argparse.Namespace) -> list[Any]:
     return [arguments.model or arguments.shape, *how]
 
 
-def run_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
+def tune_on_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
     """This process is a rank, or the only one, or starts all."""
     size = 1 if arguments.alone else arguments.tensor_parallel_size
     if size == 1 or arguments.rank is not None:
@@ -166,17 +165,7 @@ def run_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
     if torch.cuda.device_count() < size:
         raise SystemExit(f"{size} ranks, but there are {torch.cuda.device_count()} GPUs; --alone plays one of them")
     options = [word for word in sys.argv[1:] if word not in ("measure", "time")]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "time", *options, "--rendezvous", f"{folder}/rendezvous"]
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(size)]
-        try:
-            while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
-                time.sleep(0.1)  # one that failed leaves the others waiting
-            if any(codes):
-                raise SystemExit(f"a rank failed: {codes}")
-        finally:
-            for process in ranks:
-                process.kill()
+    run_ranks([sys.executable, __file__, "time", *options], size, lambda line: print(line, end="", flush=True))
 
 
 def _numbers(text: str) -> list[int]:
@@ -221,12 +210,12 @@ def main() -> None:
         case "compile":
             compile_share(compilations(arguments, config), arguments.share)
         case "time":
-            run_ranks(arguments, config)
+            tune_on_ranks(arguments, config)
         case "measure":
             if is_hopper(torch.device("cuda", 0)):
                 options = [word for word in sys.argv[1:] if word != "measure"]
                 compile_in_processes([sys.executable, __file__, "compile", *options])
-            run_ranks(arguments, config)
+            tune_on_ranks(arguments, config)
 
 
 if __name__ == "__main__":
