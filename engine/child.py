@@ -36,7 +36,7 @@ class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is and where it finds the others."""
 
     process: str
-    """tokenizer, scheduler or worker."""
+    """tokenizer, scheduler, worker or http."""
     rank: int
     config: EngineConfig
     model_path: str

@@ -1,6 +1,6 @@
 """What Prometheus reads at /metrics: what this door has seen, and the engine's gauges.
 
-Every series has two names, `tercet:x` and vLLM's `vllm:x`, so that dashboards made for either work. Pure but for the
+What vLLM has too has two names, `tercet:x` and `vllm:x`, so that dashboards made for either work. Pure but for the
 clock. Requests that came through other doors count in the engine's gauges only.
 """
 

@@ -1,6 +1,6 @@
 """One request's life, as the scheduler sees it: waiting, running in a slot, ended.
 
-It knows its tokens and its pages; it knows no other request, no step and no clock.
+It knows its tokens and its pages, and of other requests only those that answer the same prompt; no step, no clock.
 """
 
 import math

@@ -61,7 +61,7 @@ class Phase(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A worker could run a step; the tokenizer and the scheduler wait for `Begin`."""
+    """Ready for `Begin`; a worker could run a step."""
 
     limits: Limits | None = None
     phases: dict[str, float] = {}

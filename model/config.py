@@ -1,6 +1,6 @@
 """ModelConfig: what the decoder must know of a checkpoint.
 
-It knows nothing of where it was read (`config_json.py`, `gguf.py`), of tensors, ranks or files of weights.
+It knows nothing of where it was read (`config_json.py`, `gguf_file.py`), of tensors, ranks or files of weights.
 """
 
 from dataclasses import dataclass, field
@@ -79,10 +79,3 @@ class ModelConfig:
     def kv_bytes_per_page(self, page_size: int, dtype: torch.dtype, tp_size: int) -> int:
         """Bytes of one page of the KV cache on each rank, all layers."""
         return 2 * self.num_layers * self.kv_heads_per_rank(tp_size) * page_size * self.head_dim * dtype.itemsize
-
-    def weight_bytes(self, dtype: torch.dtype, tp_size: int) -> int:
-        """Bytes of each rank's weights, biases and norms left out (they are thousandths)."""
-        query, kv = self.num_heads // tp_size * self.head_dim, self.kv_heads_per_rank(tp_size) * self.head_dim
-        layer = self.hidden_size * (2 * query + 2 * kv + 3 * self.intermediate_size // tp_size)
-        vocab = self.hidden_size * self.vocab_per_rank(tp_size) * (1 if self.tie_word_embeddings else 2)
-        return (self.num_layers * layer + vocab) * dtype.itemsize

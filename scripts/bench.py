@@ -35,7 +35,7 @@ from workloads import STANDARD, Workload, workload
 
 
 def measure(engine: BenchEngine, work: Workload, record: RunRecord | None = None) -> dict[str, Any]:
-    """Run one workload; the first run warms up and does not count."""
+    """Run one workload several times: the first run warms up, and counts only where a token's time is asked for."""
     seconds = []
     for repeat in range(work.repeats):
         begin_ns = time.monotonic_ns()

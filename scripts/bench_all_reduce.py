@@ -9,14 +9,13 @@ of rows. The last lines say what the `Limits` of so many ranks in model/peers.py
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
+from rank_processes import run_ranks
 from tercet.model.parallel import Group
 from tercet.model.peers import Limits, Peers, connect_peers
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
@@ -100,29 +99,18 @@ def run_rank(rank: int, size: int, rendezvous: str, hidden: int) -> None:
     group.close()
 
 
-def run_ranks(size: int, hidden: int) -> list[_Line]:
-    """Start the ranks and print the table as it comes."""
+def table(size: int, hidden: int) -> list[_Line]:
+    """Have the ranks measure, and print the table as it comes."""
     lines: list[_Line] = []
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "--ranks", str(size), "--hidden-size", str(hidden)]
-        command += ["--rendezvous", f"{folder}/rendezvous"]
-        ranks = [
-            subprocess.Popen([*command, "--rank", str(rank)], stdout=None if rank else subprocess.PIPE, text=True)
-            for rank in range(size)
-        ]
-        try:
-            print(f"{'rows':>5} {'bytes':>9} " + " ".join(f"{name:>11}" for name in _COLUMNS), flush=True)
-            assert ranks[0].stdout is not None
-            for line in ranks[0].stdout:
-                rows, num_bytes, times = json.loads(line)
-                lines.append((rows, num_bytes, times))
-                cells = ("-" if time is None else f"{time:.2f}" for time in times)
-                print(f"{rows:5} {num_bytes:9} " + " ".join(f"{cell:>11}" for cell in cells), flush=True)
-            if any(rank.wait(60) for rank in ranks):
-                raise SystemExit("a rank failed")
-        finally:
-            for process in ranks:
-                process.kill()
+
+    def hear(line: str) -> None:
+        rows, num_bytes, times = json.loads(line)
+        lines.append((rows, num_bytes, times))
+        cells = ("-" if time is None else f"{time:.2f}" for time in times)
+        print(f"{rows:5} {num_bytes:9} " + " ".join(f"{cell:>11}" for cell in cells), flush=True)
+
+    print(f"{'rows':>5} {'bytes':>9} " + " ".join(f"{name:>11}" for name in _COLUMNS), flush=True)
+    run_ranks([sys.executable, __file__, "--ranks", str(size), "--hidden-size", str(hidden)], size, hear)
     return lines
 
 
@@ -140,8 +128,8 @@ def wins_up_to(lines: list[_Line], winner: int, losers: tuple[int, ...]) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--hidden-size", type=int, default=4096)
+    parser.add_argument("--ranks", type=int, default=2, help="as many GPUs (default: %(default)s)")
+    parser.add_argument("--hidden-size", type=int, default=4096, help="of the rows (default: %(default)s)")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -150,7 +138,7 @@ def main() -> int:
         return 0
     if torch.cuda.device_count() < arguments.ranks:
         parser.error(f"--ranks {arguments.ranks}, but there are {torch.cuda.device_count()} GPUs")
-    lines = run_ranks(arguments.ranks, arguments.hidden_size)
+    lines = table(arguments.ranks, arguments.hidden_size)
     words, flags, nccl = (_COLUMNS.index(f"fused {name}") for name in ("words", "flags", "NCCL"))
     by_words = wins_up_to(lines, words, (flags, nccl))
     beyond = [line for line in lines if line[1] > by_words]

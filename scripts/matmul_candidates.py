@@ -34,15 +34,15 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     found += early
     if num_rows <= 64:
         found += _splits(max(num_rows, 8), N, K)
-        found += _skinny(max(num_rows, 8), N, K)
+        found += _skinny(max(num_rows, 8), N)
     elif num_rows <= 96:
-        found += (config for config in _skinny(32, N, K) if config.block_m == 32)  # three tiles
+        found += (config for config in _skinny(32, N) if config.block_m == 32)  # three tiles
     if 32 <= num_rows <= 1024:
         found += _waves(num_rows, N)
     if num_rows >= 96 or (num_rows >= 64 and N > 50000):
         found += _hopper(num_rows, N)
     if num_rows >= 512 or (num_rows >= 64 and N > 50000):
-        found += _persistent(num_rows, N, K)
+        found += _persistent(num_rows)
     return found
 
 
@@ -154,7 +154,7 @@ def _whole(rows: int, block_n: int, K: int) -> Iterator[MatmulConfig]:
                     yield MatmulConfig("split", rows, block_n, power // splits, warps, 1, splits, prefetch=prefetch)
 
 
-def _skinny(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
+def _skinny(rows: int, N: int) -> Iterator[MatmulConfig]:
     for block_m in {rows, rows // 2, rows // 4} if rows > 16 else {rows}:
         for block_n in (16, 32, 64, 128):
             if N // block_n < 32 or (N > 50000 and block_n == 16):
@@ -214,7 +214,7 @@ def _wave(num_rows: int, tile: MatmulConfig) -> Iterator[MatmulConfig]:
                     yield replace(tile, block_k=block_k, num_warps=warps, num_stages=stages, prefetch=prefetch)
 
 
-def _persistent(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
+def _persistent(num_rows: int) -> Iterator[MatmulConfig]:
     for block_m, block_n, block_k, warps, all_stages in (
         (128, 256, 64, 8, (3, 4)),
         (256, 128, 64, 8, (3, 4)),

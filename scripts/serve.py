@@ -14,6 +14,7 @@ import msgspec
 
 from engine_flags import add_engine_flags, engine_config
 from start_up_display import StartUpDisplay
+from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.engine.http_address import http_url
 from tercet.engine.start_clock import in_words
@@ -21,7 +22,8 @@ from tercet.engine.supervisor import Supervisor
 from tercet.ipc.process_messages import FromSupervisor, Ready
 
 
-def main() -> int:
+def read_arguments() -> EngineConfig:
+    """The settings that the command line and the environment ask for; exits where they are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="folder, .gguf file, hub id, or `demo`")
     parser.add_argument("--model", dest="model_flag", help="the same as the positional MODEL", metavar="MODEL")
@@ -52,10 +54,21 @@ def main() -> int:
         "api_key": tuple(keys),
     }
     try:
-        config = engine_config(arguments.model or arguments.model_flag, arguments, **doors)
+        return engine_config(arguments.model or arguments.model_flag, arguments, **doors)
     except ValueError as error:
         parser.error(str(error))
 
+
+def shown(config: EngineConfig) -> str:
+    """As JSON, without its secrets."""
+    hidden = msgspec.structs.replace(config, api_key=("********",) * len(config.api_key))
+    if config.listen_key is not None:
+        hidden = msgspec.structs.replace(hidden, listen_key="*" * 32)
+    return msgspec.json.encode(hidden).decode()
+
+
+def main() -> int:
+    config = read_arguments()
     display = StartUpDisplay()
 
     def report(message: FromSupervisor) -> None:
@@ -67,10 +80,7 @@ def main() -> int:
             print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
             print(f"start {message.seconds:.1f} s: {in_words(message.phases)}", file=sys.stderr, flush=True)
 
-    shown = msgspec.structs.replace(config, api_key=("********",) * len(config.api_key))
-    if config.listen_key is not None:
-        shown = msgspec.structs.replace(shown, listen_key="*" * 32)
-    print("settings " + msgspec.json.encode(shown).decode(), file=sys.stderr, flush=True)
+    print("settings " + shown(config), file=sys.stderr, flush=True)
     supervisor = Supervisor(config, report)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())

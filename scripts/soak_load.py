@@ -66,7 +66,7 @@ class Load:
         self.ended = self.sent = 0
         self.reasons: dict[str, int] = {}
         self.num_tokens = self.num_cached = 0
-        """As far as the engine says: it does not of requests that were cancelled or met a stop string."""
+        """As the engine says; of a request cancelled before its first token, that nothing was cached."""
         self.violations: list[str] = []
         self.info: EngineInfo | None = None
         """What the engine last said of itself."""

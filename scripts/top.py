@@ -6,6 +6,7 @@ prints one reading, which needs two samples for its rates.
 
 import argparse
 import asyncio
+import math
 import os
 import re
 import sys
@@ -66,7 +67,7 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
     yield f"KV cache      {'█' * round(used * _BAR_WIDTH):·<{_BAR_WIDTH}} {used:.1%}"
     rates = [("generated", "generation_tokens_total", "tok/s"), ("prompts", "prompt_tokens_total", "tok/s")]
     for label, name, unit in [*rates, ("steps", "steps_total", "/s")]:
-        if name in now:
+        if name in now and now[name] >= before.get(name, math.inf):  # a process that was replaced counts anew
             yield f"{label:<13} {(now[name] - before[name]) / seconds:.0f} {unit}"
     if asked := now["prefix_cache_queries_total"]:
         yield f"prefix hits   {now['prefix_cache_hits_total'] / asked:.0%} of {asked:.0f} prompt tokens"
@@ -74,7 +75,7 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
         yield f"preemptions   {interrupted:.0f}"
     times = [("first token", "time_to_first_token_seconds"), ("next token", "inter_token_latency_seconds")]
     for label, name in [*times, ("in the queue", "request_queue_time_seconds")]:
-        if count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", 0):
+        if (count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", math.inf)) > 0:
             yield f"{label:<13} {1e3 * (now[f'{name}_sum'] - before[f'{name}_sum']) / count:.1f} ms on average"
     for key, used in now.items():
         name, _, process = key.partition(" ")

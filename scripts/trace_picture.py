@@ -80,8 +80,8 @@ def _legend(names: set[str], y: int) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("trace", type=Path)
-    parser.add_argument("picture", type=Path)
+    parser.add_argument("trace", type=Path, help="as bench.py offline --trace or bench.py trace wrote it")
+    parser.add_argument("picture", type=Path, help="the SVG to write")
     parser.add_argument("--at", type=float, default=0.0, help="milliseconds into the trace")
     parser.add_argument("--for", dest="length", type=float, default=10.0, help="milliseconds to show")
     arguments = parser.parse_args()

@@ -27,16 +27,19 @@ import torch
 from draw_case import DrawCase, compile_draw
 from kernel_timing import Stopwatch
 from matmul_candidates import candidates
-from matmul_case import MatmulCase, compile_product
+from matmul_case import TOLERANCE, MatmulCase, compile_product
 from matmul_products import DRAWS, PRODUCTS, Product
 from parallel_compile import Compilation, compile_in_processes, compile_share
 from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, table_key
 from tuned_table import write_table
 
 _HANG_SECONDS = 15.0
-_TOLERANCE = 5e-3  # relative to float64; bf16 outputs alone are 2e-3 off
 _NORM_US = 1.2
 _APART = MatmulConfig("apart", 0, 0, 0, 0)
+_WHAT = (
+    "measure: compile, then time, then select; compile: fill Triton's cache; time: measure what is compiled; "
+    "select: what won, from the log into a table; count: the candidates"
+)
 
 
 def work(rows: list[int], names: list[str], kernels: list[str]) -> Iterator[tuple[Product, int, MatmulConfig]]:
@@ -127,7 +130,7 @@ def select(log: Path, table: Path, margin: float) -> None:
         entry = best.setdefault((name, num_rows), Best())
         if config == "cublas":
             entry.peer = row["us"]
-        elif row["us"] is not None and row["off"] < _TOLERANCE:
+        elif row["us"] is not None and row["off"] < TOLERANCE:
             entry.offer(row["us"], config)
     rows: dict[str, dict[str, Any]] = {}
     for (name, num_rows), entry in sorted(best.items(), key=lambda item: (item[0][1], item[0][0])):
@@ -166,15 +169,15 @@ def show(measured: tuple[float, dict[str, Any]], peer: float | None) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "select", "compile", "time", "count"))
+    parser.add_argument("what", choices=("measure", "select", "compile", "time", "count"), help=_WHAT)
     parser.add_argument("--rows", default="1,8,16,64,256,8192", help="numbers of rows to measure, each a bucket")
-    parser.add_argument("--products", default="", help="names, by default all")
+    parser.add_argument("--products", default="", help="names, as 8b.down; by default all")
     parser.add_argument("--kernels", default="", help="kernels of the candidates, by default all")
-    parser.add_argument("--log", type=Path, default=Path("tune.jsonl"))
-    parser.add_argument("--table", type=Path, default=Path("-"))
-    parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--margin", type=float, default=0.02)
-    parser.add_argument("--share", default="0/1")
+    parser.add_argument("--log", type=Path, default=Path("tune.jsonl"), help="what was measured (default: %(default)s)")
+    parser.add_argument("--table", type=Path, default=Path("-"), help="where what won is written; by default nowhere")
+    parser.add_argument("--seconds", type=float, default=480, help="when to stop measuring (default: %(default)s)")
+    parser.add_argument("--margin", type=float, default=0.02, help="what leaving the plain order of K has to gain")
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     args = parser.parse_args()
     rows = [int(number) for number in args.rows.split(",")]
     names = [name for name in args.products.split(",") if name]

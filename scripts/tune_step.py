@@ -12,9 +12,7 @@ holds is not measured again.
 
 import argparse
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -28,9 +26,10 @@ from triton.runtime.errors import OutOfResources
 from captured_step import MOST_TOKENS, StepModel, share_of_rank
 from kernel_timing import Stopwatch
 from matmul_candidates import near_candidates
-from matmul_case import MatmulCase, compile_product
+from matmul_case import TOLERANCE, MatmulCase, compile_product
 from matmul_products import Product
 from parallel_compile import Compilation, compile_in_processes, compile_share
+from rank_processes import run_ranks
 from shapes import SHAPES
 from step_table import Choice, StepTable, choices
 from tercet.engine.model_files import locate
@@ -44,7 +43,6 @@ from tuned_table import merge_into_table
 
 MOST_DECODES = 256
 """Steps of more rows are prompts."""
-_TOLERANCE = 5e-3  # relative to float64; bf16 outputs alone are 2e-3 off
 _GAIN = 0.003
 """Of the whole step: what less than this is noise."""
 
@@ -119,7 +117,7 @@ def work(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[tuple[C
 
 def is_right(stopwatch: Stopwatch, product: Product, num_rows: int, config: MatmulConfig) -> bool:
     """Against float64; what is in parts, whole."""
-    return MatmulCase(stopwatch, product, num_rows).error(replace(config, parts=1)) < _TOLERANCE
+    return MatmulCase(stopwatch, product, num_rows).error(replace(config, parts=1)) < TOLERANCE
 
 
 def compilations(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[Compilation]:
@@ -155,7 +153,7 @@ def _name(arguments: argparse.Namespace) -> list[Any]:
     return [arguments.model or arguments.shape, *how]
 
 
-def run_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
+def tune_on_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
     """This process is a rank, or the only one, or starts all."""
     size = 1 if arguments.alone else arguments.tensor_parallel_size
     if size == 1 or arguments.rank is not None:
@@ -166,17 +164,7 @@ def run_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
     if torch.cuda.device_count() < size:
         raise SystemExit(f"{size} ranks, but there are {torch.cuda.device_count()} GPUs; --alone plays one of them")
     options = [word for word in sys.argv[1:] if word not in ("measure", "time")]
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, "time", *options, "--rendezvous", f"{folder}/rendezvous"]
-        ranks = [subprocess.Popen([*command, "--rank", str(rank)]) for rank in range(size)]
-        try:
-            while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
-                time.sleep(0.1)  # one that failed leaves the others waiting
-            if any(codes):
-                raise SystemExit(f"a rank failed: {codes}")
-        finally:
-            for process in ranks:
-                process.kill()
+    run_ranks([sys.executable, __file__, "time", *options], size, lambda line: print(line, end="", flush=True))
 
 
 def _numbers(text: str) -> list[int]:
@@ -185,11 +173,18 @@ def _numbers(text: str) -> list[int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", default="measure", choices=("measure", "compile", "time", "count"))
+    parser.add_argument(
+        "what",
+        nargs="?",
+        default="measure",
+        choices=("measure", "compile", "time", "count"),
+        help="measure (the default): compile, then time; compile: fill Triton's cache; time: measure what is compiled; "
+        "count: the candidates",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b")
     which.add_argument("--model", help="a folder, or a name on the hub; its config.json is enough")
-    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model")
     parser.add_argument("--alone", action="store_true", help="one GPU plays one of the ranks")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous", default="", help=argparse.SUPPRESS)
@@ -200,10 +195,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12, help="of the model, at most: more take longer to capture")
     parser.add_argument("--products", default="", help="gate_up,down,qkv,o,lm_head; by default all")
     parser.add_argument("--gpu", default="NVIDIA H200", help="whose table's winners are tried")
-    parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"))
+    parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"), help="what was measured")
     parser.add_argument("--table", type=Path, help="merge what won into this table")
-    parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--share", default="0/1")
+    parser.add_argument("--seconds", type=float, default=480, help="when to stop measuring (default: %(default)s)")
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if wrong := [rows for rows in arguments.rows if not 1 <= rows <= MOST_TOKENS]:
         parser.error(f"--rows got {wrong[0]}; want 1 to {MOST_TOKENS}")
@@ -214,12 +209,12 @@ def main() -> None:
         case "compile":
             compile_share(compilations(arguments, config), arguments.share)
         case "time":
-            run_ranks(arguments, config)
+            tune_on_ranks(arguments, config)
         case "measure":
             if is_hopper(torch.device("cuda", 0)):
                 options = [word for word in sys.argv[1:] if word != "measure"]
                 compile_in_processes([sys.executable, __file__, "compile", *options])
-            run_ranks(arguments, config)
+            tune_on_ranks(arguments, config)
 
 
 if __name__ == "__main__":

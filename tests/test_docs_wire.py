@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from raw_client import RawClient
-from tercet.ipc import answers, messages
+from tercet.engine import logits_check, reception, request_check, structured_check
+from tercet.ipc import answers, front_door, messages
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
@@ -164,6 +166,29 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
     answer = raw.receive()
     assert answer[:3] == [kind, request_[1], code]
     assert f"| `{code}` | {kind} |" in WIRE
+
+
+@pytest.mark.parametrize(
+    ("words", "limits"),
+    [
+        ("A message may have {} MiB", [MAX_MESSAGE_BYTES // 2**20]),
+        ("A client that leaves {:,} messages unread", [front_door._UNREAD_BATCHES]),
+        ("`request_id` is 1 to {} characters", [request_check.MAX_NAME_LENGTH]),
+        ("a conversation of 1 to {:,} messages", [reception.MAX_CHAT_MESSAGES]),
+        ("at most {} functions", [reception.MAX_TOOLS]),
+        ("up to {:,} token ids, -{:.0f} to 100 each", [logits_check.MAX_BIASES, logits_check._LARGEST_BIAS]),
+        ("0 to {}: say how likely", [messages.MAX_LOGPROBS]),
+        ("At most {:,} bytes, {:,} choices, {} levels", [
+            structured_check.MAX_GRAMMAR_BYTES, structured_check.MAX_CHOICES, structured_check._MAX_DEPTH,
+        ]),
+        ("1 to {} answers to the same prompt", [messages.MAX_ANSWERS]),
+        ("up to {} strings of 1 to {:,} characters", [request_check.MAX_STOP_STRINGS, request_check.MAX_STOP_LENGTH]),
+        ("end-of-sequence ids at most {}", [request_check.MAX_STOP_IDS]),
+        ("over 0, at most {:,}", [request_check._MAX_SECONDS]),
+    ],
+)  # fmt: skip
+def test_limits_are_those_of_the_code(words: str, limits: list[float]) -> None:
+    assert words.format(*limits) in " ".join(WIRE.split())
 
 
 def test_the_tables_name_every_message_and_field() -> None:

@@ -1,31 +1,20 @@
-"""The async client against a real tokenizer process, whose scheduler the test plays; and against engines that die."""
+"""The async client against a real tokenizer process, whose scheduler the test plays.
+
+Engines that refuse, drain, die or hang: test_ipc_client_errors.py.
+"""
 
 import asyncio
-import contextlib
-import os
-import signal
 import time
 from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from tercet.ipc import client as client_module
-from tercet.ipc.client import (
-    Client,
-    ClientError,
-    EngineDied,
-    Generation,
-    Overloaded,
-    Piece,
-    RequestRefused,
-    RequestTimedOut,
-)
+from played_scheduler import aborted, ended, play, submitted
+from tercet.ipc.client import Client, ClientError, Generation, Piece, RequestTimedOut
 from tercet.ipc.messages import ChatMessage, SamplingParams
-from tercet.ipc.process_messages import Abandon, Drain
-from tercet.ipc.step_messages import Abort, Ended, Submit, Unservable
+from tercet.ipc.step_messages import Ended, Submit
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process, tokens
 
 
@@ -44,28 +33,6 @@ def engine(folder: Path) -> Iterator[TokenizerProcess]:
 async def client(engine: TokenizerProcess) -> AsyncIterator[Client]:
     async with Client(engine.address) as client:
         yield client
-
-
-async def submitted(engine: TokenizerProcess) -> Submit:
-    return await asyncio.to_thread(engine.next_submit)
-
-
-async def aborted(engine: TokenizerProcess) -> int:
-    """The one request that is aborted next."""
-    message = await asyncio.to_thread(engine.next_message)
-    assert isinstance(message, Abort)
-    (number,) = memoryview(message.numbers).cast("q")
-    return number
-
-
-def ended(submit: Submit) -> Ended:
-    return Ended(submit.number, "length", None, USAGE)
-
-
-async def play(engine: TokenizerProcess, text: str) -> None:
-    """Answer the next request."""
-    submit = await submitted(engine)
-    engine.sample(submit.number, text, ended(submit))
 
 
 async def test_a_whole_answer(engine: TokenizerProcess, client: Client) -> None:
@@ -227,89 +194,3 @@ async def test_leaving_the_client_cancels_and_fails_what_runs(engine: TokenizerP
     with pytest.raises(ClientError, match="closed"):
         await task
     assert await aborted(engine) == submit.number
-
-
-# -------------------------------------------------------------------------------------------------- errors
-
-
-async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, client: Client) -> None:
-    with pytest.raises(RequestRefused, match=r"top_p is 2\.0") as refused:
-        await client.generate("x", SamplingParams(top_p=2))
-    assert refused.value.code == "invalid_request"
-    with pytest.raises(RequestRefused, match="at least 1 token"):
-        async for _ in client.stream([]):
-            pass
-    with pytest.raises(RequestRefused, match="want at most 16777216"):
-        await client.generate("x" * 17_000_000)
-    task = asyncio.ensure_future(client.generate("x"))
-    submit = await submitted(engine)
-    engine.send(Unservable(submit.number, "too_long_for_cache", "needs 9 pages of 4"))
-    with pytest.raises(RequestRefused, match="9 pages of 4"):
-        await task
-
-
-async def test_a_draining_engine_takes_no_more(engine: TokenizerProcess, client: Client) -> None:
-    running = asyncio.ensure_future(client.generate("x"))
-    submit = await submitted(engine)
-    engine.tell(Drain())
-    with pytest.raises(Overloaded, match="shutting down"):
-        async with asyncio.timeout(10):
-            while True:  # the command comes by another way than requests
-                with contextlib.suppress(RequestTimedOut):
-                    await client.generate("x", timeout=0.1)
-    engine.sample(submit.number, "end", ended(submit))
-    assert (await running).text == "end"
-
-
-async def test_an_engine_that_gives_up_says_why(engine: TokenizerProcess, client: Client) -> None:
-    task = asyncio.ensure_future(client.generate("x"))
-    await submitted(engine)
-    engine.tell(Abandon("worker 0 ran out of memory"))
-    with pytest.raises(EngineDied, match="worker 0 ran out of memory"):
-        await task
-
-
-async def test_an_engine_that_is_killed(engine: TokenizerProcess) -> None:
-    async with Client(engine.address, connect_timeout=0.5, reconnect_timeout=0) as client:
-        tasks = [asyncio.ensure_future(client.generate("x")) for _ in range(3)]
-        for _ in tasks:
-            await submitted(engine)
-        engine.process.kill()
-        began = time.monotonic()
-        for task in tasks:
-            with pytest.raises(EngineDied, match="closed the connection"):
-                await task
-        with pytest.raises(EngineDied, match="nothing listens"):
-            await client.generate("x")
-        with pytest.raises(EngineDied, match="nothing answers"):
-            await client.info()
-        assert time.monotonic() - began < 5
-
-
-async def test_an_engine_that_hangs(engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_PING_S", 0.1)
-    monkeypatch.setattr(client_module, "_SILENCE_S", 0.5)
-    async with Client(engine.address) as client:
-        slow = asyncio.ensure_future(client.generate("x"))
-        submit = await submitted(engine)
-        await asyncio.sleep(1.2)  # pings are answered: slow is not dead
-        assert not slow.done()
-        os.kill(engine.process.pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(EngineDied, match="said nothing"):
-                await asyncio.wait_for(slow, 5)
-        finally:
-            os.kill(engine.process.pid, signal.SIGCONT)
-        # It was only asleep: what it still has to say is for nobody, and it is told so.
-        engine.sample(submit.number, "late")
-        assert await aborted(engine) == submit.number
-        again = asyncio.ensure_future(client.generate("y"))
-        await play(engine, "back")
-        assert (await again).text == "back"
-
-
-def test_one_small_tree() -> None:
-    for kind in (RequestRefused, Overloaded, EngineDied, RequestTimedOut):
-        assert issubclass(kind, ClientError)
-    assert issubclass(RequestTimedOut, TimeoutError)
-    assert msgspec.json.encode(Generation("x", [1], "length", None, USAGE))

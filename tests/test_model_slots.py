@@ -9,15 +9,23 @@ import torch
 from interpreted import rerun_interpreted
 from plan_driver import GREEDY, pack
 from slot_tables import random_table
+from tercet.engine import logits_check, request_check, slot_arrays
 from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.slots import PlanBuffer, make_slot_table, split_changes
+from tercet.triton_kernels.adjustments import MAX_BIASES
 from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.slot_table import SlotTable, tokens_at
+from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable, tokens_at
 from tercet.triton_kernels.write_plan import HEADER_WORDS, RunSizes, write_plan, write_small_plan
 
 CPU = torch.device("cpu")
 BASE = 10
 NUM_PAGES = 50
+
+
+def test_the_tables_hold_what_requests_may_bring() -> None:
+    """The engine knows no kernel, and so has these numbers of its own."""
+    assert request_check.MAX_STOP_IDS == slot_arrays._MAX_STOP_IDS == MAX_STOP_IDS
+    assert logits_check.MAX_BIASES == MAX_BIASES
 
 
 def apply(table: SlotTable, step: Step, capacity: int, small: bool = False) -> int:

@@ -10,6 +10,7 @@ import pytest
 from checkpoints import checkpoint
 from daemon import SCRIPTS, Daemon, free_port
 from engine_children import children
+from top import picture
 
 
 def top(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +43,29 @@ def test_both_doors() -> None:
         done = top(daemon.http, "--api-key", "wrong-wrong")
         assert (done.returncode, done.stdout) == (1, "")
         assert "401" in done.stderr
+
+
+GAUGES = {
+    "num_requests_running": 1,
+    "num_requests_waiting": 0,
+    "kv_cache_usage_perc": 0.5,
+    "num_preemptions_total": 0,
+    "prefix_cache_queries_total": 0,
+    "prefix_cache_hits_total": 0,
+}
+
+
+def test_processes_that_are_replaced_between_two_readings() -> None:
+    """The engine did not answer the first time; or its scheduler and the door count from nothing again."""
+    now = {**GAUGES, "steps_total": 50, "generation_tokens_total": 900, "request_queue_time_seconds_count": 2}
+    now["request_queue_time_seconds_sum"] = 0.5
+    silent = {"engine_up": 0.0, "generation_tokens_total": 500}
+    assert list(picture(now, silent, 2.0))[2:] == ["generated     200 tok/s"]
+    old = {**now, "steps_total": 70, "generation_tokens_total": 5000, "request_queue_time_seconds_count": 9}
+    assert len(list(picture(now, old, 2.0))) == 2
+    earlier = {**now, "steps_total": 10, "request_queue_time_seconds_count": 1, "request_queue_time_seconds_sum": 0.2}
+    lines = list(picture(now, earlier, 2.0))[2:]
+    assert lines == ["generated     0 tok/s", "steps         20 /s", "in the queue  300.0 ms on average"]
 
 
 @pytest.mark.parametrize(

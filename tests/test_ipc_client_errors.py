@@ -1,0 +1,128 @@
+"""What the async client makes of an engine that refuses, drains, gives up, dies or hangs: exceptions of one tree."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from played_scheduler import aborted, ended, play, submitted
+from tercet.ipc import client as client_module
+from tercet.ipc.client import (
+    Client,
+    ClientError,
+    EngineDied,
+    Generation,
+    Overloaded,
+    RequestRefused,
+    RequestTimedOut,
+)
+from tercet.ipc.messages import SamplingParams
+from tercet.ipc.process_messages import Abandon, Drain
+from tercet.ipc.step_messages import Unservable
+from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_checkpoint(tmp_path_factory.mktemp("client"))
+
+
+@pytest.fixture
+def engine(folder: Path) -> Iterator[TokenizerProcess]:
+    with tokenizer_process(folder) as process:
+        yield process
+
+
+@pytest.fixture
+async def client(engine: TokenizerProcess) -> AsyncIterator[Client]:
+    async with Client(engine.address) as client:
+        yield client
+
+
+async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, client: Client) -> None:
+    with pytest.raises(RequestRefused, match=r"top_p is 2\.0") as refused:
+        await client.generate("x", SamplingParams(top_p=2))
+    assert refused.value.code == "invalid_request"
+    with pytest.raises(RequestRefused, match="at least 1 token"):
+        async for _ in client.stream([]):
+            pass
+    with pytest.raises(RequestRefused, match="want at most 16777216"):
+        await client.generate("x" * 17_000_000)
+    task = asyncio.ensure_future(client.generate("x"))
+    submit = await submitted(engine)
+    engine.send(Unservable(submit.number, "too_long_for_cache", "needs 9 pages of 4"))
+    with pytest.raises(RequestRefused, match="9 pages of 4"):
+        await task
+
+
+async def test_a_draining_engine_takes_no_more(engine: TokenizerProcess, client: Client) -> None:
+    running = asyncio.ensure_future(client.generate("x"))
+    submit = await submitted(engine)
+    engine.tell(Drain())
+    with pytest.raises(Overloaded, match="shutting down"):
+        async with asyncio.timeout(10):
+            while True:  # the command comes by another way than requests
+                with contextlib.suppress(RequestTimedOut):
+                    await client.generate("x", timeout=0.1)
+    engine.sample(submit.number, "end", ended(submit))
+    assert (await running).text == "end"
+
+
+async def test_an_engine_that_gives_up_says_why(engine: TokenizerProcess, client: Client) -> None:
+    task = asyncio.ensure_future(client.generate("x"))
+    await submitted(engine)
+    engine.tell(Abandon("worker 0 ran out of memory"))
+    with pytest.raises(EngineDied, match="worker 0 ran out of memory"):
+        await task
+
+
+async def test_an_engine_that_is_killed(engine: TokenizerProcess) -> None:
+    async with Client(engine.address, connect_timeout=0.5, reconnect_timeout=0) as client:
+        tasks = [asyncio.ensure_future(client.generate("x")) for _ in range(3)]
+        for _ in tasks:
+            await submitted(engine)
+        engine.process.kill()
+        began = time.monotonic()
+        for task in tasks:
+            with pytest.raises(EngineDied, match="closed the connection"):
+                await task
+        with pytest.raises(EngineDied, match="nothing listens"):
+            await client.generate("x")
+        with pytest.raises(EngineDied, match="nothing answers"):
+            await client.info()
+        assert time.monotonic() - began < 5
+
+
+async def test_an_engine_that_hangs(engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_PING_S", 0.1)
+    monkeypatch.setattr(client_module, "_SILENCE_S", 0.5)
+    async with Client(engine.address) as client:
+        slow = asyncio.ensure_future(client.generate("x"))
+        submit = await submitted(engine)
+        await asyncio.sleep(1.2)  # pings are answered: slow is not dead
+        assert not slow.done()
+        os.kill(engine.process.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(EngineDied, match="said nothing"):
+                await asyncio.wait_for(slow, 5)
+        finally:
+            os.kill(engine.process.pid, signal.SIGCONT)
+        # It was only asleep: what it still has to say is for nobody, and it is told so.
+        engine.sample(submit.number, "late")
+        assert await aborted(engine) == submit.number
+        again = asyncio.ensure_future(client.generate("y"))
+        await play(engine, "back")
+        assert (await again).text == "back"
+
+
+def test_one_small_tree() -> None:
+    for kind in (RequestRefused, Overloaded, EngineDied, RequestTimedOut):
+        assert issubclass(kind, ClientError)
+    assert issubclass(RequestTimedOut, TimeoutError)
+    assert msgspec.json.encode(Generation("x", [1], "length", None, USAGE))
