@@ -84,6 +84,11 @@ class Request:
     """Another of its family came first, and will have computed the prompt."""
 
     @property
+    def turn(self) -> tuple[bool, int, int]:
+        """Whose is lower goes first: suspects, then by priority, then by age."""
+        return not self.is_suspect, self.priority, self.number
+
+    @property
     def num_to_compute(self) -> int:
         """Tokens, as can be known before it runs. The last one of a prompt is always computed."""
         return len(self.token_ids) - (self.num_prompt - 1 if self.is_sibling else 0)
