@@ -77,7 +77,9 @@ class Request:
     num_told: int = 0
     """Generated tokens that are out already: when they are generated once more, nobody is told."""
     is_suspect: bool = False
-    """It ran when the workers died, and has not yet been seen to survive a step."""
+    """It ran when the workers died, and has not yet been seen to survive what was planned of it then."""
+    num_in_doubt: int = 0
+    """Tokens known or planned when workers died: with one more it has survived all that they may have died of."""
     family: Family | None = None
     """Of answers to one prompt; None where there is only one."""
     is_sibling: bool = False
