@@ -244,9 +244,9 @@ class Supervisor:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
         children = self._crew.of(role)
         assert self._limits is not None
+        if now > self._arriving[role] and not all(child.serving for child in children):
+            raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
         if not all(child.loaded for child in children):
-            if now > self._arriving[role]:
-                raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
             return
         if role == "worker":
             self._limits = common_limits(children)
