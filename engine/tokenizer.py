@@ -259,7 +259,7 @@ def main(link: SupervisorLink) -> None:
     codec = load_codec(Path(spec.model_path))
     link.tell(Loaded())
     limits = link.wait_begin()
-    rules = make_rules(codec, limits, spec.config.seed)
+    rules = make_rules(codec, limits, spec.config.seed, spec.config.page_size)
     door = doors.open()
 
     async def serve() -> None:
