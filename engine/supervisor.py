@@ -220,7 +220,8 @@ class Supervisor:
         if "worker" in roles:
             cause = next((child for child in dead if child.role == "worker" and child.was_killed_from_outside), None)
             roles["worker"] = cause or roles["worker"]
-            self._blame = None if cause else roles["worker"].obituary()
+            if roles["worker"].serving:  # else it has computed nothing, and what is said of those before it holds
+                self._blame = None if cause else roles["worker"].obituary()
         for role, child in roles.items():
             self._replace(role, child, now)
         if "scheduler" in roles and self._config.tensor_parallel_size > 1 and "worker" not in self._due:

@@ -204,6 +204,28 @@ def test_who_speaks_again_is_spared(ids_only_model: Path, monkeypatch: pytest.Mo
     assert not thread.is_alive()
 
 
+def test_only_those_that_have_served_can_have_died_of_a_request(ids_only_model: Path) -> None:
+    """Memory may still be taken when the next worker loads; or somebody kills that one, too."""
+    supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
+
+    def dies(*, serving: bool, killed: bool) -> str | None:
+        dead = SimpleNamespace(
+            role="worker",
+            serving=serving,
+            was_killed_from_outside=killed,
+            obituary=lambda: "worker 0: OutOfMemoryError" if serving else "worker 0 could not load",
+            reap=lambda selector: None,
+        )
+        supervisor._crew.dead.append(dead)  # type: ignore[arg-type]
+        supervisor._bury(0.0)
+        return supervisor._blame
+
+    assert dies(serving=True, killed=True) is None
+    assert dies(serving=False, killed=False) is None
+    assert dies(serving=True, killed=False) == "worker 0: OutOfMemoryError"
+    assert dies(serving=False, killed=True) == "worker 0: OutOfMemoryError"
+
+
 def test_who_is_started_again_has_to_serve_in_time(ids_only_model: Path) -> None:
     """It has loaded and was told to begin, and then hangs, or waits for an address that another engine has taken."""
     supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
