@@ -134,12 +134,16 @@ class Tokenizer:
 
     async def _encode_aside(self, live: Live, request: Request) -> None:
         try:
-            prompt_ids = await anyio.to_thread.run_sync(self._reception.encode, request, limiter=self._encoding)
-            if self._desk.is_live(live):
+            prompt_ids = await anyio.to_thread.run_sync(self._encode_if_wanted, live, request, limiter=self._encoding)
+            if prompt_ids is not None and self._desk.is_live(live):
                 self._submit(live, request, prompt_ids)
         except Refusal as refusal:
             if self._desk.is_live(live):
                 self._refuse(live, refusal)
+
+    def _encode_if_wanted(self, live: Live, request: Request) -> Sequence[int] | None:
+        """In a thread, where long prompts take turns: those that were cancelled meanwhile hold nobody up."""
+        return self._reception.encode(request) if live.asked.answers else None
 
     def _submit(self, live: Live, request: Request, prompt_ids: Sequence[int]) -> None:
         submit = self._reception.submit(live, request, prompt_ids)
