@@ -22,7 +22,7 @@ from tercet.engine.child import SupervisorLink, run
 from tercet.engine.doors import Doors, bind_front_door
 from tercet.engine.front_desk import FrontDesk, Item
 from tercet.engine.live import Client, Live
-from tercet.engine.reception import Reception
+from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
 from tercet.engine.refusal import Refusal
 from tercet.engine.rules import make_rules
 from tercet.engine.scheduler_line import SchedulerLine
@@ -180,7 +180,9 @@ class Tokenizer:
             names = [item.request_id for item in items if isinstance(item, Finished)]
             for name in (*names, *(live.request_id for live in lost)):
                 owed[name] = Failed(name, "slow_client", "the client reads too slowly; its requests were cancelled")
-            self._owed.setdefault(client, []).extend(owed.values())
+            mine = self._owed.setdefault(client, [])
+            mine += owed.values()
+            del mine[MAX_LIVE_REQUESTS:]  # more than it can have had at once: it goes on asking, and reads nothing
         self._end_if_drained()
 
     # ------------------------------------------------------------------------------------------- time

@@ -18,6 +18,7 @@ import zmq
 
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client, Live
+from tercet.engine.reception import MAX_LIVE_REQUESTS
 from tercet.engine.refusal import Refusal
 from tercet.engine.tokenizer import Tokenizer
 from tercet.ipc.answers import Batch, EngineInfo, Failed, Finished, ToClient
@@ -154,6 +155,15 @@ async def test_what_was_cancelled_is_not_encoded() -> None:
         reception.may_go_on.set()
     assert reception.encoded == ["a", "b", "h"]
     assert sorted(end.request_id for end in ends) == ["a", "h"]
+
+
+def test_who_asks_without_end_and_reads_nothing_takes_no_memory_without_end() -> None:
+    door = Mock()
+    door.send = lambda client, message: Delivery.FULL
+    tokenizer = Tokenizer(door, Mock(), FrontDesk(None), Mock(draining=False), Mock())
+    for count in (5, MAX_LIVE_REQUESTS, 5):
+        tokenizer._post(b"client", Batch(tuple(Failed(str(name), "invalid_request", "why") for name in range(count))))
+    assert len(tokenizer._owed[b"client"]) == MAX_LIVE_REQUESTS
 
 
 def test_one_batch_per_client_per_step(shared: TokenizerProcess, context: zmq.Context[Any]) -> None:
