@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tercet.engine import scheduler
 from tercet.engine.child import remove_sockets
 from tercet.engine.planner import Planner
 from tercet.engine.scheduler import StepLoop
@@ -56,7 +57,8 @@ def test_plans_go_on_in_a_flood(link: Any) -> None:
     worker.close()
 
 
-def test_many_cancels_are_one_walk_along_the_line(link: Any) -> None:
+def test_many_cancels_are_one_walk_along_the_line(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_TAKING_SECONDS", 60.0)
     planner = CountingPlanner(settings(), b"key")
     loop = StepLoop(planner, link)
     loop.turn(Flood([*(submit(number, [1, 2, 3]) for number in range(20)), *map(abort, range(0, 20, 2))]))
