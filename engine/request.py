@@ -144,7 +144,9 @@ def make_requests(
         answers.append((one.number, structs.replace(of_siblings, seed=one.seed), one.generated_ids))
     requests: list[Request] = []
     for number, sampling, generated_ids in answers:
-        token_ids = np.concatenate([prompt_ids, np.frombuffer(generated_ids, np.int32)])
+        token_ids = prompt_ids  # one for all: there may be 256 answers, and 100,000 tokens
+        if generated_ids:
+            token_ids = np.concatenate([prompt_ids, np.frombuffer(generated_ids, np.int32)])
         request = Request(
             number=number,
             sampling=sampling,
