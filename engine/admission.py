@@ -6,6 +6,7 @@ It knows the order of turns; how much room there is, `Residents` knows, and `Chu
 from tercet.engine.chunk_plan import ChunkPlan
 from tercet.engine.constraints import Constraints
 from tercet.engine.plan_draft import PlanDraft
+from tercet.engine.request import Request
 from tercet.engine.residents import Residents
 from tercet.engine.waiting_line import WaitingLine
 
@@ -40,10 +41,19 @@ class Admission:
     def _can_admit(self) -> bool:
         """Whether the next in line can enter. Who has no mask for the first step yet lets others pass."""
         while (first := self._waiting.first) is not None and not self._constraints.lets_in(first):
-            if self._constraints.is_full:
+            if not (self._constraints.has_room_for(first) or self._make_way(first)):
                 return False
             self._constraints.begin(first)
             if first.is_suspect:  # it has to run alone: nobody passes
                 return False
             self._waiting.set_aside(first)
         return first is not None and self._residents.can_admit(first)
+
+    def _make_way(self, request: Request) -> bool:
+        """Whoever is last in line asks for its mask later, if it is behind this one, who else might wait for ever."""
+        last = self._constraints.last_waiting
+        if last is None or last.turn < request.turn:
+            return False
+        self._constraints.end(last.number)
+        self._waiting.bring_back(last)
+        return True

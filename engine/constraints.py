@@ -41,10 +41,15 @@ class Constraints:
         self._requests: dict[Followed, Request] = {}
         self._patient_until = 0.0
 
+    def has_room_for(self, request: Request) -> bool:
+        """Whether it is asked about already, or can be before some have ended."""
+        return len(self._followed) < self._most or request.number in self._followed
+
     @property
-    def is_full(self) -> bool:
-        """No more can be asked about before some have ended."""
-        return len(self._followed) >= self._most
+    def last_waiting(self) -> Request | None:
+        """Of those that are asked about and have no slot yet, the one whose turn comes last."""
+        waiting = (request for request in self._requests.values() if request.slot < 0)
+        return max(waiting, key=lambda request: request.turn, default=None)
 
     def lets_in(self, request: Request) -> bool:
         """Whether it may take a slot: it has no grammar, or a mask for its first step."""

@@ -79,14 +79,11 @@ class _Matcher:
         self.text = text
         self.matched = 0
         """Characters of the stop string that the text so far ends with."""
-        self._fallback = [0] * (len(text) + 1)
-        k = 0
-        for i in range(1, len(text)):
-            while k and text[i] != text[k]:
-                k = self._fallback[k]
-            if text[i] == text[k]:
-                k += 1
-            self._fallback[i + 1] = k
+        self._fallback = [0, 0]
+        """Of each beginning of the stop string that a text has had: how many characters are left if the next is wrong.
+
+        Not of all at once: a request may have 256 answers, with 16 stop strings of 1,024 characters each.
+        """
 
     def advance(self, part: str) -> int:
         """Where in `part` the stop string ends, or -1."""
@@ -100,8 +97,18 @@ class _Matcher:
                 matched += 1
                 if matched == len(stop):
                     return position + 1
+                if matched == len(self._fallback):
+                    self._extend()
         self.matched = matched
         return -1
+
+    def _extend(self) -> None:
+        """By the beginning that is one character longer."""
+        last = self.text[len(self._fallback) - 1]
+        left = self._fallback[-1]
+        while left and last != self.text[left]:
+            left = self._fallback[left]
+        self._fallback.append(left + 1 if last == self.text[left] else 0)
 
 
 class _ByteLevel:

@@ -218,7 +218,7 @@ class FrontDesk:
             assert detokenizer is not None
             live.num_generated += 1
             if live.num_generated == 1:
-                live.first_token_at = now
+                live.first_token_at, live.asked.has_begun = now, True
             live.fresh_ids.append(token_id)
             live.generated.append(token_id)
             touched[number] = live

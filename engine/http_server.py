@@ -6,7 +6,6 @@ uvicorn moves the bytes. It knows no route.
 import asyncio
 import contextlib
 import errno
-import resource
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -54,7 +53,6 @@ def bind(address: str) -> socket.socket:
 
 async def serve(link: SupervisorLink, listener: socket.socket) -> None:
     """Until the supervisor says that the engine ends."""
-    _raise_file_limit()
     spec = link.spec
     config = spec.config
     async with Client(
@@ -119,13 +117,6 @@ def _uvicorn_config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_FAREWELL_SECONDS,
     )
-
-
-def _raise_file_limit() -> None:
-    """Each connection is an open file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Server(uvicorn.Server):

@@ -18,13 +18,15 @@ _NOT_STARTED = Started(0, 0, 0.0, 0.0)
 class Asked:
     """A request as its client knows it."""
 
-    __slots__ = ("answers", "client", "request_id")
+    __slots__ = ("answers", "client", "has_begun", "request_id")
 
     def __init__(self, client: Client, request_id: str) -> None:
         self.client = client
         self.request_id = request_id
         self.answers: list[Live] = []
         """Those that have not ended. The request is over when there are none."""
+        self.has_begun = False
+        """Whether any answer has a token."""
 
     @property
     def numbers(self) -> list[int]:
@@ -43,6 +45,7 @@ class Asked:
             number=first.number,
             generated_ids=first.generated.tobytes(),
             again=again or first.submit.again,
+            queue_timeout=None if self.has_begun else first.submit.queue_timeout,  # it has had its turn
             siblings=tuple(siblings),
         )
 

@@ -270,7 +270,7 @@ class Planner:
         self._constraints.accept(self._slots, slots, token_ids, now, self._lease.step_seconds / 4)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
-        if suspect is not None and suspect.slot in slots[new]:  # past the step that it may have died of
+        if suspect is not None and self._slots.known[suspect.slot] > suspect.num_in_doubt:
             suspect.is_suspect, self._residents.suspect = False, None
         message = None
         if new.any() or ended or prompt_logs:

@@ -77,11 +77,18 @@ class Request:
     num_told: int = 0
     """Generated tokens that are out already: when they are generated once more, nobody is told."""
     is_suspect: bool = False
-    """It ran when the workers died, and has not yet been seen to survive a step."""
+    """It ran when the workers died, and has not yet been seen to survive what was planned of it then."""
+    num_in_doubt: int = 0
+    """Tokens known or planned when workers died: with one more it has survived all that they may have died of."""
     family: Family | None = None
     """Of answers to one prompt; None where there is only one."""
     is_sibling: bool = False
     """Another of its family came first, and will have computed the prompt."""
+
+    @property
+    def turn(self) -> tuple[bool, int, int]:
+        """Whose is lower goes first: suspects, then by priority, then by age."""
+        return not self.is_suspect, self.priority, self.number
 
     @property
     def num_to_compute(self) -> int:
@@ -137,7 +144,9 @@ def make_requests(
         answers.append((one.number, structs.replace(of_siblings, seed=one.seed), one.generated_ids))
     requests: list[Request] = []
     for number, sampling, generated_ids in answers:
-        token_ids = np.concatenate([prompt_ids, np.frombuffer(generated_ids, np.int32)])
+        token_ids = prompt_ids  # one for all: there may be 256 answers, and 100,000 tokens
+        if generated_ids:
+            token_ids = np.concatenate([prompt_ids, np.frombuffer(generated_ids, np.int32)])
         request = Request(
             number=number,
             sampling=sampling,

@@ -46,6 +46,8 @@ class Rules:
     """No token covers more bytes of text; None: not known."""
     takes_text: bool
     """The checkpoint has a tokenizer."""
+    cache_length: int
+    """Tokens of the longest request, answer included, that the KV cache holds; the context may be longer."""
 
 
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
@@ -150,7 +152,9 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
     room = rules.limits.max_model_len - num_prompt
     max_tokens = params.max_tokens
     if max_tokens is None:
-        max_tokens = room if defaults.max_new_tokens is None else min(room, defaults.max_new_tokens)
+        max_tokens = max(1, min(room, rules.cache_length - num_prompt))
+        if defaults.max_new_tokens is not None:
+            max_tokens = min(max_tokens, defaults.max_new_tokens)
     if max_tokens > room:
         raise invalid(
             "max_tokens",

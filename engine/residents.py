@@ -193,6 +193,8 @@ class Residents:
             self._keep_tokens(request)
         requests = [*self.running.values(), *(request for _, request, comes_back in self._leaving if comes_back)]
         for request in requests:
+            in_doubt = max(self.slots.known[request.slot], self.slots.planned[request.slot])
+            request.num_in_doubt = max(request.num_in_doubt, int(in_doubt))
             _forget_place(request)
         return requests
 

@@ -14,12 +14,13 @@ from tercet.engine.text_codec import TextCodec
 from tercet.ipc.process_messages import Limits
 
 
-def make_rules(codec: TextCodec, limits: Limits, seed: int) -> Rules:
+def make_rules(codec: TextCodec, limits: Limits, seed: int, page_size: int) -> Rules:
     """What requests are measured against; says aloud what the checkpoint's defaults change."""
     eos_ids = tuple(token_id for token_id in codec.eos_ids if 0 <= token_id < limits.vocab_size)
     if len(eos_ids) > MAX_STOP_IDS:
         raise UnsupportedModel(f"the checkpoint has {len(eos_ids)} end-of-sequence ids; want at most {MAX_STOP_IDS}")
-    rules = Rules(limits, codec.defaults, eos_ids, seed, codec.longest_token, codec.tokenizer is not None)
+    cache_length = (limits.num_pages - 1) * page_size + 1  # K and V of the last token are never wanted
+    rules = Rules(limits, codec.defaults, eos_ids, seed, codec.longest_token, codec.tokenizer is not None, cache_length)
     try:
         check_defaults(rules)
     except Refusal as refusal:

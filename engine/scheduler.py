@@ -35,6 +35,8 @@ from tercet.ipc.step_messages import (
 _LOAD_SECONDS = 0.25
 _RETRY_SECONDS = 0.01
 """Between attempts to send to a tokenizer that is far behind, or not there."""
+_TAKING_SECONDS = 0.01
+"""In a flood of messages the loop turns so often: those that run wait for plans, and the supervisor for a beat."""
 
 
 def main(link: SupervisorLink) -> None:
@@ -76,6 +78,8 @@ class StepLoop:
         self._encoder = msgspec.msgpack.Encoder()
         self._last_load = 0.0
         self._told: Load | None = None
+        self._aborted = bytearray()
+        """Numbers (int64) of requests to be forgotten in this turn, all at once: that takes a walk along the line."""
         self._unsent: deque[Tokens | Unservable] = deque()
         """News for a tokenizer that is far behind: nothing is planned until it has them."""
         self._commands: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
@@ -91,7 +95,10 @@ class StepLoop:
             self._obey(self._commands.get())
         while message is not None:
             self._take(message, now)
-            message = inbox.receive(0)
+            message = inbox.receive(0) if time.monotonic() < now + _TAKING_SECONDS else None
+        if self._aborted:
+            self._planner.abort(Abort(bytes(self._aborted)))
+            self._aborted.clear()
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
         while not self._unsent and self._plan(now) is not None:
@@ -114,8 +121,8 @@ class StepLoop:
             case Submit():
                 if (unservable := self._planner.submit(message, now)) is not None:
                     self._send(unservable)
-            case Abort():
-                self._planner.abort(message)
+            case Abort(numbers=numbers):
+                self._aborted += numbers
             case Forget():
                 self._planner.forget(message)
             case Allowed() | Disallowed():

@@ -220,7 +220,8 @@ class Supervisor:
         if "worker" in roles:
             cause = next((child for child in dead if child.role == "worker" and child.was_killed_from_outside), None)
             roles["worker"] = cause or roles["worker"]
-            self._blame = None if cause else roles["worker"].obituary()
+            if roles["worker"].serving:  # else it has computed nothing, and what is said of those before it holds
+                self._blame = None if cause else roles["worker"].obituary()
         for role, child in roles.items():
             self._replace(role, child, now)
         if "scheduler" in roles and self._config.tensor_parallel_size > 1 and "worker" not in self._due:
@@ -244,9 +245,9 @@ class Supervisor:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
         children = self._crew.of(role)
         assert self._limits is not None
+        if now > self._arriving[role] and not all(child.serving for child in children):
+            raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
         if not all(child.loaded for child in children):
-            if now > self._arriving[role]:
-                raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
             return
         if role == "worker":
             self._limits = common_limits(children)

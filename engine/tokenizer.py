@@ -22,7 +22,7 @@ from tercet.engine.child import SupervisorLink, run
 from tercet.engine.doors import Doors, bind_front_door
 from tercet.engine.front_desk import FrontDesk, Item
 from tercet.engine.live import Client, Live
-from tercet.engine.reception import Reception
+from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
 from tercet.engine.refusal import Refusal
 from tercet.engine.rules import make_rules
 from tercet.engine.scheduler_line import SchedulerLine
@@ -134,12 +134,16 @@ class Tokenizer:
 
     async def _encode_aside(self, live: Live, request: Request) -> None:
         try:
-            prompt_ids = await anyio.to_thread.run_sync(self._reception.encode, request, limiter=self._encoding)
-            if self._desk.is_live(live):
+            prompt_ids = await anyio.to_thread.run_sync(self._encode_if_wanted, live, request, limiter=self._encoding)
+            if prompt_ids is not None and self._desk.is_live(live):
                 self._submit(live, request, prompt_ids)
         except Refusal as refusal:
             if self._desk.is_live(live):
                 self._refuse(live, refusal)
+
+    def _encode_if_wanted(self, live: Live, request: Request) -> Sequence[int] | None:
+        """In a thread, where long prompts take turns: those that were cancelled meanwhile hold nobody up."""
+        return self._reception.encode(request) if live.asked.answers else None
 
     def _submit(self, live: Live, request: Request, prompt_ids: Sequence[int]) -> None:
         submit = self._reception.submit(live, request, prompt_ids)
@@ -176,7 +180,9 @@ class Tokenizer:
             names = [item.request_id for item in items if isinstance(item, Finished)]
             for name in (*names, *(live.request_id for live in lost)):
                 owed[name] = Failed(name, "slow_client", "the client reads too slowly; its requests were cancelled")
-            self._owed.setdefault(client, []).extend(owed.values())
+            mine = self._owed.setdefault(client, [])
+            mine += owed.values()
+            del mine[MAX_LIVE_REQUESTS:]  # more than it can have had at once: it goes on asking, and reads nothing
         self._end_if_drained()
 
     # ------------------------------------------------------------------------------------------- time
@@ -259,7 +265,7 @@ def main(link: SupervisorLink) -> None:
     codec = load_codec(Path(spec.model_path))
     link.tell(Loaded())
     limits = link.wait_begin()
-    rules = make_rules(codec, limits, spec.config.seed)
+    rules = make_rules(codec, limits, spec.config.seed, spec.config.page_size)
     door = doors.open()
 
     async def serve() -> None:

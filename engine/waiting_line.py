@@ -7,6 +7,7 @@ plans.
 import math
 from bisect import insort
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Family, Request
@@ -14,6 +15,7 @@ from tercet.ipc.step_messages import Submit, Unservable
 
 _LONGEST_HINT_S = 60.0
 _SMOOTHING = 0.1
+_TURN = attrgetter("turn")
 
 
 class WaitingLine:
@@ -54,7 +56,7 @@ class WaitingLine:
         """It takes the place again that its age gives it, if it is still aside."""
         if request in self._aside:
             self._aside.remove(request)
-            insort(self._line, request, key=_turn)
+            insort(self._line, request, key=_TURN)
 
     def call_back(self, family: Family | None) -> None:
         """These need not wait any longer, but for their turn."""
@@ -62,10 +64,10 @@ class WaitingLine:
             return
         for request in [request for request in self._aside if request.family is family]:
             self._aside.remove(request)
-            insort(self._line, request, key=_turn)
+            insort(self._line, request, key=_TURN)
 
     def add(self, request: Request) -> None:
-        insort(self._line, request, key=_turn)
+        insort(self._line, request, key=_TURN)
         self.num_tokens += request.num_to_compute
 
     def pop(self, now: float) -> Request:
@@ -123,7 +125,3 @@ def never_fits(request: Request, settings: PlannerSettings) -> Unservable | None
         f"prompt ({request.num_prompt} tokens) and max_tokens ({request.sampling.max_tokens}) need "
         f"{needed} tokens of KV cache; want at most {available}, all that --kv-cache-memory allows",
     )
-
-
-def _turn(request: Request) -> tuple[bool, int, int]:
-    return not request.is_suspect, request.priority, request.number

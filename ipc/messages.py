@@ -74,7 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How to continue one prompt. `None` means: the checkpoint's generation_config, else the neutral value."""
 
     max_tokens: int | None = None
-    """Most tokens to generate; None: up to the context limit."""
+    """Most tokens to generate; None: the checkpoint's default, else all that context and KV cache have room for."""
     min_tokens: int = 0
     """End-of-sequence and stop tokens are not sampled before this many."""
     temperature: float | None = None

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from typing import SupportsIndex
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -197,6 +198,25 @@ def test_stop_strings_across_tokens(include: bool) -> None:
             assert detokenizer.finish() == ""
     assert num_hits > 500
     assert num_held > 100
+
+
+class LookedAt(str):
+    """Counts the characters that are asked for."""
+
+    count = 0
+
+    def __getitem__(self, index: SupportsIndex | slice) -> str:
+        LookedAt.count += 1
+        return super().__getitem__(index)
+
+
+def test_long_stop_strings_take_no_time_before_the_text_looks_like_them() -> None:
+    """Of a request's 256 answers each has its own: 4 million characters, in the loop that everybody waits for."""
+    tokenizer = byte_tokenizer()
+    detokenizer = Detokenizer(Pieces(tokenizer), [LookedAt("ab" * 512)] * 16)
+    for token_id in tokenizer.encode("aab").ids:
+        detokenizer.push(token_id)
+    assert 0 < LookedAt.count < 16 * 20
 
 
 def test_a_stop_string_inside_the_last_bytes() -> None:

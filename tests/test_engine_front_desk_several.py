@@ -26,7 +26,8 @@ def several(desk: FrontDesk, name: str, n: int, params: SamplingParams | None = 
     lives = desk.split(live, range(n))
     for one in lives:
         sampling = Sampling(1.0, 0, 1.0, 0.0, 50 + one.index, 100, 0, b"")
-        desk.submit(one, Submit(one.number, bytes(12), sampling, "salt"), params or SamplingParams(seed=50))
+        submit = Submit(one.number, bytes(12), sampling, "salt", queue_timeout=9.0)
+        desk.submit(one, submit, params or SamplingParams(seed=50))
     return lives
 
 
@@ -102,3 +103,12 @@ def test_a_new_scheduler_is_asked_for_what_is_left(desk: FrontDesk) -> None:
     assert (number, seed, generated_ids) == (5, 52, packed("c"))
     items, _ = desk.accept([tokens({5: byte("d")})], 1.0)
     assert items == {A: [Delta("r", "d", packed("d"), index=2)]}
+
+
+def test_what_has_begun_waits_for_a_new_scheduler_as_long_as_that_takes(desk: FrontDesk) -> None:
+    x, y = several(desk, "begun", 2)
+    several(desk, "not begun", 2)
+    desk.accept([tokens({x.number: byte("a")}, Ended(x.number, "length", None, USAGE))], 1.0)
+    timeouts = {asked.request_id: asked.submit(again=True).queue_timeout for asked in desk.renumber()}
+    assert timeouts == {"begun": None, "not begun": 9.0}
+    assert y.generated.tolist() == []

@@ -122,6 +122,13 @@ def test_only_the_first_tells_of_the_prompt() -> None:
     assert wanted == [(2, 1), (None, 1), (None, 1)]
 
 
+def test_the_prompt_is_in_memory_once_while_its_answers_wait() -> None:
+    """The queue's bound on tokens counts it once."""
+    planner = Planner(settings(), b"key")
+    planner.submit(several(1, list(range(100)), 50), 0.0)
+    assert len({request.token_ids.ctypes.data for request in planner._waiting}) == 1
+
+
 def test_the_line_counts_every_answer() -> None:
     planner = Planner(settings(max_num_seqs=2, max_queued_requests=3, max_queued_tokens=20), b"key")
     refusal = planner.submit(several(1, [1], 6), 0.0)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from simulated_worker import VOCABULARY, undisturbed
 from tercet.engine.grammar_link import Followed
@@ -216,6 +217,21 @@ def test_a_suspect_is_not_passed_while_its_mask_is_computed() -> None:
     run._expected.clear()
     run.finish()
     assert set(run.ended) == {1}
+
+
+def test_whoever_goes_first_gets_its_mask_though_others_have_theirs() -> None:
+    """As many are asked about as may be, all of them wait, and then one comes whose turn is before theirs."""
+    run = MaskedRun(settings(max_num_seqs=1))
+    assert run.planner.submit(submit(0, [1, 2], max_tokens=9), 0.0) is None
+    for number in (1, 2, 3):
+        assert run.planner.submit(constrained(number, [1, 2, 3], max_tokens=5), 0.0) is None
+    run.plan()
+    for _ in range(2):
+        run.answer()
+    assert run.planner.submit(replace(constrained(4, [1, 2, 3], max_tokens=5), priority=-1), 0.0) is None
+    run.finish()
+    assert list(run.ended) == [0, 1, 4, 2, 3]  # it is passed by one while its mask is computed
+    assert run.masks.most == 2
 
 
 def test_a_family_with_a_grammar() -> None:

@@ -3,11 +3,13 @@
 import math
 from array import array
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from tercet.engine.planner import Planner
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     Rules,
@@ -19,10 +21,12 @@ from tercet.engine.request_check import (
     resolve,
     unpack_ids,
 )
+from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import Generate, SamplingParams, Structured
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Sampling
+from test_engine_planner import settings, submit
 
 RULES = Rules(
     limits=Limits(100, 64, 1000, "float32", "cpu"),
@@ -31,6 +35,7 @@ RULES = Rules(
     seed=0,
     longest_token=10,
     takes_text=True,
+    cache_length=100,
 )
 NAN, INF = math.nan, math.inf
 
@@ -146,6 +151,21 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
     own = resolve(params, 4, 1, rules)
     assert (own.temperature, own.top_p, own.top_k, own.min_p, own.max_tokens) == (0, 1, 0, 0, 11)
     assert resolve(SamplingParams(), 60, 1, rules).max_tokens == 4  # the context holds no more
+
+
+def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
+    """The scheduler, which counts pages, takes it, and one token more would be too many."""
+    codec: Any = SimpleNamespace(eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
+    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu"), 0, page_size=16)
+    planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
+    for number, length in enumerate((1, 22, 32)):
+        max_tokens = resolve(SamplingParams(), length, number, rules).max_tokens
+        assert planner.submit(submit(number, [1] * length, max_tokens=max_tokens), 0.0) is None
+        assert planner.submit(submit(number, [1] * length, max_tokens=max_tokens + 1), 0.0) is not None
+    for length in (33, 60):  # no answer fits behind it: it is the scheduler that says so
+        assert resolve(SamplingParams(), length, 1, rules).max_tokens == 1
+        assert planner.submit(submit(9, [1] * length, max_tokens=1), 0.0) is not None
+    assert resolve(SamplingParams(max_tokens=20), 30, 1, rules).max_tokens == 20
 
 
 @pytest.mark.parametrize(("top_k", "becomes"), [(-1, 0), (0, 0), (1, 1), (999, 999), (1000, 0), (2**40, 0)])

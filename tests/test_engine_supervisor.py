@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,10 +18,10 @@ from tercet.engine import crew
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import StartupFailed
-from tercet.engine.supervisor import Supervisor
+from tercet.engine.supervisor import ChildDied, Supervisor
 from tercet.ipc.client import Client, ClientError, EngineDied, Overloaded
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.process_messages import Ready
+from tercet.ipc.process_messages import Begin, Limits, Loaded, Ready
 
 SERVE = Path(__file__).parent.parent / "scripts" / "serve.py"
 LONG = SamplingParams(max_tokens=7000, ignore_eos=True)
@@ -201,3 +202,42 @@ def test_who_speaks_again_is_spared(ids_only_model: Path, monkeypatch: pytest.Mo
         supervisor.stop()
         thread.join(20)
     assert not thread.is_alive()
+
+
+def test_only_those_that_have_served_can_have_died_of_a_request(ids_only_model: Path) -> None:
+    """Memory may still be taken when the next worker loads; or somebody kills that one, too."""
+    supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
+
+    def dies(*, serving: bool, killed: bool) -> str | None:
+        dead = SimpleNamespace(
+            role="worker",
+            serving=serving,
+            was_killed_from_outside=killed,
+            obituary=lambda: "worker 0: OutOfMemoryError" if serving else "worker 0 could not load",
+            reap=lambda selector: None,
+        )
+        supervisor._crew.dead.append(dead)  # type: ignore[arg-type]
+        supervisor._bury(0.0)
+        return supervisor._blame
+
+    assert dies(serving=True, killed=True) is None
+    assert dies(serving=False, killed=False) is None
+    assert dies(serving=True, killed=False) == "worker 0: OutOfMemoryError"
+    assert dies(serving=False, killed=True) == "worker 0: OutOfMemoryError"
+
+
+def test_who_is_started_again_has_to_serve_in_time(ids_only_model: Path) -> None:
+    """It has loaded and was told to begin, and then hangs, or waits for an address that another engine has taken."""
+    supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
+    told: list[object] = []
+    late = SimpleNamespace(role="tokenizer", loaded=Loaded(), begun=False, serving=False, tell=told.append)
+    supervisor._crew.children.append(late)  # type: ignore[arg-type]
+    supervisor._limits = limits = Limits(9, 9, 9, "none", "none")
+    supervisor._arriving["tokenizer"] = 600.0
+    supervisor._help_to_arrive("tokenizer", 599.0)
+    assert told == [Begin(limits)]
+    with pytest.raises(ChildDied, match="tokenizer did not come back within --startup-timeout 600 s"):
+        supervisor._help_to_arrive("tokenizer", 601.0)
+    late.serving = True
+    supervisor._help_to_arrive("tokenizer", 601.0)
+    assert not supervisor._arriving

@@ -1,18 +1,28 @@
 """The tokenizer process, real: requests, and clients that leave or do not read. Its scheduler is played by the test."""
 
+import asyncio
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import anyio
 import msgspec
 import pytest
 import zmq
 
+from tercet.engine.front_desk import FrontDesk
+from tercet.engine.live import Client, Live
+from tercet.engine.reception import MAX_LIVE_REQUESTS
+from tercet.engine.refusal import Refusal
+from tercet.engine.tokenizer import Tokenizer
 from tercet.ipc.answers import Batch, EngineInfo, Failed, Finished, ToClient
+from tercet.ipc.front_door import Delivery
 from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds, Hello, SamplingParams
 from tercet.ipc.step_messages import Abort, Ended, Load, Unservable
 from tokenizer_process import (
@@ -105,6 +115,55 @@ def test_long_texts_are_encoded_aside_and_cancelled_there(folder: Path, context:
         aborted = engine.next_message()
         assert isinstance(aborted, Abort)
         assert not engine.has_message(1.5)  # never submitted
+
+
+class SlowReception:
+    """Encoding takes until it is told to go on."""
+
+    def __init__(self, desk: FrontDesk) -> None:
+        self._desk = desk
+        self.encoded: list[str] = []
+        self.may_go_on = threading.Event()
+        self.draining = False
+
+    def admit(self, client: Client, request: Generate) -> Live | None:
+        return self._desk.open(client, request.request_id)
+
+    def is_quick(self, request: Generate) -> bool:
+        return False
+
+    def encode(self, request: Generate) -> list[int]:
+        self.encoded.append(request.request_id)
+        assert self.may_go_on.wait(10)
+        raise Refusal("enough", "was encoded")
+
+
+async def test_what_was_cancelled_is_not_encoded() -> None:
+    """While others are: thousands of long prompts whose client has left would hold up everybody else's."""
+    desk = FrontDesk(None)
+    reception, ends = SlowReception(desk), list[Failed]()
+    link, scheduler, door = Mock(), Mock(), Mock()
+    door.send = lambda client, message: ends.append(msgspec.msgpack.decode(message, type=ToClient)) or Delivery.SENT
+    tokenizer = Tokenizer(door, scheduler, desk, reception, link)  # type: ignore[arg-type]
+    async with anyio.create_task_group() as tokenizer._tasks:
+        for name in ("a", "b", *"cdefg", "h"):
+            tokenizer._admit(b"client", Generate(name, "a long text"))
+        while len(reception.encoded) < 2:
+            await asyncio.sleep(0.001)
+        for name in "bcdefg":
+            assert desk.cancel(b"client", name, 0.0)[1]
+        reception.may_go_on.set()
+    assert reception.encoded == ["a", "b", "h"]
+    assert sorted(end.request_id for end in ends) == ["a", "h"]
+
+
+def test_who_asks_without_end_and_reads_nothing_takes_no_memory_without_end() -> None:
+    door = Mock()
+    door.send = lambda client, message: Delivery.FULL
+    tokenizer = Tokenizer(door, Mock(), FrontDesk(None), Mock(draining=False), Mock())
+    for count in (5, MAX_LIVE_REQUESTS, 5):
+        tokenizer._post(b"client", Batch(tuple(Failed(str(name), "invalid_request", "why") for name in range(count))))
+    assert len(tokenizer._owed[b"client"]) == MAX_LIVE_REQUESTS
 
 
 def test_one_batch_per_client_per_step(shared: TokenizerProcess, context: zmq.Context[Any]) -> None:

@@ -1,10 +1,13 @@
 """How the tokenizer process starts and ends: drained, abandoned, orphaned, or refusing to start with a reason."""
 
+import resource
+import socket
 import subprocess
 import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ from tokenizer_process import (
     tokenizer_process,
     tokens,
 )
-from wire_peer import Peer
+from wire_peer import Peer, still_serves
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,22 @@ def engine(folder: Path) -> Iterator[TokenizerProcess]:
 @pytest.fixture
 def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> Peer:
     return Peer(context, shared.address)
+
+
+def test_more_connections_than_files_are_usual(folder: Path, context: zmq.Context[Any]) -> None:
+    """A shell lets a program open 1,024 files unless that asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        try:
+            engine = stack.enter_context(tokenizer_process(folder))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(300):
+            stack.enter_context(closing(connection := socket.socket(socket.AF_UNIX)))
+            connection.connect(engine.address.removeprefix("ipc://"))
+        still_serves(engine, Peer(context, engine.address))
+        assert engine.process.poll() is None
 
 
 def test_drain(engine: TokenizerProcess, context: zmq.Context[Any]) -> None:
