@@ -1,10 +1,24 @@
-"""From what a Python program calls a prompt to the message that asks for its continuation."""
+"""From what a Python program calls a prompt to the message that asks for its continuation, and to its bytes."""
 
 from array import array
 from collections.abc import Sequence
 from typing import cast
 
-from tercet.ipc.messages import Chat, ChatMessage, ChatOptions, Generate, GenerateIds, Handling, Request, SamplingParams
+import msgspec
+
+from tercet.ipc.call import RequestRefused
+from tercet.ipc.messages import (
+    Chat,
+    ChatMessage,
+    ChatOptions,
+    FromClient,
+    Generate,
+    GenerateIds,
+    Handling,
+    Request,
+    SamplingParams,
+)
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
@@ -37,3 +51,13 @@ def pack_ids(prompt: Sequence[int]) -> bytes:
         raise ValueError(
             f"got a prompt of {type(prompt).__name__} ({error}); want a str, int32 token ids, or ChatMessages"
         ) from None
+
+
+def encode(message: FromClient) -> bytes:
+    """Raises `RequestRefused` for more than a message may have: of that, the connection and all that runs on it end."""
+    encoded = msgspec.msgpack.encode(message)
+    if len(encoded) > MAX_MESSAGE_BYTES:
+        raise RequestRefused(
+            "prompt_too_long", f"the request has {len(encoded)} bytes; want at most {MAX_MESSAGE_BYTES}"
+        )
+    return encoded

@@ -227,6 +227,14 @@ async def test_leaving_the_client_cancels_and_fails_what_runs(engine: TokenizerP
     with pytest.raises(ClientError, match="closed"):
         await task
     assert await aborted(engine) == submit.number
+    await nothing_can_be_asked(client, "closed")
+    await nothing_can_be_asked(Client(engine.address), "want `async with Client")
+
+
+async def nothing_can_be_asked(client: Client, why: str) -> None:
+    for ask in (lambda: client.generate("hi"), lambda: client.tokenize("hi"), lambda: client.info()):
+        with pytest.raises(EngineDied, match=why):
+            await ask()
 
 
 # -------------------------------------------------------------------------------------------------- errors
@@ -239,8 +247,15 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
     with pytest.raises(RequestRefused, match="at least 1 token"):
         async for _ in client.stream([]):
             pass
+    running = asyncio.ensure_future(client.generate("beside"))
+    beside = await submitted(engine)
+    for ask in (client.generate, client.tokenize):
+        with pytest.raises(RequestRefused, match="want at most 16777216"):
+            await ask("x" * 17_000_000)
     with pytest.raises(RequestRefused, match="want at most 16777216"):
-        await client.generate("x" * 17_000_000)
+        await client.detokenize(array("i", bytes(17_000_000)))
+    engine.sample(beside.number, "on", ended(beside))  # it would not know this number on a new connection
+    assert (await running).text == "on"
     task = asyncio.ensure_future(client.generate("x"))
     submit = await submitted(engine)
     engine.send(Unservable(submit.number, "too_long_for_cache", "needs 9 pages of 4"))
