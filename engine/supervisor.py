@@ -7,7 +7,6 @@ silence, and made a death.
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew, common_limits
 from tercet.engine.errors import StartupFailed, TercetError
+from tercet.engine.log_line import log_line
 from tercet.engine.model_files import locate
 from tercet.engine.restarts import Restarts
 from tercet.engine.start_clock import in_words
@@ -238,7 +238,7 @@ class Supervisor:
         if role == "tokenizer" and self._stops:
             raise ChildDied(f"{child.obituary()} while it was finishing the last requests")
         self._due[role] = now + delay
-        print(f"tercet: {child.obituary()}; starting it again", file=sys.stderr, flush=True)
+        log_line(f"tercet: {child.obituary()}; starting it again")
 
     def _help_to_arrive(self, role: str, now: float) -> None:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
@@ -261,7 +261,7 @@ class Supervisor:
         if role == "worker" and scheduler is not None:
             self._incarnation += 1
             scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
-            print(f"tercet: worker 0 is back; it took {in_words(children[0].phases)}", file=sys.stderr, flush=True)
+            log_line(f"tercet: worker 0 is back; it took {in_words(children[0].phases)}")
         elif role == "http":
             self._impaired = ()  # the new one knows nothing
         elif role == "scheduler" and tokenizer is not None:

@@ -6,6 +6,7 @@ a second one ends at once.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ from engine_flags import add_engine_flags, engine_config
 from start_up_display import StartUpDisplay
 from tercet.engine.errors import TercetError
 from tercet.engine.http_address import http_url
+from tercet.engine.log_line import log_line
 from tercet.engine.start_clock import in_words
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.process_messages import FromSupervisor, Ready
@@ -64,13 +66,14 @@ def main() -> int:
             display.close()
             listen = " ".join(f"listen={address}" for address in message.listen)
             http = f" http={http_url(config.http)}" if config.http else ""
-            print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
-            print(f"start {message.seconds:.1f} s: {in_words(message.phases)}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # as in the log
+                print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
+            log_line(f"start {message.seconds:.1f} s: {in_words(message.phases)}")
 
     shown = msgspec.structs.replace(config, api_key=("********",) * len(config.api_key))
     if config.listen_key is not None:
         shown = msgspec.structs.replace(shown, listen_key="*" * 32)
-    print("settings " + msgspec.json.encode(shown).decode(), file=sys.stderr, flush=True)
+    log_line("settings " + msgspec.json.encode(shown).decode())
     supervisor = Supervisor(config, report)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.stop())
@@ -78,7 +81,7 @@ def main() -> int:
         supervisor.run()
     except TercetError as error:
         display.close()
-        print(f"tercet: {error}", file=sys.stderr)
+        log_line(f"tercet: {error}")
         return 1
     return 0
 
