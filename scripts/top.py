@@ -66,15 +66,15 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
     yield f"KV cache      {'█' * round(used * _BAR_WIDTH):·<{_BAR_WIDTH}} {used:.1%}"
     rates = [("generated", "generation_tokens_total", "tok/s"), ("prompts", "prompt_tokens_total", "tok/s")]
     for label, name, unit in [*rates, ("steps", "steps_total", "/s")]:
-        if name in now:
-            yield f"{label:<13} {(now[name] - before[name]) / seconds:.0f} {unit}"
+        if name in now and name in before:
+            yield f"{label:<13} {max(0.0, now[name] - before[name]) / seconds:.0f} {unit}"
     if asked := now["prefix_cache_queries_total"]:
         yield f"prefix hits   {now['prefix_cache_hits_total'] / asked:.0%} of {asked:.0f} prompt tokens"
     if interrupted := now["num_preemptions_total"]:
         yield f"preemptions   {interrupted:.0f}"
     times = [("first token", "time_to_first_token_seconds"), ("next token", "inter_token_latency_seconds")]
     for label, name in [*times, ("in the queue", "request_queue_time_seconds")]:
-        if count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", 0):
+        if (count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", 0)) > 0:
             yield f"{label:<13} {1e3 * (now[f'{name}_sum'] - before[f'{name}_sum']) / count:.1f} ms on average"
     for key, used in now.items():
         name, _, process = key.partition(" ")
