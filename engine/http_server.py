@@ -47,9 +47,21 @@ def bind(address: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        kind = AddressTaken if error.errno == errno.EADDRINUSE else StartupFailed
-        raise kind(f"--http {address}: {error.strerror or error}") from None
+        raise _not_ours(address, error) from None
     return listener
+
+
+def _listen(address: str, listener: socket.socket) -> None:
+    """Two engines may bind an address as long as neither listens there: the first that does has it."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _not_ours(address, error) from None
+
+
+def _not_ours(address: str, error: OSError) -> StartupFailed:
+    kind = AddressTaken if error.errno == errno.EADDRINUSE else StartupFailed
+    return kind(f"--http {address}: {error.strerror or error}")
 
 
 async def serve(link: SupervisorLink, listener: socket.socket) -> None:
@@ -79,6 +91,8 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
                 case _:
                     raise AssertionError(f"{command!r} is not for the HTTP door")
 
+        assert config.http is not None
+        _listen(config.http, listener)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         beating = asyncio.ensure_future(_beat(link))
         try:

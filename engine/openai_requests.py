@@ -75,7 +75,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     """Goes into the log of requests."""
     max_tokens: Int | None = None
     temperature: float | None = None
