@@ -4,7 +4,10 @@ The tokenizer process is real as well; the test plays the model.
 """
 
 import asyncio
+import json
+import socket
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -39,6 +42,42 @@ async def test_more_tokens_than_a_message_to_the_engine_holds(engine: TokenizerP
         assert "want at most" in refused.json()["error"]["message"]
         engine.sample(submit.number, "fine", Ended(submit.number, "length", None, USAGE))
         assert (await beside).json()["choices"][0]["text"] == "fine"
+
+
+def exchange(url: str, sent: bytes) -> tuple[int, bytes]:
+    """Status and body of the one answer to these bytes."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        connection.sendall(sent)
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"what?\r\n\r\n", 400, "invalid_http"),
+        (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0", 400, "invalid_http"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000, 431, "headers_too_large"),
+    ],
+)
+def test_what_is_no_request(url: str, sent: bytes, status: int, code: str) -> None:
+    told, body = exchange(url, sent)
+    assert (told, json.loads(body)["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade"])
+def test_an_offer_of_another_protocol(url: str, name: bytes) -> None:
+    """As Java's client makes it. It is passed over, and not the body."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\n" + name + b": h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    body = b'{"prompt": "\r\nUpgrade: x"}'.replace(b"\r\n", b"\\r\\n")
+    asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s" % (offer, len(body), body)
+    last = asked.replace(b"Upgrade, HTTP2-Settings", b"close", 1)
+    status, answers = exchange(url, asked + last)
+    assert status == 200
+    assert answers.count(b'"count":12') == 2
 
 
 def test_the_log_has_no_room_for_everything(url: str) -> None:
