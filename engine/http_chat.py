@@ -43,7 +43,7 @@ async def chat(request: Request, door: Door) -> Any:
     body = await read_body(request, ChatCompletionRequest)
     body.check()
     door.check_model(body.model)
-    with as_http("tools"):
+    with as_http({"prompt": "tools"}):
         params = await _params(body, door)
     answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, body.to_options())
     with_ids = bool(body.return_token_ids)
@@ -53,8 +53,8 @@ async def chat(request: Request, door: Door) -> Any:
 
     if body.stream:
         chunks = _ChatChunks(answer, reader, with_ids)
-        return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage_chunk, "messages"))
-    with as_http("messages"):
+        return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage_chunk, body.names))
+    with as_http(body.names):
         generations = await unless_gone(request.receive, answer.whole())
     choices = [_choice(index, one, reader(), with_ids) for index, one in enumerate(generations)]
     completion = ChatCompletion(

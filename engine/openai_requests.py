@@ -107,6 +107,11 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """As vLLM has it: of the prompt's tokens, with so many of the likeliest."""
 
     @property
+    def names(self) -> dict[str, str]:
+        """What this request calls the fields for which the engine has other names."""
+        return {"prompt": "prompt", "structured": "structured_outputs"}
+
+    @property
     def wants_usage_chunk(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -152,6 +157,12 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        given = [name for name in ("response_format", "structured_outputs") if getattr(self, name) is not None]
+        names = {"prompt": "messages", "structured": (given or ["tools"])[0], "logprobs": "top_logprobs"}
+        return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
     @property
     def uses_tools(self) -> bool:
