@@ -83,6 +83,11 @@ class Supervisor:
         self._stops += 1
         self._crew.wake()
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether the model is still looked for, by libraries that know of no `stop`; nothing else has begun then."""
+        return not self._model_path
+
     def run(self) -> None:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
         try:
@@ -101,9 +106,12 @@ class Supervisor:
     def _start(self) -> None:
         deadline = self._started + self._config.startup_timeout
         self._model_path = str(locate(self._config.model))
-        self._addresses = make_addresses(
-            self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
-        )
+        try:
+            self._addresses = make_addresses(
+                self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
+            )
+        except (ValueError, OSError) as error:
+            raise StartupFailed(f"no folder can be made for the engine's own sockets: {error}") from None
         before = time.monotonic() - self._started
         for role in self._roles:
             self._spawn(role)

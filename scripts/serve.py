@@ -32,7 +32,7 @@ def main() -> int:
     )
     parser.add_argument(
         "--listen-key",
-        default=os.environ.get("TERCET_LISTEN_KEY"),
+        default=os.environ.get("TERCET_LISTEN_KEY") or None,
         help="clients of --listen need it; beyond loopback there has to be one; default: TERCET_LISTEN_KEY",
     )
     parser.add_argument("--http", metavar="HOST:PORT", help="OpenAI-compatible HTTP door, as in 127.0.0.1:8000")
@@ -54,7 +54,8 @@ def main() -> int:
         "api_key": tuple(keys),
     }
     try:
-        config = engine_config(arguments.model or arguments.model_flag, arguments, **doors)
+        model = arguments.model_flag if arguments.model is None else arguments.model
+        config = engine_config(model, arguments, **doors)
     except ValueError as error:
         parser.error(str(error))
 
@@ -75,8 +76,14 @@ def main() -> int:
         shown = msgspec.structs.replace(shown, listen_key="*" * 32)
     log_line("settings " + msgspec.json.encode(shown).decode())
     supervisor = Supervisor(config, report)
+
+    def end(*_: object) -> None:
+        if supervisor.is_fetching:
+            os._exit(0)  # an orderly end would wait for the threads that fetch
+        supervisor.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.stop())
+        signal.signal(number, end)
     try:
         supervisor.run()
     except TercetError as error:
