@@ -34,7 +34,7 @@ def make_request(
     params, handling = params or SamplingParams(), handling or Handling()
     if isinstance(prompt, str) and options is None:
         return Generate("", prompt, params, cache_salt, handling)
-    if prompt and isinstance(prompt[0], ChatMessage):
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):
         return Chat(
             "", tuple(cast("Sequence[ChatMessage]", prompt)), params, cache_salt, handling, options or ChatOptions()
         )
@@ -46,6 +46,8 @@ def make_request(
 def pack_ids(prompt: Sequence[int]) -> bytes:
     """Token ids as they travel. Raises `ValueError` for what is none."""
     try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes are no numbers of tokens")
         return array("i", prompt).tobytes()
     except (TypeError, OverflowError) as error:
         raise ValueError(

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from tercet.ipc import client as client_module
@@ -125,6 +126,7 @@ async def test_prompts_of_every_kind(engine: TokenizerProcess, client: Client) -
         ("hé", encode("hé").ids),
         ([5, 6, 256], [5, 6, 256]),
         (array("i", [7]), [7]),
+        (np.array([5, 7]), [5, 7]),
         ([ChatMessage("user", "x")], encode("<|user|>x<|assistant|>").ids),
     ):
         task = asyncio.ensure_future(client.generate(prompt, cache_salt="s"))
@@ -247,6 +249,9 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
     with pytest.raises(RequestRefused, match="at least 1 token"):
         async for _ in client.stream([]):
             pass
+    for prompt in (None, b"text", [1.5], [{"role": "user"}]):
+        with pytest.raises(ValueError, match="want a str, int32 token ids, or ChatMessages"):
+            await client.generate(prompt)  # type: ignore[arg-type]
     running = asyncio.ensure_future(client.generate("beside"))
     beside = await submitted(engine)
     for ask in (client.generate, client.tokenize):
