@@ -19,14 +19,15 @@ def top(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_both_doors() -> None:
-    flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--api-key", "open-sesame"]
+    listen_key = "one thousand and one nights of it"
+    flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--api-key", "open-sesame", "--listen-key", listen_key]
     with Daemon(str(checkpoint("llama")), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon:
         headers = {"authorization": "Bearer open-sesame"}
         body = {"prompt": "the cat " * 40, "max_tokens": 5}
         for _ in range(2):
             assert httpx.post(f"{daemon.http}/v1/completions", json=body, headers=headers).is_success
         for door in (daemon.http, daemon.address):
-            done = top(door, "--api-key", "open-sesame")
+            done = top(door, "--api-key", "open-sesame", "--listen-key", listen_key)
             assert (done.returncode, done.stderr) == (0, "")
             lines = done.stdout.splitlines()
             assert lines[:2] == [door, "requests      0 running, 0 waiting"]
