@@ -16,6 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from tercet.engine.child import ChildSpec
+from tercet.engine.log_line import log_line
 from tercet.ipc.process_messages import FromChild, Loaded, ToChild
 
 _STDERR_LINES_KEPT = 20
@@ -136,7 +137,7 @@ class Child:
     def _echo(self, line: bytes) -> None:
         text = line.decode(errors="replace")
         self._stderr_tail.append(text)
-        print(f"[{self.name}] {text}", file=sys.stderr, flush=True)
+        log_line(f"[{self.name}] {text}")
 
     def _write(self, line: bytes) -> None:
         assert self.process.stdin is not None

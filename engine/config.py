@@ -94,6 +94,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Folder where each process records what it did when; `scripts/bench.py trace` makes a picture of it."""
 
     def __post_init__(self) -> None:
+        for name in ("model", "served_model_name"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{_flag(name)} is empty; want a name")
         _check_choice("device", self.device, get_args(Device))
         _check_choice("dtype", self.dtype, get_args(DType))
         _check_choice("load-format", self.load_format, get_args(LoadFormat))

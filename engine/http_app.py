@@ -165,7 +165,7 @@ async def _tokenize(request: Request, door: Door) -> Response:
     try:
         tokens = await unless_gone(request.receive, door.client.tokenize(prompt, options=body.to_options()))
     except ClientError as error:
-        raise from_engine(error, "prompt" if isinstance(prompt, str) else "messages") from None
+        raise from_engine(error, {"prompt": "prompt" if isinstance(prompt, str) else "messages"}) from None
     return _json(Tokens(len(tokens), door.info.max_model_len, tokens))
 
 
@@ -175,7 +175,7 @@ async def _detokenize(request: Request, door: Door) -> Response:
     try:
         return _json(Text(await unless_gone(request.receive, door.client.detokenize(body.tokens))))
     except ClientError as error:
-        raise from_engine(error, "tokens") from None
+        raise from_engine(error, {"prompt": "tokens"}) from None
 
 
 async def _health(_: Request, door: Door) -> Response:

@@ -43,7 +43,7 @@ async def chat(request: Request, door: Door) -> Any:
     body = await read_body(request, ChatCompletionRequest)
     body.check()
     door.check_model(body.model)
-    with as_http("tools"):
+    with as_http({"prompt": "tools"}):
         params = await _params(body, door)
     answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, body.to_options())
     with_ids = bool(body.return_token_ids)
@@ -53,8 +53,8 @@ async def chat(request: Request, door: Door) -> Any:
 
     if body.stream:
         chunks = _ChatChunks(answer, reader, with_ids)
-        return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage_chunk, "messages"))
-    with as_http("messages"):
+        return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage_chunk, body.names))
+    with as_http(body.names):
         generations = await unless_gone(request.receive, answer.whole())
     choices = [_choice(index, one, reader(), with_ids) for index, one in enumerate(generations)]
     completion = ChatCompletion(
@@ -144,12 +144,11 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
         """Of the answers that have begun."""
 
     def choices(self, index: int, piece: Piece) -> list[ChatChunkChoice]:
-        deltas = []
         reader = self._readers.get(index)
+        begins = reader is None
         if reader is None:
             reader = self._readers[index] = self._new_reader()
-            deltas.append(ChatDelta(role="assistant", content=""))
-        deltas += reader.feed(piece.text)
+        deltas = reader.feed(piece.text)
         if piece.generation is not None:
             deltas += reader.finish()
         if ((self._with_ids and piece.token_ids) or piece.logprobs) and not deltas:
@@ -159,6 +158,8 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
             choices[0] = msgspec.structs.replace(choices[0], logprobs=chat_logprobs(piece.logprobs))
         if self._with_ids and piece.token_ids:
             choices[0] = msgspec.structs.replace(choices[0], token_ids=piece.token_ids)
+        if begins:  # before all that is told of tokens: a client may read a chunk's text beside its log-probabilities
+            choices.insert(0, ChatChunkChoice(index, ChatDelta(role="assistant", content=""), None, None))
         if piece.generation is not None:
             choices.append(ChatChunkChoice(index, ChatDelta(), None, _reason(piece.generation, reader.num_calls)))
         return choices

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestTimedOut
 
 _RETRY_AFTER_S = 1.0
-_FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds) ")
+_FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of) |(structured) ")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
@@ -72,8 +72,10 @@ def _type_of(status: int) -> str:
             return "invalid_request_error" if status < 500 else "server_error"
 
 
-def from_engine(error: ClientError, prompt_field: str) -> ApiError:
-    """What the engine said, as HTTP says it. `prompt_field`: what this endpoint calls the prompt."""
+def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
+    """What the engine said, as HTTP says it. `names`: what the request called the prompt, and other fields that the
+    engine has other names for.
+    """
     message = str(error)
     match error:
         case Overloaded(code="overloaded", retry_after=retry_after):
@@ -83,13 +85,13 @@ def from_engine(error: ClientError, prompt_field: str) -> ApiError:
         case RequestTimedOut():
             return ApiError(504, message, code=error.code)
     if error.code in ("prompt_too_long", "too_long_for_cache"):
-        return ApiError(400, message, param=prompt_field, code="context_length_exceeded")
-    if message.startswith("structured "):
-        field_name = "response_format" if prompt_field == "messages" else "structured_outputs"
-        return ApiError(400, message, param=field_name, code=error.code)
-    field = _FIELD_AT_START.match(message)
-    param = field[1] if field else None
-    return ApiError(400, message, param=prompt_field if param == "prompt" else param, code=error.code)
+        return ApiError(400, message, param=names["prompt"], code="context_length_exceeded")
+    match = _FIELD_AT_START.match(message)
+    if match is None:
+        return ApiError(400, message, code=error.code)
+    field = match[1] or match[2]
+    param = names.get(field, field)
+    return ApiError(400, param + message.removeprefix(field), param=param, code=error.code)
 
 
 def from_decoding(error: msgspec.DecodeError) -> ApiError:
@@ -105,9 +107,9 @@ def from_decoding(error: msgspec.DecodeError) -> ApiError:
 
 
 @contextlib.contextmanager
-def as_http(prompt_field: str) -> Iterator[None]:
+def as_http(names: Mapping[str, str]) -> Iterator[None]:
     """What the engine refuses inside becomes an `ApiError`."""
     try:
         yield
     except ClientError as error:
-        raise from_engine(error, prompt_field) from None
+        raise from_engine(error, names) from None

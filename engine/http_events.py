@@ -6,7 +6,7 @@ it are made once.
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Generic, TypeVar
 
 import msgspec
@@ -44,7 +44,11 @@ class Chunks(ABC, Generic[Choice]):
 
 
 async def events(
-    pieces: AsyncGenerator[Indexed, None], chunks: Chunks[Choice], answer: Answer, with_usage: bool, prompt_field: str
+    pieces: AsyncGenerator[Indexed, None],
+    chunks: Chunks[Choice],
+    answer: Answer,
+    with_usage: bool,
+    names: Mapping[str, str],
 ) -> AsyncGenerator[bytes, None]:
     """All chunks; then usage if wanted; then the end. A failure on the way is an event as well.
 
@@ -73,9 +77,9 @@ async def events(
                 yield event(chunks.chunk([], usage))
         except ClientError as error:
             if not has_begun:
-                raise from_engine(error, prompt_field) from None
+                raise from_engine(error, names) from None
             answer.note_failure(error.code)
-            yield event(msgspec.json.encode(from_engine(error, "prompt").reply))
+            yield event(msgspec.json.encode(from_engine(error, names).reply))
         yield DONE
 
 

@@ -6,10 +6,13 @@ uvicorn moves the bytes. It knows no route.
 import asyncio
 import contextlib
 import errno
+import re
 import socket
 from collections.abc import Iterator
+from http import HTTPStatus
 from typing import Any
 
+import msgspec
 import uvicorn
 from httptools import HttpParserError
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +22,7 @@ from tercet.engine.errors import AddressTaken, StartupFailed
 from tercet.engine.http_address import parse_http_address
 from tercet.engine.http_app import make_app
 from tercet.engine.http_door import Door
+from tercet.engine.http_errors import ApiError
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.client import Client
 from tercet.ipc.process_messages import Abandon, Drain, Impaired, Serving, ToChild
@@ -31,6 +35,10 @@ _BACKLOG = 4096
 _FIRST_EVENT_TURNS = 3
 """Of the event loop, from an answer's first piece to its first event: one, as the task that waits for it sends it; of a
 request with several prompts two more."""
+_TOO_LARGE = ApiError(431, f"the headers have more than {_MOST_HEADER_BYTES} bytes", code="headers_too_large")
+_TOO_SLOW = ApiError(408, f"the headers did not come within {_HEADER_SECONDS:g} s", code="headers_too_slow")
+_NO_HTTP = ApiError(400, "what came cannot be read as a request of HTTP/1.1", code="invalid_http")
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _FAREWELL_SECONDS = 1
 """What is being sent when the engine ends has so long to leave."""
 
@@ -46,9 +54,21 @@ def bind(address: str) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
     except OSError as error:
-        kind = AddressTaken if error.errno == errno.EADDRINUSE else StartupFailed
-        raise kind(f"--http {address}: {error.strerror or error}") from None
+        raise _not_ours(address, error) from None
     return listener
+
+
+def _listen(address: str, listener: socket.socket) -> None:
+    """Two engines may bind an address as long as neither listens there: the first that does has it."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise _not_ours(address, error) from None
+
+
+def _not_ours(address: str, error: OSError) -> StartupFailed:
+    kind = AddressTaken if error.errno == errno.EADDRINUSE else StartupFailed
+    return kind(f"--http {address}: {error.strerror or error}")
 
 
 async def serve(link: SupervisorLink, listener: socket.socket) -> None:
@@ -77,6 +97,8 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
                 case _:
                     raise AssertionError(f"{command!r} is not for the HTTP door")
 
+        assert config.http is not None
+        _listen(config.http, listener)
         serving = asyncio.ensure_future(server.serve(sockets=[listener]))
         beating = asyncio.ensure_future(_beat(link))
         try:
@@ -127,11 +149,12 @@ class _Server(uvicorn.Server):
 
 
 class _CappedProtocol(HttpToolsProtocol):
-    """One connection, whose headers are bounded in size and in time."""
+    """One connection, whose headers are bounded in size and in time, and whose errors are those of every route."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._num_header_bytes = 0
+        self._is_too_large = False
         self._in_headers = True
         self._too_late: asyncio.TimerHandle | None = None
         self._expect_headers()
@@ -142,12 +165,14 @@ class _CappedProtocol(HttpToolsProtocol):
                 self._expect_headers()
             # Bytes of the body may be among them; what comes in one piece is small.
             self._num_header_bytes += len(data)
+            data = _without_upgrade(data)
         super().data_received(data)
-        if self._in_headers and self._num_header_bytes > _MOST_HEADER_BYTES and not self.transport.is_closing():
-            self._refuse(b"431 Request Header Fields Too Large")
+        if self._in_headers and self._num_header_bytes > _MOST_HEADER_BYTES:
+            self._refuse(_TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > _MOST_HEADER_BYTES:
+            self._is_too_large = True
             raise HttpParserError("headers too large")
         self._in_headers = False
         if self._too_late is not None:
@@ -165,9 +190,30 @@ class _CappedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _expect_headers(self) -> None:
-        self._too_late = self.loop.call_later(_HEADER_SECONDS, self._refuse, b"408 Request Timeout")
+        self._too_late = self.loop.call_later(_HEADER_SECONDS, self._refuse, _TOO_SLOW)
 
-    def _refuse(self, status: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-            self.transport.close()
+    def send_400_response(self, msg: str) -> None:
+        """What the parser has stopped at."""
+        self._refuse(_TOO_LARGE if self._is_too_large else _NO_HTTP)
+
+    def _refuse(self, error: ApiError) -> None:
+        if self.transport.is_closing():
+            return
+        body = msgspec.json.encode(error.reply)
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """What comes while headers do, asking for no other protocol than this one.
+
+    Java's client offers HTTP/2 that way, and curl if told to. We may ignore that; but our parser would then ignore the
+    request's body.
+    """
+    end = data.find(b"\r\n\r\n")
+    head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + rest

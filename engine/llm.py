@@ -117,15 +117,15 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[dict[str, str]] | Sequence[Sequence[dict[str, str]]],
+        messages: Sequence[dict[str, str] | ChatMessage] | Sequence[Sequence[dict[str, str] | ChatMessage]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, each a list of {"role": …, "content": …}."""
+        """Answer one conversation or many, each a list of {"role": …, "content": …} or of `ChatMessage`."""
         if not messages:
             return []
-        many = [messages] if isinstance(messages[0], dict) else messages
+        many: Sequence[Any] = [messages] if isinstance(messages[0], dict | ChatMessage) else messages
         conversations = [[msgspec.convert(turn, ChatMessage) for turn in conversation] for conversation in many]
         return self._run(conversations, params, use_tqdm)
 
@@ -245,10 +245,25 @@ async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int
         raise group.exceptions[0] from None
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return prompts  # type: ignore[return-value]
+def _as_prompts(prompts: Any) -> Sequence[Prompt]:
+    """One prompt is a list of one. Token ids may be arrays: numpy's, torch's, Python's."""
+    prompts = _listed(prompts)
+    if isinstance(prompts, str) or (_is_sequence(prompts) and prompts and isinstance(prompts[0], int)):
+        return [prompts]
+    each: list[Any] = [_listed(one) for one in prompts] if _is_sequence(prompts) else [None]
+    if each and isinstance(each[0], int):  # numpy's own
+        return [each]
+    if not all(map(_is_sequence, each)):
+        raise TypeError(f"got prompts of type {type(prompts).__name__}; want a text, token ids, or a list of either")
+    return each
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _is_sequence(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, bytes | bytearray)
 
 
 def _output(prompt: Any, generations: list[Generation]) -> RequestOutput:

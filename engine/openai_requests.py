@@ -75,7 +75,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     """Goes into the log of requests."""
     max_tokens: Int | None = None
     temperature: float | None = None
@@ -105,6 +105,11 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     return_token_ids: bool | None = None
     prompt_logprobs: Int | None = None
     """As vLLM has it: of the prompt's tokens, with so many of the likeliest."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What this request calls the fields for which the engine has other names."""
+        return {"prompt": "prompt", "structured": "structured_outputs"}
 
     @property
     def wants_usage_chunk(self) -> bool:
@@ -152,6 +157,12 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        given = [name for name in ("response_format", "structured_outputs") if getattr(self, name) is not None]
+        names = {"prompt": "messages", "structured": (given or ["tools"])[0], "logprobs": "top_logprobs"}
+        return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
 
     @property
     def uses_tools(self) -> bool:

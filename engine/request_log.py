@@ -1,10 +1,11 @@
 """One JSON line for each HTTP request: who asked for how much and what became of it. Never what was said."""
 
-import sys
 import time
 from datetime import UTC, datetime
 
 import msgspec
+
+from tercet.engine.log_line import log_line
 
 _QUIET = ("/health", "/health/ready", "/metrics")
 """Asked for all the time."""
@@ -44,4 +45,4 @@ class RequestLog:
             return
         record.time = datetime.now(UTC).isoformat(timespec="milliseconds")
         record.seconds = round(time.monotonic() - began, 6)
-        print(msgspec.json.encode(record).decode(), file=sys.stderr, flush=True)
+        log_line(msgspec.json.encode(record).decode())

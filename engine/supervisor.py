@@ -7,7 +7,6 @@ silence, and made a death.
 
 import contextlib
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew, common_limits
 from tercet.engine.errors import StartupFailed, TercetError
+from tercet.engine.log_line import log_line
 from tercet.engine.model_files import locate
 from tercet.engine.restarts import Restarts
 from tercet.engine.start_clock import in_words
@@ -83,6 +83,11 @@ class Supervisor:
         self._stops += 1
         self._crew.wake()
 
+    @property
+    def is_fetching(self) -> bool:
+        """Whether the model is still looked for, by libraries that know of no `stop`; nothing else has begun then."""
+        return not self._model_path
+
     def run(self) -> None:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
         try:
@@ -101,9 +106,12 @@ class Supervisor:
     def _start(self) -> None:
         deadline = self._started + self._config.startup_timeout
         self._model_path = str(locate(self._config.model))
-        self._addresses = make_addresses(
-            self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
-        )
+        try:
+            self._addresses = make_addresses(
+                self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
+            )
+        except (ValueError, OSError) as error:
+            raise StartupFailed(f"no folder can be made for the engine's own sockets: {error}") from None
         before = time.monotonic() - self._started
         for role in self._roles:
             self._spawn(role)
@@ -239,7 +247,7 @@ class Supervisor:
         if role == "tokenizer" and self._stops:
             raise ChildDied(f"{child.obituary()} while it was finishing the last requests")
         self._due[role] = now + delay
-        print(f"tercet: {child.obituary()}; starting it again", file=sys.stderr, flush=True)
+        log_line(f"tercet: {child.obituary()}; starting it again")
 
     def _help_to_arrive(self, role: str, now: float) -> None:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
@@ -262,7 +270,7 @@ class Supervisor:
         if role == "worker" and scheduler is not None:
             self._incarnation += 1
             scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
-            print(f"tercet: worker 0 is back; it took {in_words(children[0].phases)}", file=sys.stderr, flush=True)
+            log_line(f"tercet: worker 0 is back; it took {in_words(children[0].phases)}")
         elif role == "http":
             self._impaired = ()  # the new one knows nothing
         elif role == "scheduler" and tokenizer is not None:

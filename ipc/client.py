@@ -40,9 +40,8 @@ from tercet.ipc.messages import (
     SamplingParams,
     Tokenize,
 )
-from tercet.ipc.prompt import Prompt, make_request, pack_ids
+from tercet.ipc.prompt import Prompt, encode, make_request, pack_ids
 from tercet.ipc.questions import Questions
-from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 
 __all__ = [
     "Client",
@@ -93,13 +92,13 @@ class Client:
         self._next_call = 0
         self._questions = Questions(self._send)
         self._info: asyncio.Future[EngineInfo] | None = None
-        self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(ToClient)
-        self._gone: str | None = None
-        """Why there is nobody to ask any more."""
+        self._gone: str | None = "this client is not open; want `async with Client(…) as client`"
+        """Why there is nobody to ask, or nobody any more."""
 
     async def __aenter__(self) -> Self:
         self._line = Lifeline(self._address, self._key, self._take, self._renew)
+        self._gone = None
         self._pinging = asyncio.ensure_future(self._ping())
         try:
             await self.info()
@@ -110,7 +109,7 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         self._calls.cancel_all()
-        self._lose("closed", "the client was closed")
+        self.give_up("the client was closed")
         await self._close()
 
     @property
@@ -120,6 +119,8 @@ class Client:
 
     async def info(self) -> EngineInfo:
         """What the engine is and how busy."""
+        if self._gone is not None:
+            raise EngineDied("engine_died", self._gone)
         if self._info is None:
             self._info = asyncio.get_running_loop().create_future()
             self._send(Hello())
@@ -219,18 +220,12 @@ class Client:
             self._calls.close(call)
 
     async def _start(self, request: Request, streamed: bool) -> Call:
-        if self._gone is not None:
-            raise EngineDied("engine_died", self._gone)
+        request = msgspec.structs.replace(request, request_id=self._new_name())
         if not await self._line.is_up(within=max(self._connect_timeout, self._reconnect_timeout)):
             raise EngineDied("no_answer", f"nothing listens at {self._address}")
         if not 1 <= request.params.n <= MAX_ANSWERS:
             raise ValueError(f"n is {request.params.n}; want 1 to {MAX_ANSWERS}")
-        request = msgspec.structs.replace(request, request_id=self._new_name())
-        encoded = self._encoder.encode(request)
-        if len(encoded) > MAX_MESSAGE_BYTES:
-            raise RequestRefused(
-                "prompt_too_long", f"the request has {len(encoded)} bytes; want at most {MAX_MESSAGE_BYTES}"
-            )
+        encoded = encode(request)
         if not self._calls:
             self._line.last_heard = asyncio.get_running_loop().time()
         call = self._calls.open(request, streamed=streamed)
@@ -238,11 +233,14 @@ class Client:
         return call
 
     def _new_name(self) -> str:
+        """For what is about to be asked. Raises `EngineDied` where nobody is there to be asked."""
+        if self._gone is not None:
+            raise EngineDied("engine_died", self._gone)
         self._next_call += 1
         return str(self._next_call)
 
     def _send(self, message: FromClient) -> None:
-        self._line.send(self._encoder.encode(message))
+        self._line.send(encode(message))
 
     def _renew(self) -> None:
         """On a new connection."""

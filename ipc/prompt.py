@@ -1,10 +1,24 @@
-"""From what a Python program calls a prompt to the message that asks for its continuation."""
+"""From what a Python program calls a prompt to the message that asks for its continuation, and to its bytes."""
 
 from array import array
 from collections.abc import Sequence
 from typing import cast
 
-from tercet.ipc.messages import Chat, ChatMessage, ChatOptions, Generate, GenerateIds, Handling, Request, SamplingParams
+import msgspec
+
+from tercet.ipc.call import RequestRefused
+from tercet.ipc.messages import (
+    Chat,
+    ChatMessage,
+    ChatOptions,
+    FromClient,
+    Generate,
+    GenerateIds,
+    Handling,
+    Request,
+    SamplingParams,
+)
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
@@ -20,7 +34,7 @@ def make_request(
     params, handling = params or SamplingParams(), handling or Handling()
     if isinstance(prompt, str) and options is None:
         return Generate("", prompt, params, cache_salt, handling)
-    if prompt and isinstance(prompt[0], ChatMessage):
+    if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):
         return Chat(
             "", tuple(cast("Sequence[ChatMessage]", prompt)), params, cache_salt, handling, options or ChatOptions()
         )
@@ -32,8 +46,20 @@ def make_request(
 def pack_ids(prompt: Sequence[int]) -> bytes:
     """Token ids as they travel. Raises `ValueError` for what is none."""
     try:
+        if isinstance(prompt, bytes | bytearray):
+            raise TypeError("bytes are no numbers of tokens")
         return array("i", prompt).tobytes()
     except (TypeError, OverflowError) as error:
         raise ValueError(
             f"got a prompt of {type(prompt).__name__} ({error}); want a str, int32 token ids, or ChatMessages"
         ) from None
+
+
+def encode(message: FromClient) -> bytes:
+    """Raises `RequestRefused` for more than a message may have: of that, the connection and all that runs on it end."""
+    encoded = msgspec.msgpack.encode(message)
+    if len(encoded) > MAX_MESSAGE_BYTES:
+        raise RequestRefused(
+            "prompt_too_long", f"the request has {len(encoded)} bytes; want at most {MAX_MESSAGE_BYTES}"
+        )
+    return encoded

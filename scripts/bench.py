@@ -28,6 +28,7 @@ from bench_structured import add_structured_flags, run_structured
 from bench_trace import RunRecord, run_trace
 from engine_flags import add_engine_flags
 from shapes import SHAPES, write_shape
+from tercet.engine.errors import TercetError
 from tercet.engine.model_files import locate
 from tercet.engine.start_clock import in_words
 from tercet.ipc.client import ClientError
@@ -115,6 +116,25 @@ def _card() -> dict[str, str]:
     return {"card": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
 
 
+def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    match arguments.command:
+        case "offline":
+            arguments.engine = arguments.engine or ["tercet"]
+            return run_offline(arguments)
+        case "doors":
+            return run_doors(arguments)
+        case "structured":
+            return run_structured(arguments)
+        case "host":
+            return run_host(arguments)
+        case "serve":
+            return run_serve(arguments)
+        case "trace":
+            return run_trace(arguments.folder, arguments.trace)
+        case _:
+            return run_planner()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -137,31 +157,12 @@ def main() -> int:
     for command in commands.choices.values():
         command.add_argument("--json", type=Path, help="write every figure here")
     arguments = parser.parse_args()
-    match arguments.command:
-        case "offline":
-            arguments.engine = arguments.engine or ["tercet"]
-            try:
-                rows = run_offline(arguments)
-            except ValueError as error:
-                parser.error(str(error))
-        case "doors":
-            rows = run_doors(arguments)
-        case "structured":
-            rows = run_structured(arguments)
-        case "host":
-            rows = run_host(arguments)
-        case "serve":
-            try:
-                rows = run_serve(arguments)
-            except (ValueError, OSError, EOFError, ClientError) as error:
-                parser.error(str(error))
-        case "trace":
-            try:
-                rows = run_trace(arguments.folder, arguments.trace)
-            except ValueError as error:
-                parser.error(str(error))
-        case _:
-            rows = run_planner()
+    try:
+        if arguments.json:
+            arguments.json.open("a").close()  # better found now than after all the work
+        rows = _rows(arguments)
+    except (ValueError, OSError, EOFError, ClientError, TercetError) as error:
+        parser.error(str(error))
     if arguments.json:
         report = {"command": " ".join(sys.argv), "environment": environment(), "rows": rows}
         arguments.json.write_text(json.dumps(report, indent=1))

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import gc
 import math
+import os
 import random
 import re
 import time
@@ -88,6 +89,9 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--address", help="an engine's socket, as its `ready` line says")
     where.add_argument("--base-url", help="an OpenAI-compatible endpoint: http://127.0.0.1:8000/v1")
+    parser.add_argument(
+        "--listen-key", default=os.environ.get("TERCET_LISTEN_KEY") or None, help="of the socket, if it has one"
+    )
     parser.add_argument("--model", help="its name at the endpoint; default: the first that it lists")
     parser.add_argument("--api-key", help="for the endpoint")
     parser.add_argument("--rate", type=_rate, default=math.inf, help="requests a second; default: all at once")
@@ -144,7 +148,7 @@ def run_serve(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 @contextlib.asynccontextmanager
 async def _target(arguments: argparse.Namespace) -> AsyncIterator[Target]:
     if arguments.address is not None:
-        async with Client(arguments.address) as client:
+        async with Client(arguments.address, key=arguments.listen_key) as client:
             yield SocketTarget(client, arguments.temperature)
         return
     endpoint = OpenAITarget(arguments.base_url, arguments.model or "", arguments.temperature, arguments.api_key)

@@ -5,6 +5,7 @@ output. When standard input is no terminal, each of its lines is a turn, and its
 """
 
 import argparse
+import io
 import queue
 import sys
 from collections.abc import Iterator
@@ -133,6 +134,8 @@ def main() -> int:
         if sys.stdin.isatty():
             talk(conversation)
             return 0
+        assert isinstance(sys.stdin, io.TextIOWrapper)
+        sys.stdin.reconfigure(errors="replace")
         answered = [say(conversation, line.strip()) for line in sys.stdin if line.strip()]
         return 0 if all(answered) else 1
 

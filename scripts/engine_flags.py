@@ -18,11 +18,12 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "
 def byte_count(text: str) -> int:
     """`4GiB`, `512MiB`, `2e9` or a plain number, as bytes."""
     match = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)\s*([kmg]i?)?b?", text.strip().lower())
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no size; want a number with KiB, MiB, GiB, KB, MB, GB or nothing"
-        )
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    try:
+        if match is not None:
+            return int(float(match[1]) * _UNITS[match[2] or ""])
+    except (ValueError, OverflowError):  # `1.2.3`, `1e999`
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is no size; want a number with KiB, MiB, GiB, KB, MB, GB or nothing")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ a second one ends at once.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from start_up_display import StartUpDisplay
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.engine.http_address import http_url
+from tercet.engine.log_line import log_line
 from tercet.engine.start_clock import in_words
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.process_messages import FromSupervisor, Ready
@@ -32,7 +34,7 @@ def read_arguments() -> EngineConfig:
     )
     parser.add_argument(
         "--listen-key",
-        default=os.environ.get("TERCET_LISTEN_KEY"),
+        default=os.environ.get("TERCET_LISTEN_KEY") or None,
         help="clients of --listen need it; beyond loopback there has to be one; default: TERCET_LISTEN_KEY",
     )
     parser.add_argument("--http", metavar="HOST:PORT", help="OpenAI-compatible HTTP door, as in 127.0.0.1:8000")
@@ -54,7 +56,8 @@ def read_arguments() -> EngineConfig:
         "api_key": tuple(keys),
     }
     try:
-        return engine_config(arguments.model or arguments.model_flag, arguments, **doors)
+        model = arguments.model_flag if arguments.model is None else arguments.model
+        return engine_config(model, arguments, **doors)
     except ValueError as error:
         parser.error(str(error))
 
@@ -77,18 +80,25 @@ def main() -> int:
             display.close()
             listen = " ".join(f"listen={address}" for address in message.listen)
             http = f" http={http_url(config.http)}" if config.http else ""
-            print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
-            print(f"start {message.seconds:.1f} s: {in_words(message.phases)}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # as in the log
+                print(f"ready {listen}{http} model={message.model} in {message.seconds:.1f}s", flush=True)
+            log_line(f"start {message.seconds:.1f} s: {in_words(message.phases)}")
 
-    print("settings " + shown(config), file=sys.stderr, flush=True)
+    log_line("settings " + shown(config))
     supervisor = Supervisor(config, report)
+
+    def end(*_: object) -> None:
+        if supervisor.is_fetching:
+            os._exit(0)  # an orderly end would wait for the threads that fetch
+        supervisor.stop()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: supervisor.stop())
+        signal.signal(number, end)
     try:
         supervisor.run()
     except TercetError as error:
         display.close()
-        print(f"tercet: {error}", file=sys.stderr)
+        log_line(f"tercet: {error}")
         return 1
     return 0
 

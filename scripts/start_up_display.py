@@ -1,10 +1,12 @@
 """What a person sees while an engine starts: one line a phase with its seconds, a bar for phases that can count."""
 
+import contextlib
 import sys
 import time
 
 from tqdm import tqdm
 
+from tercet.engine.log_line import log_line
 from tercet.ipc.process_messages import FromSupervisor, Progress
 
 
@@ -18,15 +20,15 @@ class StartUpDisplay:
     def show(self, message: FromSupervisor) -> None:
         if not isinstance(message, Progress) or message.process not in ("worker 0", "tokenizer", "scheduler"):
             return
-        key = (message.process, message.what)
         if message.total <= 1:
             if message.done:
-                print(
-                    f"[{time.monotonic() - self._started:6.2f}s] {message.process}: {message.what}",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                log_line(f"[{time.monotonic() - self._started:6.2f}s] {message.process}: {message.what}")
             return
+        with contextlib.suppress(OSError):  # as lines are: where it cannot be drawn, it is not
+            self._show_bar(message)
+
+    def _show_bar(self, message: Progress) -> None:
+        key = (message.process, message.what)
         if key not in self._bars:
             is_bytes = "bytes" in message.what or message.total > 2**20
             self._bars[key] = tqdm(
@@ -42,5 +44,6 @@ class StartUpDisplay:
             bar.close()
 
     def close(self) -> None:
-        for bar in self._bars.values():
-            bar.close()
+        with contextlib.suppress(OSError):
+            for bar in self._bars.values():
+                bar.close()

@@ -38,11 +38,11 @@ def read_http(url: str, api_key: str | None) -> Sample:
     return sample
 
 
-def read_socket(address: str) -> Sample:
+def read_socket(address: str, listen_key: str | None) -> Sample:
     """The engine's gauges, under the names that /metrics gives them."""
 
     async def ask() -> Sample:
-        async with Client(address, connect_timeout=5) as client:
+        async with Client(address, key=listen_key, connect_timeout=5) as client:
             info = await client.info()
         return {
             "num_requests_running": info.num_running,
@@ -89,15 +89,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", help="http://HOST:PORT, ipc://PATH or tcp://HOST:PORT")
     parser.add_argument("--api-key", help="for the HTTP door; default: TERCET_API_KEY of the environment")
+    parser.add_argument("--listen-key", help="for the socket; default: TERCET_LISTEN_KEY of the environment")
     parser.add_argument("--interval", type=float, default=1.0, help="seconds between readings")
     parser.add_argument("--once", action="store_true", help="print one reading and end")
     arguments = parser.parse_args()
     key = arguments.api_key or os.environ.get("TERCET_API_KEY")
+    listen_key = arguments.listen_key or os.environ.get("TERCET_LISTEN_KEY") or None
     read: Callable[[], Sample]
     if arguments.engine.startswith(("http://", "https://")):
         read = lambda: read_http(arguments.engine, key)  # noqa: E731
     elif arguments.engine.startswith(("ipc://", "tcp://")):
-        read = lambda: read_socket(arguments.engine)  # noqa: E731
+        read = lambda: read_socket(arguments.engine, listen_key)  # noqa: E731
     else:
         parser.error(f"engine is {arguments.engine!r}; want http://HOST:PORT, ipc://PATH or tcp://HOST:PORT")
     if not arguments.interval > 0:

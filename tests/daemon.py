@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 
@@ -20,11 +20,11 @@ def free_port() -> int:
 
 
 class Daemon:
-    """Started with these arguments, and ready."""
+    """Started with these arguments, and ready. `log`: where its standard error goes, if not where ours does."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, log: IO[str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPTS / "serve.py"), *arguments], stdout=subprocess.PIPE, text=True
+            [sys.executable, str(SCRIPTS / "serve.py"), *arguments], stdout=subprocess.PIPE, stderr=log, text=True
         )
         assert self.process.stdout is not None
         self.ready = self.process.stdout.readline()

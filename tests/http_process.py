@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,11 @@ from tokenizer_process import TokenizerProcess
 
 
 @contextmanager
-def http_process(tokenizer: TokenizerProcess, **settings: Any) -> Iterator[str]:
-    """Its URL, once it serves."""
-    address = f"127.0.0.1:{free_port()}"
+def http_process(
+    tokenizer: TokenizerProcess, *, port: int | None = None, loaded: Callable[[], Any] = lambda: None, **settings: Any
+) -> Iterator[str]:
+    """Its URL, once it serves. `loaded` is called before it is told to begin."""
+    address = f"127.0.0.1:{port or free_port()}"
     config = EngineConfig(model="tiny", http=address, log_requests=False, **settings)
     process = subprocess.Popen(
         [sys.executable, "-m", "tercet.engine.http"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -26,16 +28,18 @@ def http_process(tokenizer: TokenizerProcess, **settings: Any) -> Iterator[str]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
+        told: list[FromChild] = []
         begin = Begin(Limits(100, 512, 257, "float32", "cpu"))
-        for message in (ChildSpec("http", 0, config, "", tokenizer.addresses), begin):
+        spec = ChildSpec("http", 0, config, "", tokenizer.addresses)
+        for message, answer in ((spec, Loaded), (begin, Serving)):
             process.stdin.write(msgspec.json.encode(message) + b"\n")
             process.stdin.flush()
-        said: list[FromChild] = []
-        while not (said and isinstance(said[-1], Serving)):
-            line = process.stdout.readline()
-            assert line, f"the HTTP process ended; it said {said}"
-            said.append(msgspec.json.decode(line, type=FromChild))
-        assert any(isinstance(message, Loaded) for message in said)
+            while not (told and isinstance(told[-1], answer)):
+                line = process.stdout.readline()
+                assert line, f"the HTTP process ended; it said {told}"
+                told.append(msgspec.json.decode(line, type=FromChild))
+            if answer is Loaded:
+                loaded()
         yield f"http://{address}"
     finally:
         process.kill()

@@ -32,7 +32,7 @@ async def as_events(pieces: list[tuple[int, Piece]], chunks: Chunks[Any], with_u
         for piece in pieces:
             yield piece
 
-    return [event async for event in events(come(), chunks, ANSWER, with_usage, "prompt")]
+    return [event async for event in events(come(), chunks, ANSWER, with_usage, {"prompt": "prompt"})]
 
 
 def pieces_of(draw: random.Random) -> list[tuple[int, Piece]]:

@@ -117,6 +117,21 @@ def test_an_address_in_use_is_known_at_once(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == f"tercet: http: --http {address}: Address already in use"
 
 
+async def test_a_log_that_cannot_be_written_ends_nothing(ids_only_model: Path) -> None:
+    """The disk is full, while requests are logged and a process that dies is replaced."""
+    with open("/dev/full", "w") as full:
+        flags = [*FLAGS, "--load-format", "null", "--max-model-len", "100"]
+        daemon = Daemon(str(ids_only_model), *flags, "--http", f"127.0.0.1:{free_port()}", log=full)
+    with daemon, httpx.Client(base_url=daemon.http, timeout=30) as client:
+        for role in ("scheduler", None):
+            for _ in range(2):
+                assert client.post("/v1/completions", json={"prompt": [1, 2, 3]}).is_success
+            if role is not None:
+                (process,) = children(daemon.process.pid, role)
+                process.send_signal(signal.SIGKILL)
+                await ready(daemon.http, 503)
+
+
 async def test_what_is_written_is_sent_at_once() -> None:
     accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 

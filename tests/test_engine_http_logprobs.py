@@ -48,6 +48,9 @@ async def test_chat(daemon: Daemon, client: OpenAI, stream: bool) -> None:
     content = [
         one for chunk in chunks for choice in chunk.choices if choice.logprobs for one in choice.logprobs.content
     ]
+    if stream:
+        assert (chunks[0].choices[0].delta.role, chunks[0].choices[0].logprobs) == ("assistant", None)
+        assert chunks[1].choices[0].delta.content.startswith(content[0].token)
     assert generation.logprobs is not None
     assert len(content) == len(generation.logprobs) == 16
     for got, (own, *top) in zip(content, generation.logprobs, strict=True):

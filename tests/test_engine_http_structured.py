@@ -85,7 +85,8 @@ def test_other_forms(client: OpenAI) -> None:
             {"response_format": {"type": "json_object"}, "extra_body": {"structured_outputs": {"choice": ["a"]}}},
             "response_format",
         ),
-        ({"extra_body": {"structured_outputs": {}}}, "response_format"),
+        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "extra_body": {"min_tokens": 3}}, "min_tokens"),
     ],
 )

@@ -7,17 +7,20 @@ import sys
 import threading
 import time
 import uuid
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from tercet.engine.llm import LLM
 from tercet.ipc.client import EngineDied, RequestRefused
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import ChatMessage, SamplingParams
 from whole_engine import GREEDY, ids_of, tiny_engine, wait_until_empty
 
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -56,6 +59,25 @@ def test_prompts_of_every_kind(llm: LLM) -> None:
     assert ids_of(mixed)[0] == ids_of(mixed)[1]
 
 
+def test_arrays_of_token_ids(llm: LLM) -> None:
+    wanted = llm.generate([[5, 6, 7], [8, 9, 10]], SHORT, use_tqdm=False)
+    rows = np.array([[5, 6, 7], [8, 9, 10]])
+    for many in (rows, list(rows), torch.tensor(rows)):
+        outputs = llm.generate(many, SHORT, use_tqdm=False)
+        assert ids_of(outputs) == ids_of(wanted)
+        assert [output.prompt_token_ids for output in outputs] == rows.tolist()
+    for one in (rows[0], list(rows[0]), array("i", rows[0])):
+        assert ids_of(llm.generate(one, SHORT, use_tqdm=False)) == ids_of(wanted[:1])
+
+
+@pytest.mark.parametrize(
+    "prompts", [None, 5, b"text", [None], ["text", 5], [1.5], {"prompt": "text"}, [{"prompt": "x"}]]
+)
+def test_what_is_no_prompt(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(TypeError, match="want a text, token ids, or a list of either"):
+        llm.generate(prompts, SHORT, use_tqdm=False)
+
+
 def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     lengths = [40, 1, 23, 7, 2, 39]
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]
@@ -72,6 +94,7 @@ def test_chat(llm: LLM) -> None:
     two = llm.chat([conversation, conversation], SHORT, use_tqdm=False)
     assert one.usage.num_prompt_tokens == len(ids)
     assert ids_of([one, *two]) == ids_of(llm.generate([ids] * 3, SHORT, use_tqdm=False))
+    assert ids_of(llm.chat([ChatMessage("user", "naïve café?")], SHORT, use_tqdm=False)) == ids_of([one])
     assert llm.chat([], use_tqdm=False) == []
 
 

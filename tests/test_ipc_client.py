@@ -9,10 +9,11 @@ from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from played_scheduler import aborted, ended, play, submitted
-from tercet.ipc.client import Client, ClientError, Generation, Piece, RequestTimedOut
+from tercet.ipc.client import Client, ClientError, EngineDied, Generation, Piece, RequestTimedOut
 from tercet.ipc.messages import ChatMessage, SamplingParams
 from tercet.ipc.step_messages import Ended, Submit
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process, tokens
@@ -92,6 +93,7 @@ async def test_prompts_of_every_kind(engine: TokenizerProcess, client: Client) -
         ("hé", encode("hé").ids),
         ([5, 6, 256], [5, 6, 256]),
         (array("i", [7]), [7]),
+        (np.array([5, 7]), [5, 7]),
         ([ChatMessage("user", "x")], encode("<|user|>x<|assistant|>").ids),
     ):
         task = asyncio.ensure_future(client.generate(prompt, cache_salt="s"))
@@ -194,3 +196,11 @@ async def test_leaving_the_client_cancels_and_fails_what_runs(engine: TokenizerP
     with pytest.raises(ClientError, match="closed"):
         await task
     assert await aborted(engine) == submit.number
+    await nothing_can_be_asked(client, "closed")
+    await nothing_can_be_asked(Client(engine.address), "want `async with Client")
+
+
+async def nothing_can_be_asked(client: Client, why: str) -> None:
+    for ask in (lambda: client.generate("hi"), lambda: client.tokenize("hi"), lambda: client.info()):
+        with pytest.raises(EngineDied, match=why):
+            await ask()

@@ -5,6 +5,7 @@ import contextlib
 import os
 import signal
 import time
+from array import array
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -52,8 +53,18 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
     with pytest.raises(RequestRefused, match="at least 1 token"):
         async for _ in client.stream([]):
             pass
+    for prompt in (None, b"text", [1.5], [{"role": "user"}]):
+        with pytest.raises(ValueError, match="want a str, int32 token ids, or ChatMessages"):
+            await client.generate(prompt)  # type: ignore[arg-type]
+    running = asyncio.ensure_future(client.generate("beside"))
+    beside = await submitted(engine)
+    for ask in (client.generate, client.tokenize):
+        with pytest.raises(RequestRefused, match="want at most 16777216"):
+            await ask("x" * 17_000_000)
     with pytest.raises(RequestRefused, match="want at most 16777216"):
-        await client.generate("x" * 17_000_000)
+        await client.detokenize(array("i", bytes(17_000_000)))
+    engine.sample(beside.number, "on", ended(beside))  # it would not know this number on a new connection
+    assert (await running).text == "on"
     task = asyncio.ensure_future(client.generate("x"))
     submit = await submitted(engine)
     engine.send(Unservable(submit.number, "too_long_for_cache", "needs 9 pages of 4"))

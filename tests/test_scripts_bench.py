@@ -88,6 +88,8 @@ def test_planner() -> None:
         (["offline"], "one of the arguments --model --shape is required"),
         (["offline", "--model", "demo", "nonsense"], "workload 'nonsense' is unknown"),
         (["offline", "--model", "demo", "--engine", "abacus"], "--engine"),
+        (["offline", "--model", "/no/such"], "'/no/such': no such folder or file"),
+        (["planner", "--json", "/no/such/report.json"], "No such file or directory: '/no/such/report.json'"),
     ],
 )
 def test_wrong_arguments(arguments: list[str], words: str) -> None:

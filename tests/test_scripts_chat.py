@@ -35,12 +35,12 @@ def test_one_shot_says_only_the_answer() -> None:
 
 
 def test_each_line_of_a_pipe_is_a_turn() -> None:
-    turns = f"{CAPITAL}\n\n{AND_THEN}\n"
+    turns = f"{CAPITAL}\n\n{AND_THEN}\n".encode() + b"\xff is no UTF-8\n"
     command = [*CHAT, "demo", "--max-tokens", "40"]
-    done = subprocess.run(command, input=turns, capture_output=True, text=True, timeout=120, check=True)
-    first, *second = done.stdout.splitlines()
+    done = subprocess.run(command, input=turns, capture_output=True, timeout=120, check=True)
+    first, *others = done.stdout.decode().splitlines()
     assert "Paris" in first
-    assert GERMANY in second  # it has heard the first turn
+    assert GERMANY in others  # it has heard the first turn
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """scripts/serve.py as a user starts it: the ready line, the words before it, and wrong flags."""
 
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +49,10 @@ def test_phases_then_one_ready_line_then_service(tmp_path: Path, capfd: pytest.C
         ([], "name the model once"),
         (["a", "--model", "b"], "name the model once"),
         (["x", "--page-size", "17"], "--page-size"),
+        ([""], "--model is empty"),
+        (["x", "--served-model-name", ""], "--served-model-name is empty"),
         (["x", "--kv-cache-memory", "lots"], "'lots' is no size; want a number with KiB"),
+        (["x", "--kv-cache-memory", "1e999"], "'1e999' is no size"),
         (["x", "--device", "tpu"], "--device"),
         (["x", "--run-ahead", "0"], "--run-ahead got 0; want 1 to"),
         (["x", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization got 1.5; want 0.01 to 1.0"),
@@ -68,6 +73,33 @@ def test_a_model_that_is_not_there() -> None:
     done = serve("/no/such/folder")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == "tercet: model '/no/such/folder': no such folder or file"
+
+
+def test_no_place_for_the_engine_s_own_sockets(
+    ids_only_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setenv("TMPDIR", str(deep))
+    done = serve(str(ids_only_model), "--load-format", "null")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "want at most 107 (a shorter TMPDIR helps" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+    assert not list(deep.iterdir())
+
+
+def test_a_model_that_is_being_fetched_can_be_done_without(tmp_path: Path) -> None:
+    """SIGTERM ends it, although the hub answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        hub.settimeout(30)
+        endpoint = f"http://127.0.0.1:{hub.getsockname()[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
+        command = [sys.executable, str(SCRIPTS / "serve.py"), "owner/name"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
+            asked, _ = hub.accept()
+            with asked:
+                process.terminate()
+                assert process.wait(5) == 0
 
 
 def test_help_names_every_flag_of_the_settings() -> None:

@@ -1,0 +1,98 @@
+"""Requests as nobody should send them, to a real HTTP process: each has its own answer, and no other notices.
+
+The tokenizer process is real as well; the test plays the model.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from daemon import free_port
+from http_process import http_process
+from tercet.engine.http_server import bind
+from tercet.ipc.step_messages import Ended
+from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
+    with tokenizer_process(byte_checkpoint(tmp_path_factory.mktemp("odd"))) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def url(engine: TokenizerProcess) -> Iterator[str]:
+    with http_process(engine) as url:
+        yield url
+
+
+async def test_more_tokens_than_a_message_to_the_engine_holds(engine: TokenizerProcess, url: str) -> None:
+    """All requests share the door's connection to the engine, which would end."""
+    async with httpx.AsyncClient(base_url=url, timeout=30) as client:
+        beside = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "hi"}))
+        submit = await asyncio.to_thread(engine.next_submit)
+        many = b'{"tokens": [' + b"1," * 6_000_000 + b"1]}"
+        refused = await client.post("/detokenize", content=many)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
+        assert "want at most" in refused.json()["error"]["message"]
+        engine.sample(submit.number, "fine", Ended(submit.number, "length", None, USAGE))
+        assert (await beside).json()["choices"][0]["text"] == "fine"
+
+
+def exchange(url: str, sent: bytes) -> tuple[int, bytes]:
+    """Status and body of the one answer to these bytes."""
+    address = urlsplit(url)
+    with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+        connection.sendall(sent)
+        head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"what?\r\n\r\n", 400, "invalid_http"),
+        (b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n", 400, "invalid_http"),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n0", 400, "invalid_http"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000 + b"\r\n\r\n", 431, "headers_too_large"),
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 40_000, 431, "headers_too_large"),
+    ],
+)
+def test_what_is_no_request(url: str, sent: bytes, status: int, code: str) -> None:
+    told, body = exchange(url, sent)
+    assert (told, json.loads(body)["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade"])
+def test_an_offer_of_another_protocol(url: str, name: bytes) -> None:
+    """As Java's client makes it. It is passed over, and not the body."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\n" + name + b": h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    body = b'{"prompt": "\r\nUpgrade: x"}'.replace(b"\r\n", b"\\r\\n")
+    asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s" % (offer, len(body), body)
+    last = asked.replace(b"Upgrade, HTTP2-Settings", b"close", 1)
+    status, answers = exchange(url, asked + last)
+    assert status == 200
+    assert answers.count(b'"count":12') == 2
+
+
+def test_the_log_has_no_room_for_everything(url: str) -> None:
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "hi", "user": "x" * 513})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "user")
+
+
+def test_somebody_else_listens_before_we_do(engine: TokenizerProcess) -> None:
+    """Two engines that start at the same time may both bind an address."""
+    port = free_port()
+    with (
+        bind(f"127.0.0.1:{port}") as other,
+        pytest.raises(AssertionError) as ended,
+        http_process(engine, port=port, loaded=other.listen),
+    ):
+        pass
+    assert f"--http 127.0.0.1:{port}: Address already in use" in str(ended.value)
+    assert "Serving" not in str(ended.value)
