@@ -81,13 +81,3 @@ def test_wrong_addresses(arguments: list[str], code: int, words: str) -> None:
     assert (done.returncode, done.stdout) == (code, "")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_an_engine_that_was_away_when_it_was_last_looked_at() -> None:
-    away = {"generation_tokens_total": 70.0, "time_to_first_token_seconds_count": 3.0}
-    back = dict.fromkeys(("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"), 0.0)
-    back |= {"prefix_cache_queries_total": 0.0, "num_preemptions_total": 0.0, "steps_total": 9.0}
-    door_is_new = {"generation_tokens_total": 20.0, "time_to_first_token_seconds_count": 1.0}
-    lines = list(picture({**back, **door_is_new}, away, 2.0))
-    assert lines[0] == "requests      0 running, 0 waiting"
-    assert lines[2:] == ["generated     0 tok/s"]
