@@ -217,7 +217,7 @@ class FrontDesk:
             detokenizer = live.detokenizer
             assert detokenizer is not None
             live.num_generated += 1
-            if live.num_generated == 1:
+            if live.first_token_at is None:
                 live.first_token_at, live.asked.has_begun = now, True
             live.fresh_ids.append(token_id)
             live.generated.append(token_id)
@@ -276,7 +276,6 @@ class FrontDesk:
 
     def _usage(self, live: Live, now: float) -> Usage:
         """For a request that ends here; only the scheduler knows how often it was preempted."""
-        first_token_at = live.first_token_at or now
         return Usage(
             num_prompt_tokens=live.num_prompt,
             num_generated_tokens=live.num_generated,
@@ -284,7 +283,7 @@ class FrontDesk:
             num_preemptions=0,
             queued_s=live.started.queued_s,
             prefill_s=live.started.prefill_s,
-            decode_s=now - first_token_at,
+            decode_s=0.0 if live.first_token_at is None else now - live.first_token_at,
         )
 
     def _forget(self, live: Live) -> None:

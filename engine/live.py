@@ -84,7 +84,7 @@ class Live:
         self.index = 0
         self.num_prompt = 0
         self.num_generated = 0
-        self.first_token_at = 0.0
+        self.first_token_at: float | None = None
         self.started = _NOT_STARTED
         self.detokenizer: Detokenizer | None = None
         """None until the request is submitted."""

@@ -238,12 +238,13 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same_answer(desk: FrontDesk, se
         desk = FrontDesk(Pieces(byte_tokenizer()), first_number=1000)
         second = submitted(desk, B, "x", params, received)
         assert second.number == 1000
-        for token_id in token_ids[cut:]:
-            for item in desk.accept([tokens({second.number: token_id})], 0.0)[0].get(B, []):
+        for now, token_id in enumerate(token_ids[cut:], 50):
+            for item in desk.accept([tokens({second.number: token_id})], float(now))[0].get(B, []):
                 assert not isinstance(item, Failed)
                 text, received = text + item.text, received + item.token_ids
                 if isinstance(item, Finished):
                     assert item.usage.num_generated_tokens == len(finished.token_ids) // 4
+                    assert item.usage.decode_s == now - 50
         assert (text, received) == (finished.text, finished.token_ids)
         assert desk.num_live == 0
 
