@@ -182,7 +182,7 @@ async def test_refusals(client: AsyncOpenAI, change: dict[str, Any], param: str)
     ],
 )
 async def test_other_families(tmp_path: Path, template: str, says: str) -> None:
-    source = f"{{% if false %}}{template}{{% endif %}}{{{{ messages[0].content }}}}"
+    source = f"{{% if not tools %}}{template}{{% endif %}}{{{{ messages[0].content }}}}"
     with (
         tokenizer_process(byte_checkpoint(tmp_path, source)) as engine,
         http_process(engine) as url,
