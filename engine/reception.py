@@ -5,6 +5,7 @@ Pure: no socket. Encoding a prompt takes time and may be done in another thread;
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 
 import msgspec
@@ -130,7 +131,7 @@ class Reception:
                 case Generate(prompt=prompt):
                     return self._codec.encode(prompt)
                 case Chat(messages=messages, options=options):
-                    return self._codec.encode_chat(messages, options)
+                    return self._codec.encode_chat(messages, options, partial(check_text_length, rules=self._rules))
                 case GenerateIds(prompt_ids=prompt_ids):
                     return unpack_ids(prompt_ids)
         except (TemplateRefused, TextRefused) as error:

@@ -2,6 +2,9 @@
 
 import json
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,26 @@ def test_a_text_that_the_tokenizer_cannot_encode(tmp_path: Path) -> None:
     assert codec.encode("known known") == [0, 0]
     with pytest.raises(TextRefused, match="tokenizer refused"):
         codec.encode("new")
+
+
+def test_a_long_text_lets_other_threads_run() -> None:
+    codec = load_codec(demo_model())
+    text, begun = "naïve café 東京 123 " * 10_000, threading.Event()
+
+    def encode() -> list[int]:
+        begun.set()
+        return codec.encode(text)
+
+    with ThreadPoolExecutor() as pool:
+        encoding = pool.submit(encode)
+        begun.wait()
+        num_turns = 0
+        while not encoding.done():
+            time.sleep(0.001)
+            num_turns += 1
+    assert num_turns > 10
+    assert codec.tokenizer is not None
+    assert encoding.result() == codec.tokenizer.encode(text).ids
 
 
 def test_no_prompt_has_fewer_tokens_than_its_length_says() -> None:
