@@ -196,8 +196,12 @@ def _mark_special(tokenizer: Tokenizer, names: list[str]) -> None:
 def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
-        return file.read_text()
+        try:
+            return file.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise UnsupportedModel(f"{file} cannot be read as text: {error}") from None
     source = settings.get("chat_template")
     if isinstance(source, list):  # several named ones
-        source = {one["name"]: one["template"] for one in source}.get("default")
+        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
+        source = named[-1].get("template") if named else None
     return source if isinstance(source, str) else None

@@ -170,6 +170,8 @@ def test_a_folder_without_a_tokenizer_serves_ids(tmp_path: Path, capsys: pytest.
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
         ("tokenizer.json", None, "no tokenizer.json"),
+        ("chat_template.jinja", "{% if %}", "chat template cannot be used"),
+        ("chat_template.jinja", "\udcff", r"chat_template\.jinja cannot be read as text"),
     ],
 )
 def test_broken_folders(tmp_path: Path, file: str, content: str | None, words: str) -> None:
@@ -177,7 +179,7 @@ def test_broken_folders(tmp_path: Path, file: str, content: str | None, words: s
     if content is None:
         (folder / file).unlink()
     else:
-        (folder / file).write_text(content)
+        (folder / file).write_text(content, errors="surrogateescape")
     with pytest.raises(UnsupportedModel, match=words):
         load_codec(folder)
 
