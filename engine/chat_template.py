@@ -44,6 +44,7 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise UnsupportedModel(f"the checkpoint's chat template cannot be used: {error}") from None
         self._special_tokens = special_tokens
+        self._takes_tools = "tools" in source
         self.tool_format = _tool_format(source)
         self.reasoning_format = self._find_reasoning_format(source)
 
@@ -52,6 +53,8 @@ class ChatTemplate:
         refused = [name for name in options.template_kwargs if name not in TEMPLATE_KWARGS]
         if refused:
             raise TemplateRefused(f"chat_template_kwargs has {refused[0][:50]!r}; want {', '.join(TEMPLATE_KWARGS)}")
+        if options.tools and not self._takes_tools:
+            raise TemplateRefused(f"tools has {len(options.tools)}; want none: the chat template does not show them")
         try:
             return self._template.render(
                 messages=[_as_dict(message) for message in messages],

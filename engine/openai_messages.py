@@ -47,6 +47,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    type: Literal["text"] | None = None
+    """So lm-evaluation-harness marks every turn; it says nothing new."""
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None

@@ -5,6 +5,7 @@ Pure: no socket. Encoding a prompt takes time and may be done in another thread;
 
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 
 import msgspec
@@ -80,19 +81,18 @@ class Reception:
                 None, "bad_message", f"a message of {len(frames)} frames came; want 1 frame, as from a DEALER"
             )
         try:
-            return self._decoder.decode(frames[0])
+            message = self._decoder.decode(frames[0])
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             return Rejected(_request_id_in(frames[0]), "bad_message", f"the message cannot be read: {error}")
+        if isinstance(message, Question) and not 1 <= len(message.request_id) <= MAX_NAME_LENGTH:
+            return _bad_name(message.request_id)
+        return message
 
     def admit(self, client: Client, request: Request) -> Live | Failed | Rejected:
         """Take the request's name and check all that does not need its token ids."""
         request_id = request.request_id
         if not 1 <= len(request_id) <= MAX_NAME_LENGTH:
-            return Rejected(
-                request_id[:MAX_NAME_LENGTH],
-                "bad_request_id",
-                f"request_id has {len(request_id)} characters; want 1 to {MAX_NAME_LENGTH}",
-            )
+            return _bad_name(request_id)
         if self.draining:
             return Failed(request_id, "draining", "the engine is shutting down and takes no new requests")
         if self._desk.num_live >= MAX_LIVE_REQUESTS:
@@ -130,7 +130,7 @@ class Reception:
                 case Generate(prompt=prompt):
                     return self._codec.encode(prompt)
                 case Chat(messages=messages, options=options):
-                    return self._codec.encode_chat(messages, options)
+                    return self._codec.encode_chat(messages, options, partial(check_text_length, rules=self._rules))
                 case GenerateIds(prompt_ids=prompt_ids):
                     return unpack_ids(prompt_ids)
         except (TemplateRefused, TextRefused) as error:
@@ -138,7 +138,7 @@ class Reception:
 
     def answer(self, question: Question) -> Tokenized | Detokenized | Failed:
         """What the tokenizer makes of a text or of token ids; no request comes of it. Thread-safe."""
-        request_id = question.request_id[:MAX_NAME_LENGTH]
+        request_id = question.request_id
         try:
             match question:
                 case Tokenize(request=request):
@@ -215,6 +215,14 @@ def _num_characters(request: Request | Question) -> int:
             return sum(len(message.content or "") for message in messages) + 20 * len(messages)
         case GenerateIds():
             return 0
+
+
+def _bad_name(request_id: str) -> Rejected:
+    return Rejected(
+        request_id[:MAX_NAME_LENGTH],
+        "bad_request_id",
+        f"request_id has {len(request_id)} characters; want 1 to {MAX_NAME_LENGTH}",
+    )
 
 
 def _request_id_in(message: bytes) -> str | None:

@@ -264,8 +264,9 @@ class Client:
                     self._calls.take(message)
             case Tokenized() | Detokenized():
                 self._questions.take(message)
-            case Rejected():
-                self._calls.reject(message)
+            case Rejected(request_id=name, code=code):
+                if not self._questions.fail(Failed(name or "", code, message.message)):
+                    self._calls.reject(message)
             case EngineInfo():
                 if self._info is not None and not self._info.done():
                     self._info.set_result(message)

@@ -79,6 +79,13 @@ TOOLS = """{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in mes
 {%- endfor %}{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"""
 
 
+def test_tools_that_the_model_would_not_see() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    assert template.render([ChatMessage("user", "hi")], ChatOptions()) == "hi"
+    with pytest.raises(TemplateRefused, match="tools has 1; want none"):
+        template.render([ChatMessage("user", "hi")], ChatOptions(tools=({"type": "function"},)))
+
+
 def test_tools_are_rendered_as_transformers_does() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "é": [1, 2.5, None]}}}
     call = {"id": "abc", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", {"y": 1}]}}}

@@ -42,7 +42,7 @@ def tools() -> list[Any]:
 def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama3"), folder)
-    shown = f"{{% if false %}}{SHOWS[tool_format]}{{% endif %}}{{{{ messages[0].content }}}}"
+    shown = f"{{% if not tools %}}{SHOWS[tool_format]}{{% endif %}}{{{{ messages[0].content }}}}"
     (folder / "chat_template.jinja").write_text(shown)
     flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny", "--no-log-requests"]
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools()}
@@ -71,7 +71,7 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama"), folder)
     words.add_tokens(["<tool_call>"])
-    words.chat_template = f"{{% if false %}}{SHOWS['hermes']}{{% endif %}}{{{{ messages[0].content }}}}"
+    words.chat_template = f"{{% if not tools %}}{SHOWS['hermes']}{{% endif %}}{{{{ messages[0].content }}}}"
     words.save_pretrained(folder)
     begins_call = {str(len(words) - 1): 100}
     strict, loose = tools()

@@ -125,6 +125,13 @@ async def test_without_tools_a_call_is_text(engine: TokenizerProcess, client: As
     assert answer.choices[0].message.content == CALL
 
 
+async def test_turns_as_an_evaluation_harness_marks_them(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
+    wanted = (await chat(engine, client, "x"))[1]
+    assert (await chat(engine, client, "x", messages=[{**TURN[0], "type": "text"}]))[1] == wanted
+    with pytest.raises(openai.BadRequestError):
+        await client.chat.completions.create(model="tiny", messages=[{**TURN[0], "type": "image"}])  # type: ignore[list-item]
+
+
 async def test_the_template_gets_what_is_let_through(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
     body = {"chat_template_kwargs": {"enable_thinking": True}}
     _, prompt = await chat(engine, client, "x", extra_body=body)
@@ -175,7 +182,7 @@ async def test_refusals(client: AsyncOpenAI, change: dict[str, Any], param: str)
     ],
 )
 async def test_other_families(tmp_path: Path, template: str, says: str) -> None:
-    source = f"{{% if false %}}{template}{{% endif %}}{{{{ messages[0].content }}}}"
+    source = f"{{% if not tools %}}{template}{{% endif %}}{{{{ messages[0].content }}}}"
     with (
         tokenizer_process(byte_checkpoint(tmp_path, source)) as engine,
         http_process(engine) as url,

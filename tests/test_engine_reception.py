@@ -14,7 +14,17 @@ import pytest
 import zmq
 
 from tercet.ipc.answers import Failed, Finished, Rejected
-from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds, Hello, SamplingParams
+from tercet.ipc.messages import (
+    Cancel,
+    Chat,
+    ChatMessage,
+    Detokenize,
+    Generate,
+    GenerateIds,
+    Hello,
+    SamplingParams,
+    Tokenize,
+)
 from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import (
     USAGE,
@@ -87,6 +97,7 @@ def test_two_requests_of_one_name(shared: TokenizerProcess, peer: Peer, context:
         (Generate("a", "x", cache_salt="s" * 300), "invalid_request", "cache_salt"),
         (Chat("a", ()), "invalid_request", "messages has 0"),
         (Chat("a", (ChatMessage("user", "x" * 10**6),)), "prompt_too_long", "512"),
+        (Chat("a", (ChatMessage("user", "x" * 20),) * 700), "prompt_too_long", "at least .* and the context holds 512"),
     ],
 )
 def test_refusals(shared: TokenizerProcess, peer: Peer, request_: Any, code: str, words: str) -> None:
@@ -125,10 +136,11 @@ def test_what_is_no_message(
 
 @pytest.mark.parametrize("request_id", ["", "x" * 257])
 def test_names_of_a_wrong_length(peer: Peer, request_id: str) -> None:
-    peer.ask(Generate(request_id, "x"))
-    rejected = peer.receive()
-    assert isinstance(rejected, Rejected)
-    assert rejected.code == "bad_request_id"
+    for message in (Generate(request_id, "x"), Tokenize(request_id, Generate("", "x")), Detokenize(request_id, b"")):
+        peer.ask(message)
+        rejected = peer.receive()
+        assert isinstance(rejected, Rejected)
+        assert rejected.code == "bad_request_id"
 
 
 def test_cancelling_what_is_not_there(shared: TokenizerProcess, peer: Peer) -> None:

@@ -2,6 +2,9 @@
 
 import json
 import random
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,8 @@ def test_a_folder_without_a_tokenizer_serves_ids(tmp_path: Path, capsys: pytest.
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
         ("tokenizer.json", None, "no tokenizer.json"),
+        ("chat_template.jinja", "{% if %}", "chat template cannot be used"),
+        ("chat_template.jinja", "\udcff", r"chat_template\.jinja cannot be read as text"),
     ],
 )
 def test_broken_folders(tmp_path: Path, file: str, content: str | None, words: str) -> None:
@@ -174,7 +179,7 @@ def test_broken_folders(tmp_path: Path, file: str, content: str | None, words: s
     if content is None:
         (folder / file).unlink()
     else:
-        (folder / file).write_text(content)
+        (folder / file).write_text(content, errors="surrogateescape")
     with pytest.raises(UnsupportedModel, match=words):
         load_codec(folder)
 
@@ -187,6 +192,26 @@ def test_a_text_that_the_tokenizer_cannot_encode(tmp_path: Path) -> None:
     assert codec.encode("known known") == [0, 0]
     with pytest.raises(TextRefused, match="tokenizer refused"):
         codec.encode("new")
+
+
+def test_a_long_text_lets_other_threads_run() -> None:
+    codec = load_codec(demo_model())
+    text, begun = "naïve café 東京 123 " * 10_000, threading.Event()
+
+    def encode() -> list[int]:
+        begun.set()
+        return codec.encode(text)
+
+    with ThreadPoolExecutor() as pool:
+        encoding = pool.submit(encode)
+        begun.wait()
+        num_turns = 0
+        while not encoding.done():
+            time.sleep(0.001)
+            num_turns += 1
+    assert num_turns > 10
+    assert codec.tokenizer is not None
+    assert encoding.result() == codec.tokenizer.encode(text).ids
 
 
 def test_no_prompt_has_fewer_tokens_than_its_length_says() -> None:

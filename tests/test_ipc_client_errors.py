@@ -23,7 +23,7 @@ from tercet.ipc.client import (
     RequestRefused,
     RequestTimedOut,
 )
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import ChatMessage, SamplingParams
 from tercet.ipc.process_messages import Abandon, Drain
 from tercet.ipc.step_messages import Unservable
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
@@ -56,6 +56,9 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
     for prompt in (None, b"text", [1.5], [{"role": "user"}]):
         with pytest.raises(ValueError, match="want a str, int32 token ids, or ChatMessages"):
             await client.generate(prompt)  # type: ignore[arg-type]
+    for answer in (client.generate, client.tokenize):
+        with pytest.raises(RequestRefused, match="got `int`"):
+            await asyncio.wait_for(answer([ChatMessage("user", 5)]), 10)  # type: ignore[arg-type]
     running = asyncio.ensure_future(client.generate("beside"))
     beside = await submitted(engine)
     for ask in (client.generate, client.tokenize):
