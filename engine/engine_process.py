@@ -61,8 +61,13 @@ class EngineProcess:
         return {"launch": self.startup_seconds - self._ready.seconds, **self._ready.phases}
 
     def on_death(self, callback: Callable[[str], None]) -> None:
-        """Have `callback` called, in a thread of ours, with the reason, if the engine ends by itself."""
+        """Have `callback` called, in a thread of ours, with the reason, if the engine ends by itself.
+
+        If it has ended already, it is called now; if that happens just now, twice.
+        """
         self._on_death = callback
+        if self.death is not None:
+            callback(self.death)
 
     def close(self, *, drain: bool = False) -> None:
         """End the engine and wait for its end; `drain` lets running requests finish first."""

@@ -199,6 +199,19 @@ def test_a_worker_that_always_dies_ends_the_engine(ids_only_model: Path, tmp_pat
         assert "worker 0 was killed by SIGKILL; it died 3 times within 60 s" in engine.death
 
 
+def test_who_asks_for_a_death_too_late_is_told(ids_only_model: Path) -> None:
+    """The engine may end between its readiness and the question: then requests would wait for its return."""
+    with EngineProcess(EngineConfig(model=str(ids_only_model), load_format="null")) as engine:
+        engine.process.kill()
+        deadline = time.monotonic() + 30
+        while engine.death is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        told: list[str] = []
+        engine.on_death(told.append)
+        assert set(told) == {"the supervisor ended with exit code -9 and no word"}
+
+
 def test_an_engine_that_is_gone_for_good_is_not_waited_for(ids_only_model: Path) -> None:
     with LLM(str(ids_only_model), load_format="null", max_lease=1) as llm:
         supervisor = llm._engine.process
