@@ -125,6 +125,7 @@ class StepLoop:
                 self._aborted += numbers
             case Forget():
                 self._planner.forget(message)
+                self._told = None  # a new tokenizer knows no gauges
             case Allowed() | Disallowed():
                 for unservable in self._planner.take_masks(message):
                     self._send(unservable)

@@ -1,4 +1,4 @@
-"""The step loop in a flood of messages: it goes on planning, and thousands of cancels are one."""
+"""The step loop: it goes on planning in a flood of messages, takes thousands of cancels as one, and tells gauges."""
 
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from tercet.engine.planner import Planner
 from tercet.engine.scheduler import StepLoop
 from tercet.ipc.addresses import make_addresses
 from tercet.ipc.sockets import Inbox
-from tercet.ipc.step_messages import Abort, Step, ToScheduler
+from tercet.ipc.step_messages import Abort, Forget, Load, Step, ToScheduler, ToTokenizer
 from test_engine_planner import settings, submit
 
 
@@ -67,3 +67,17 @@ def test_many_cancels_are_one_walk_along_the_line(link: Any, monkeypatch: pytest
     assert load.num_running + load.num_waiting == 10
     loop.turn(Flood([abort(1)]))
     assert planner.load().num_running + planner.load().num_waiting == 9
+
+
+def test_a_new_tokenizer_is_told_the_gauges_of_an_engine_at_rest(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_LOAD_SECONDS", 0.0)
+    tokenizer = Inbox[ToTokenizer](link.spec.addresses.tokenizer, ToTokenizer)
+    loop = StepLoop(Planner(settings(), b"key"), link)
+    loop.turn(Flood([]))
+    told = tokenizer.receive(10)
+    assert isinstance(told, Load)
+    loop.turn(Flood([]))  # nothing is new
+    loop.turn(Flood([Forget(7)]))
+    assert tokenizer.receive(10) == told
+    assert tokenizer.receive(0.1) is None
+    tokenizer.close()
