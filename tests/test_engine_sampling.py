@@ -117,7 +117,7 @@ def test_ranks_that_compare_scores(engine: LLM) -> None:
 def test_seeds() -> None:
     """Another seed, another answer; without one each request draws its own, and the engine's seed decides which."""
     loose = SamplingParams(temperature=2.0, max_tokens=20, ignore_eos=True)
-    prompts = [PROMPTS[0]] * 12
+    prompts = [PROMPTS[0]] * 6
 
     def answers(seed: int) -> list[list[int]]:
         with tiny_engine(FAMILY, seed=seed) as llm:
