@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tokenizer_fixtures import client, engine, folder, peer, shared
+
+__all__ = ["client", "engine", "folder", "peer", "shared"]
 if os.environ.get("TRITON_INTERPRET") == "1":
     from bounds import check_bounds
     from quick_interpreter import quicken

@@ -4,8 +4,6 @@ import math
 import random
 import re
 from array import array
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -29,35 +27,10 @@ from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import (
     USAGE,
     TokenizerProcess,
-    byte_checkpoint,
     byte_tokenizer,
     rewritten,
-    tokenizer_process,
 )
 from wire_peer import Peer, still_serves
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_checkpoint(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[TokenizerProcess]:
-    """For tests that leave it as they found it."""
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> Peer:
-    return Peer(context, shared.address)
 
 
 def test_two_requests_of_one_name(shared: TokenizerProcess, peer: Peer, context: zmq.Context[Any]) -> None:

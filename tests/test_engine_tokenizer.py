@@ -3,14 +3,12 @@
 import asyncio
 import threading
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import anyio
 import msgspec
-import pytest
 import zmq
 
 from tercet.engine.front_desk import FrontDesk
@@ -25,29 +23,11 @@ from tokenizer_process import (
     EOS,
     USAGE,
     TokenizerProcess,
-    byte_checkpoint,
     byte_tokenizer,
     tokenizer_process,
     tokens,
 )
 from wire_peer import Peer
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_checkpoint(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[TokenizerProcess]:
-    """For tests that leave it as they found it."""
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> Peer:
-    return Peer(context, shared.address)
 
 
 def test_who_is_there(shared: TokenizerProcess, peer: Peer) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -30,29 +30,6 @@ from tokenizer_process import (
     tokens,
 )
 from wire_peer import Peer, still_serves
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_checkpoint(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture(scope="module")
-def shared(folder: Path) -> Iterator[TokenizerProcess]:
-    """For tests that leave it as they found it."""
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-def peer(shared: TokenizerProcess, context: zmq.Context[zmq.Socket[bytes]]) -> Peer:
-    return Peer(context, shared.address)
 
 
 def test_more_connections_than_files_are_usual(folder: Path, context: zmq.Context[Any]) -> None:

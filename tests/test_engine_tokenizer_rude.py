@@ -4,8 +4,6 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,22 +21,9 @@ from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import (
     USAGE,
     TokenizerProcess,
-    byte_checkpoint,
-    tokenizer_process,
     tokens,
 )
 from wire_peer import Peer, still_serves
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_checkpoint(tmp_path_factory.mktemp("tokenizer"))
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(folder) as process:
-        yield process
 
 
 def test_who_asks_without_end_and_reads_nothing_takes_no_memory_without_end() -> None:

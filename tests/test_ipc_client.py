@@ -6,8 +6,6 @@ Engines that refuse, drain, die or hang: test_ipc_client_errors.py.
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,24 +14,7 @@ from played_scheduler import aborted, ended, play, submitted
 from tercet.ipc.client import Client, ClientError, EngineDied, Generation, Piece, RequestTimedOut
 from tercet.ipc.messages import ChatMessage, SamplingParams
 from tercet.ipc.step_messages import Ended, Submit
-from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process, tokens
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_checkpoint(tmp_path_factory.mktemp("client"))
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-async def client(engine: TokenizerProcess) -> AsyncIterator[Client]:
-    async with Client(engine.address) as client:
-        yield client
+from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_tokenizer, tokens
 
 
 async def test_a_whole_answer(engine: TokenizerProcess, client: Client) -> None:

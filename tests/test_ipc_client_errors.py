@@ -6,8 +6,6 @@ import os
 import signal
 import time
 from array import array
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -26,24 +24,7 @@ from tercet.ipc.client import (
 from tercet.ipc.messages import ChatMessage, SamplingParams
 from tercet.ipc.process_messages import Abandon, Drain
 from tercet.ipc.step_messages import Unservable
-from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_checkpoint(tmp_path_factory.mktemp("client"))
-
-
-@pytest.fixture
-def engine(folder: Path) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(folder) as process:
-        yield process
-
-
-@pytest.fixture
-async def client(engine: TokenizerProcess) -> AsyncIterator[Client]:
-    async with Client(engine.address) as client:
-        yield client
+from tokenizer_process import USAGE, TokenizerProcess
 
 
 async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, client: Client) -> None:
