@@ -154,7 +154,6 @@ class _CappedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._num_header_bytes = 0
-        self._is_too_large = False
         self._in_headers = True
         self._too_late: asyncio.TimerHandle | None = None
         self._expect_headers()
@@ -172,7 +171,7 @@ class _CappedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if sum(len(name) + len(value) for name, value in self.headers) + len(self.url) > _MOST_HEADER_BYTES:
-            self._is_too_large = True
+            self._refuse(_TOO_LARGE)
             raise HttpParserError("headers too large")
         self._in_headers = False
         if self._too_late is not None:
@@ -193,8 +192,8 @@ class _CappedProtocol(HttpToolsProtocol):
         self._too_late = self.loop.call_later(_HEADER_SECONDS, self._refuse, _TOO_SLOW)
 
     def send_400_response(self, msg: str) -> None:
-        """What the parser has stopped at."""
-        self._refuse(_TOO_LARGE if self._is_too_large else _NO_HTTP)
+        """What the parser has stopped at, unless it has been answered."""
+        self._refuse(_NO_HTTP)
 
     def _refuse(self, error: ApiError) -> None:
         if self.transport.is_closing():
