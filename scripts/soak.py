@@ -54,8 +54,8 @@ def more(arguments: argparse.Namespace, loads: Loads) -> Callable[[], bool]:
     return lambda: sum(load.sent for load in loads.all) < arguments.requests
 
 
-async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Loads, Sampler, EngineInfo, str]:
-    """Loads and samples, the engine's last word of itself, and what is wrong with it, if anything."""
+async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Loads, Sampler, EngineInfo]:
+    """Loads and samples, and the engine's gauges afterwards."""
     mix = Mix(
         vocab_size=engine.limits.vocab_size,
         longest_prompt=arguments.longest_prompt,
@@ -75,7 +75,7 @@ async def soak(engine: EngineProcess, arguments: argparse.Namespace) -> tuple[Lo
                 work.create_task(load.run(go_on, concurrency))
             if http is not None:
                 work.create_task(http.run(go_on, arguments.concurrency))
-        return loads, sampler, *await unrest(sockets[0])
+        return loads, sampler, await rest(sockets[0])
     finally:
         for task in beside:
             task.cancel()
@@ -90,16 +90,16 @@ async def tell(loads: Loads) -> None:
         print(f"{loads.ended} ended, {loads.reasons()}", file=sys.stderr, flush=True)
 
 
-async def unrest(load: Load) -> tuple[EngineInfo, str]:
-    """The engine's gauges once all is free, or a while after the last request has ended: then with words about it."""
+async def rest(load: Load) -> EngineInfo:
+    """The engine's gauges once all is free, or else a while after the last request has ended."""
     deadline = time.monotonic() + _REST_S
-    while True:
-        info = await load.ask_info()
-        if not (info.num_running or info.num_waiting) and info.num_free_pages == info.num_pages - 1:
-            return info, ""
-        if time.monotonic() > deadline:
-            return info, f"not at rest after the last request: {info}"
+    while not is_at_rest(info := await load.ask_info()) and time.monotonic() <= deadline:
         await asyncio.sleep(0.1)
+    return info
+
+
+def is_at_rest(info: EngineInfo) -> bool:
+    return not (info.num_running or info.num_waiting) and info.num_free_pages == info.num_pages - 1
 
 
 def main() -> int:
@@ -122,17 +122,17 @@ def main() -> int:
         parser.error(str(error))
     started = time.monotonic()
     with EngineProcess(config) as engine:
-        loads, sampler, last, left = asyncio.run(soak(engine, arguments))
+        loads, sampler, info = asyncio.run(soak(engine, arguments))
     spare = 2 * arguments.concurrency if arguments.http else 0
     faults = [*(fault for load in loads.all for fault in load.violations), *growth(sampler.samples, spare)]
-    faults += [left] if left else []
+    faults += [] if is_at_rest(info) else [f"not at rest after the last request: {info}"]
     report = {
         "requests": loads.ended,
         "seconds": round(time.monotonic() - started, 1),
         "reasons": loads.reasons(),
         "tokens": sum(load.num_tokens for load in loads.socket),
         "cached_tokens": sum(load.num_cached for load in loads.socket),
-        "preemptions": last.num_preemptions,
+        "preemptions": info.num_preemptions,
         **sampler.report(),
         "faults": faults[:50],
         "num_faults": len(faults),
