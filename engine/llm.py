@@ -248,14 +248,17 @@ async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int
 def _as_prompts(prompts: Any) -> Sequence[Prompt]:
     """One prompt is a list of one. Token ids may be arrays: numpy's, torch's, Python's."""
     prompts = _listed(prompts)
-    if isinstance(prompts, str) or (_is_sequence(prompts) and prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, str):
         return [prompts]
-    each: list[Any] = [_listed(one) for one in prompts] if _is_sequence(prompts) else [None]
-    if each and isinstance(each[0], int):  # numpy's own
-        return [each]
-    if not all(map(_is_sequence, each)):
-        raise TypeError(f"got prompts of type {type(prompts).__name__}; want a text, token ids, or a list of either")
-    return each
+    if _is_sequence(prompts):
+        if prompts and isinstance(prompts[0], int):
+            return [prompts]
+        each = [_listed(one) for one in prompts]
+        if each and isinstance(each[0], int):  # numpy's own
+            return [each]
+        if all(map(_is_sequence, each)):
+            return each
+    raise TypeError(f"got prompts of type {type(prompts).__name__}; want a text, token ids, or a list of either")
 
 
 def _listed(value: Any) -> Any:
