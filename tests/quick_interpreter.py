@@ -16,25 +16,18 @@ from triton.runtime import interpreter
 _ADDRESS = np.dtype(np.uint64)
 
 
-class _Kept:
-    """Stands in for what would put the language back."""
-
-    def restore(self) -> None:
-        pass
-
-
 def quicken() -> None:
     """For all kernels that are interpreted from here on in this process."""
     replace, of_number = interpreter._patch_lang, functools.cache(interpreter._get_np_dtype)
     replaced: set[tuple[bool, bool]] = set()
 
-    def replace_once(function: Any) -> _Kept:
+    def replace_once(function: Any) -> interpreter._LangPatchScope:
         modules = [value for value in function.__globals__.values() if value is language or value is language.core]
         seen = (language in modules, language.core in modules)
         if seen not in replaced:
             replace(function)
             replaced.add(seen)
-        return _Kept()
+        return interpreter._LangPatchScope()  # with nothing to put back
 
     interpreter._patch_lang = replace_once
     interpreter._get_np_dtype = lambda kind: _ADDRESS if kind.scalar.is_ptr() else of_number(kind.scalar)
