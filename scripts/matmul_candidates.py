@@ -10,10 +10,12 @@ import triton
 
 from matmul_products import NORMED, Product
 from tercet.triton_kernels.matmul_launch import can_divide, fits_early
-from tercet.triton_kernels.tuning import EARLY_BYTES, PLAIN_ORDER, ROW_BUCKETS, MatmulConfig, row_bucket
+from tercet.triton_kernels.tuning import ASKING, EARLY_BYTES, PLAIN_ORDER, ROW_BUCKETS, MatmulConfig, row_bucket
 
 _SHARED_BYTES = 227 * 1024
 _MULTIPROCESSORS = 132
+_SOME = 256
+"""Columns of weights, asked for ahead: what a program has of them when it begins, for a start."""
 
 
 def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
@@ -34,11 +36,11 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     found += early
     if num_rows <= 64:
         found += _splits(max(num_rows, 8), N, K)
-        found += _skinny(max(num_rows, 8), N)
+        found += _skinny(max(num_rows, 8), N, K)
     elif num_rows <= 96:
-        found += (config for config in _skinny(32, N) if config.block_m == 32)  # three tiles
+        found += (config for config in _skinny(32, N, K) if config.block_m == 32)  # three tiles
     if 32 <= num_rows <= 1024:
-        found += _waves(num_rows, N)
+        found += _waves(num_rows, N, K)
     if num_rows >= 96 or (num_rows >= 64 and N > 50000):
         found += _hopper(num_rows, N)
     if num_rows >= 512 or (num_rows >= 64 and N > 50000):
@@ -47,12 +49,9 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
 
 
 def near_candidates(
-    product: Product, num_rows: int, table: Mapping[str, Mapping[int, MatmulConfig]], *, divided: bool, behind_sum: bool
+    product: Product, num_rows: int, table: Mapping[str, Mapping[int, MatmulConfig]], *, divided: bool
 ) -> list[MatmulConfig]:
-    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them.
-
-    `behind_sum`: the memory stands still while ranks wait for each other; the L2 cache may be asked for weights then.
-    """
+    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them."""
     place = ROW_BUCKETS.index(row_bucket(num_rows))
     near = ROW_BUCKETS[max(place - 1, 0) : place + 2]
     won = {
@@ -65,15 +64,14 @@ def near_candidates(
     if num_rows >= 128:
         won.update(_hopper(num_rows, product.N))
     if 32 <= num_rows <= 512:
-        waves = [one for one in _waves(num_rows, product.N) if one.block_k == 64 and not one.prefetch]
+        waves = [one for one in _waves(num_rows, product.N, product.K) if one.block_k == 64 and not one.prefetch]
         won.update({replace(one, num_stages=0): one for one in waves}.values())  # of each tile the most stages
-    all_parts = (1, 2, 3, 4) if divided and 16 < num_rows <= 512 else (1,)
-    ahead = (0, 128) if behind_sum and num_rows <= 512 else None
+    all_parts = (1, 2, 3, 4) if divided and 1 < num_rows <= 512 else (1,)
     found = {
         replace(config, parts=parts, prefetch=prefetch)
         for config in won
         for parts in all_parts
-        for prefetch in (ahead if ahead and config.kernel in ("split", "skinny", "wave") else (config.prefetch,))
+        for prefetch in ((0, _SOME) if num_rows <= 512 and config.kernel in ASKING else (0,))
     }
     return sorted((config for config in found if _fills(config, num_rows, product)), key=repr)
 
@@ -134,7 +132,7 @@ def _splits(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
                 for stages in (3, 5):
                     shared = stages * step * (block_n + block_m) * 2
                     if shared <= _SHARED_BYTES:
-                        for prefetch in (0, 128):
+                        for prefetch in _ahead(K):
                             yield MatmulConfig(
                                 "split", block_m, block_n, block_k, warps, stages, splits, prefetch=prefetch
                             )
@@ -150,11 +148,16 @@ def _whole(rows: int, block_n: int, K: int) -> Iterator[MatmulConfig]:
     for splits in (4, 8, 16):
         for warps in {splits, splits // 2}:
             if 64 <= power // splits <= 512 and warps >= 4:
-                for prefetch in (0, 128):
+                for prefetch in _ahead(K):
                     yield MatmulConfig("split", rows, block_n, power // splits, warps, 1, splits, prefetch=prefetch)
 
 
-def _skinny(rows: int, N: int) -> Iterator[MatmulConfig]:
+def _ahead(K: int) -> tuple[int, ...]:
+    """Columns that the L2 cache may be asked for ahead: none, some, all."""
+    return (0, _SOME, K) if K > _SOME else (0, K)
+
+
+def _skinny(rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
     for block_m in {rows, rows // 2, rows // 4} if rows > 16 else {rows}:
         for block_n in (16, 32, 64, 128):
             if N // block_n < 32 or (N > 50000 and block_n == 16):
@@ -165,11 +168,11 @@ def _skinny(rows: int, N: int) -> Iterator[MatmulConfig]:
                     if shared > _SHARED_BYTES or (block_n < 32 and stages == 3):
                         continue
                     for warps in {max(block_n // 16, 1), 4 if block_n * block_m >= 512 else 1, 2 if rows > 16 else 1}:
-                        for prefetch in (0, 128):
+                        for prefetch in _ahead(K):
                             yield MatmulConfig("skinny", block_m, block_n, block_k, warps, stages, prefetch=prefetch)
 
 
-def _waves(num_rows: int, N: int) -> Iterator[MatmulConfig]:
+def _waves(num_rows: int, N: int, K: int) -> Iterator[MatmulConfig]:
     for block_m, tall in ((64, False), (128, False), (128, True), (256, False)):
         height = block_m * 3 // 2 if tall else block_m
         # A tall tile is for rows that it holds without padding.
@@ -193,10 +196,10 @@ def _waves(num_rows: int, N: int) -> Iterator[MatmulConfig]:
                     and height * width > 8192
                 ):
                     continue
-                yield from _wave(num_rows, MatmulConfig("wave", block_m, block_n, 0, 0, extra=extra, tall=tall))
+                yield from _wave(num_rows, K, MatmulConfig("wave", block_m, block_n, 0, 0, extra=extra, tall=tall))
 
 
-def _wave(num_rows: int, tile: MatmulConfig) -> Iterator[MatmulConfig]:
+def _wave(num_rows: int, K: int, tile: MatmulConfig) -> Iterator[MatmulConfig]:
     """The ways to load a tile."""
     for block_k in (64, 128):
         for stages in (3, 4, 6):
@@ -210,7 +213,7 @@ def _wave(num_rows: int, tile: MatmulConfig) -> Iterator[MatmulConfig]:
                     continue
                 if warps == 4 and tile.height * tile.width > 128 * 128:
                     continue
-                for prefetch in (0, 128) if num_rows <= 256 else (0,):
+                for prefetch in _ahead(K) if num_rows <= 256 else (0,):
                     yield replace(tile, block_k=block_k, num_warps=warps, num_stages=stages, prefetch=prefetch)
 
 

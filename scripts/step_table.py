@@ -25,8 +25,6 @@ class Choice:
     product: Product
     asked_op: str
     """What runs: another than the product's own where one GPU plays one of several ranks, and has nothing to sum."""
-    behind_sum: bool
-    """Whether a sum over ranks stands before it."""
 
     @property
     def line(self) -> str:
@@ -60,7 +58,7 @@ def choices(config: ModelConfig, size: int, *, alone: bool) -> list[Choice]:
     ):
         own_op = "matmul" if name in _ADDING and size > 1 else op
         product = Product(name, own_op, N, K)
-        found.append(Choice(product, own_op if sums else op, behind_sum=sums and name in ("gate_up", "qkv")))
+        found.append(Choice(product, own_op if sums else op))
     return found
 
 

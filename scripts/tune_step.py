@@ -111,8 +111,7 @@ def work(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[tuple[C
     for num_rows in arguments.rows:
         for choice in choices(config, arguments.tensor_parallel_size, alone=arguments.alone):
             if not names or choice.product.name in names:
-                kinds = {"divided": choice.divided, "behind_sum": choice.behind_sum}
-                yield choice, num_rows, near_candidates(choice.product, num_rows, table, **kinds)
+                yield choice, num_rows, near_candidates(choice.product, num_rows, table, divided=choice.divided)
 
 
 def is_right(stopwatch: Stopwatch, product: Product, num_rows: int, config: MatmulConfig) -> bool:

@@ -28,9 +28,6 @@ def test_products_of_a_rank(name: str, prefix: str, size: int, alone: bool) -> N
     assert {(one.product.op, one.product.N, one.product.K) for one in found} == {
         (one.op, one.N, one.K) for one in listed
     }
-    assert {one.product.name for one in found if one.behind_sum} == (
-        {"qkv", "gate_up"} if size > 1 and not alone else set()
-    )
     assert {one.asked != one.line for one in found if one.divided} == {size > 1 and alone}
 
 
@@ -46,14 +43,13 @@ def test_the_share_of_a_rank_is_a_model() -> None:
 def test_candidates_fit_the_product(num_rows: int) -> None:
     table = load_table("NVIDIA H200")
     for choice in choices(parse_config(SHAPES["qwen3-32b"]), 4, alone=False):
-        found = near_candidates(choice.product, num_rows, table, divided=choice.divided, behind_sum=choice.behind_sum)
+        found = near_candidates(choice.product, num_rows, table, divided=choice.divided)
         assert len(set(found)) == len(found) > 5
         assert all(one.parts == 1 or can_divide(one, choice.product.K) for one in found)
         assert all((one.kernel == "vector") <= (num_rows == 1) for one in found)
-        if choice.behind_sum and 8 <= num_rows <= 256:
-            asks = {one for one in found if one.prefetch}
-            assert asks
-            assert {replace(one, prefetch=0) for one in asks} <= set(found)
+        asks = {one for one in found if one.prefetch}
+        assert bool(asks) == (8 <= num_rows <= 256)
+        assert {replace(one, prefetch=0) for one in asks} <= set(found)
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)

@@ -152,9 +152,9 @@ def test_interpreted() -> None:
 # Of Qwen3-8B and 0.6B: o and down.
 GPU_SHAPES = [(4096, 4096), (4096, 12288), (1024, 2048), (1024, 3072)]
 GPU_CONFIGS = [
-    MatmulConfig("skinny", 64, 64, 128, 4, 4, parts=4, prefetch=128),
+    MatmulConfig("skinny", 64, 64, 128, 4, 4, parts=4, prefetch=256),
     MatmulConfig("skinny", 32, 128, 128, 4, 4, parts=2),
-    MatmulConfig("wave", 64, 128, 128, 4, 4, parts=2, prefetch=128),
+    MatmulConfig("wave", 64, 128, 128, 4, 4, parts=2, prefetch=4096),
     MatmulConfig("wave", 128, 128, 64, 8, 4, extra=True, tall=True, parts=2),
 ]
 

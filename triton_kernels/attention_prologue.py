@@ -75,14 +75,17 @@ def _prologue_kernel(
     TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr, NORM: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / TOKENS, KV_HEADS): one program owns a kv head of some tokens and the q heads that share it."""
+    """Grid (T / TOKENS * KV_HEADS,): one program owns a kv head of some tokens and the q heads that share it.
+
+    From the last tokens to the first, all heads of each: of many tokens the L2 cache still holds what was written last.
+    """
     let_next_start(PDL)
     G: tl.constexpr = H // KV_HEADS
     HALF: tl.constexpr = R // 2
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(0) % KV_HEADS
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr) - first_row)
-    first = tl.program_id(0) * TOKENS
+    first = (tl.num_programs(0) - 1 - tl.program_id(0)) // KV_HEADS * TOKENS
     # Where tokens stand is in the plan, which may be read before the wait.
     rows = first + tl.arange(0, TOKENS * BLOCK_G)[:, None] // BLOCK_G
     group = tl.arange(0, TOKENS * BLOCK_G)[:, None] % BLOCK_G
@@ -161,7 +164,7 @@ def attention_prologue(
     if T:
         group, rotary_dim = num_q_heads // num_kv_heads, cos_sin_PR.shape[1]
         block_g, block_d = next_power_of_2(group), next_power_of_2(head_dim)
-        _prologue_kernel[(cdiv(T, _TOKENS), num_kv_heads)](
+        _prologue_kernel[(cdiv(T, _TOKENS) * num_kv_heads,)](
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
             positions_T if rows is None else rows, T, num_pages * page_size, cos_sin_PR.shape[0], first_row,

@@ -72,8 +72,8 @@ def launch_matmul(
     assert parts == 1 or can_divide(config, K)
     tiles = cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
-    # Prefetching reads whole tiles: it must not reach beyond the last row.
-    prefetch = config.prefetch if pdl and N % config.width == 0 else 0
+    # Prefetching reads whole tiles, by 16 bytes: it must not reach beyond the last row.
+    prefetch = config.prefetch if pdl and N % config.width == 0 and K * x_MK.itemsize % 16 == 0 else 0
     match config.kernel:
         case "vector":
             assert M == 1

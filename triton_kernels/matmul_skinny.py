@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
-from tercet.triton_kernels.overlap import let_next_start, prefetch_columns, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -37,11 +37,7 @@ def skinny_kernel(
     columns = tl.arange(0, BLOCK_K)
     w_start = w_ptr + start_n.to(tl.int64) * K + part * part_k
     if PREFETCH > 0 and tile_m == 0:
-        size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-        if PARTS > 1:
-            prefetch_columns(w_start, BLOCK_N, K * size, part_k * size)
-        else:
-            prefetch_rows(w_start, BLOCK_N * K * size, PREFETCH)
+        prefetch(w_start, BLOCK_N, K, min(PREFETCH, part_k))
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + part * part_k + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
     if PARTS > 1:
@@ -89,7 +85,7 @@ def split_kernel(
     step: tl.constexpr = SPLITS * BLOCK_K
     w_start = w_ptr + start_n.to(tl.int64) * K
     if PREFETCH > 0 and tile_m == 0:
-        prefetch_rows(w_start, BLOCK_N * K * w_ptr.dtype.element_ty.primitive_bitwidth // 8, PREFETCH)
+        prefetch(w_start, BLOCK_N, K, PREFETCH)
     w_ptrs = w_start + w_rows[None, :, None] * K + columns_SK[:, None, :]
     x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, None, :] * K + columns_SK[:, :, None]
     if PREFETCH > 0:

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tercet.triton_kernels.matmul_draw import draw_tile
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, begin_draw, finish_tile, gate_pairs, turn_ring
-from tercet.triton_kernels.overlap import let_next_start, prefetch_columns, prefetch_rows, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
 
 
 @triton.jit
@@ -98,13 +98,9 @@ def wave_kernel(
     start_m, start_n = tile_m * height, tile_n * width
     if PREFETCH > 0 and tile_m == 0:
         start = w_ptr + start_n.to(tl.int64) * K + part * part_k
-        size: tl.constexpr = w_ptr.dtype.element_ty.primitive_bitwidth // 8
-        if PARTS > 1:
-            prefetch_columns(start, BLOCK_N, K * size, part_k * size)
-            if EXTRA:
-                prefetch_columns(start + BLOCK_N * K, BLOCK_N // 2, K * size, part_k * size)
-        else:
-            prefetch_rows(start, width * K * size, PREFETCH)
+        prefetch(start, BLOCK_N, K, min(PREFETCH, part_k))
+        if EXTRA:
+            prefetch(start + BLOCK_N * K, BLOCK_N // 2, K, min(PREFETCH, part_k))
     rows = start_m + tl.arange(0, BLOCK_M)
     rows_below = start_m + BLOCK_M + tl.arange(0, BLOCK_M // 2)
     facts = begin_draw(draw, rows, M, EPILOGUE)

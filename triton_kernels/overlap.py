@@ -34,20 +34,20 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 @triton.jit
-def prefetch_rows(start_ptr, BYTES: tl.constexpr, CHUNKS: tl.constexpr):
-    """Ask for BYTES contiguous bytes to come to the L2 cache: nothing waits, no register is taken."""
-    size: tl.constexpr = BYTES // CHUNKS
-    prefetch_columns(start_ptr, CHUNKS, size, size)
+def prefetch(start_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WANTED: tl.constexpr):
+    """Ask for the first WANTED numbers of each of ROWS rows of COLUMNS to come to the L2 cache: nothing waits for them.
 
-
-@triton.jit
-def prefetch_columns(start_ptr, ROWS: tl.constexpr, STRIDE: tl.constexpr, BYTES: tl.constexpr):
-    """The same for BYTES of each of ROWS rows that lie STRIDE bytes apart."""
-    addresses = start_ptr.to(tl.int64) + tl.arange(0, ROWS) * STRIDE
+    In 128 pieces where there are fewer rows: threads that have no piece of their own would ask for others' again.
+    """
+    size: tl.constexpr = start_ptr.dtype.element_ty.primitive_bitwidth // 8
+    each: tl.constexpr = min(WANTED, COLUMNS) * size
+    pieces: tl.constexpr = 128 // ROWS if ROWS < 128 and each % (128 // ROWS * 16) == 0 else 1
+    piece = tl.arange(0, ROWS * pieces)
+    addresses = start_ptr.to(tl.int64) + piece // pieces * (COLUMNS * size) + piece % pieces * (each // pieces)
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;",
         "=r,l,r",
-        [addresses, tl.full([ROWS], BYTES, tl.int32)],
+        [addresses, tl.full([ROWS * pieces], each // pieces, tl.int32)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,

@@ -27,6 +27,8 @@ KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
 NEED_TMA = ("early", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
 IN_PARTS = ("early", "skinny", "wave")
+# Kernels that can ask the L2 cache for their weights ahead.
+ASKING = ("split", "skinny", "wave")
 EARLY_BYTES = 216 * 1024
 """Of weights that a program of the early kernel has in shared memory at most, beside its sums."""
 _NEAR = 2.0
@@ -37,7 +39,7 @@ _NEAR = 2.0
 class MatmulConfig:
     """One way to run a product.
 
-    `prefetch`: parts in which a program asks the L2 cache for its weights ahead; `extra`, `tall`: tiles half as wide
+    `prefetch`: columns of its weights that a program asks the L2 cache for ahead; `extra`, `tall`: tiles half as wide
     again, half as high again. `splits`: of K within a program, among its warps; `parts`: of K among programs, each
     with its own sum, where what comes next adds them (matmul_parts.py); elsewhere they are left out. `hold`: weights
     are in registers before rows are there (matmul_early.py, whose `splits` are chunks of `block_k` at once).
