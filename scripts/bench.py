@@ -135,6 +135,14 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             return run_planner()
 
 
+def _command(arguments: argparse.Namespace) -> str:
+    """The command line, keys in it left out."""
+    command = " ".join(sys.argv)
+    for key in filter(None, (vars(arguments).get("api_key"), vars(arguments).get("listen_key"))):
+        command = command.replace(key, "…")
+    return command
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -164,7 +172,7 @@ def main() -> int:
     except (ValueError, OSError, EOFError, ClientError, TercetError) as error:
         parser.error(str(error))
     if arguments.json:
-        report = {"command": " ".join(sys.argv), "environment": environment(), "rows": rows}
+        report = {"command": _command(arguments), "environment": environment(), "rows": rows}
         arguments.json.write_text(json.dumps(report, indent=1))
     return 0
 

@@ -220,11 +220,14 @@ def test_our_socket_and_our_http_door(tmp_path: Path) -> None:
     expected = arrivals(12, 50, Lengths("5:40"), Lengths("2:9"), 400, 0)
     with Daemon(str(checkpoint("llama")), *ENGINE, "--http", f"127.0.0.1:{free_port()}") as daemon:
         url = daemon.ready.split("http=")[1].split()[0]
-        for where in (["--address", daemon.address], ["--base-url", f"{url}/v1"]):
+        for where in (["--address", daemon.address], ["--base-url", f"{url}/v1", "--api-key=not-to-be-told"]):
             file = tmp_path / "report.json"
             done = serve_bench(*where, *load, "--slo-ttft-ms", "1e6", "--json", str(file))
             assert done.returncode == 0, done.stderr
-            (report,) = json.loads(file.read_text())["rows"]
+            written = json.loads(file.read_text())
+            assert "--requests 12" in written["command"]
+            assert "not-to-be-told" not in file.read_text()
+            (report,) = written["rows"]
             assert (report["requests"], report["failed"]) == (12, 0)
             tokens = report["output_tokens_per_s"] * report["seconds"]
             assert tokens == pytest.approx(sum(one.num_tokens for one in expected))
