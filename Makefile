@@ -32,6 +32,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=scripts $(BIN)/mypy scripts/*.py
 	PYTHONPATH=scripts/typing $(BIN)/lint-imports
 	! grep -rnE 'pickle|recv_pyobj|send_pyobj|torch\.load\b|multiprocessing\.(Queue|Pipe|Pool)' \
 		--include='*.py' engine ipc model triton_kernels scripts

@@ -55,7 +55,7 @@ class Exchange:
         """Keeps what is still being copied from being overwritten."""
         device = arrivals.parts_QPMD.device
         # Copies are no kernels, but if ever one became one, it must not wait for kernels that wait for it.
-        self._side = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._side = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     def takes(self, num_tokens: int) -> bool:
         """Whether a step of so many tokens is to go this way."""

@@ -52,7 +52,7 @@ class LandingRing:
         places_KR = torch.zeros(depth, max_rows, dtype=torch.int32, pin_memory=True)
         self.ring = TokenRing(places_KR, torch.zeros(1, dtype=torch.int32, device=device))
         self._arrays: NDArray[np.int32] = places_KR.numpy()
-        self._events = [torch.cuda.Event(enable_timing=timed) for _ in range(depth)]  # type: ignore[no-untyped-call]
+        self._events = [torch.cuda.Event(enable_timing=timed) for _ in range(depth)]
         self._stopwatch = Stopwatch(self._events) if timed else NoStopwatch()
         self._in_use = [threading.Lock() for _ in range(depth)]
         self._turn = 0

@@ -64,7 +64,7 @@ class Runner:
         device = kv_cache.device
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
-            torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+            torch.cuda.set_stream(torch.cuda.Stream(device))
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
         self._dummy = settings.max_num_seqs
         self._shapes = Shapes(settings.max_num_seqs, settings.max_num_batched_tokens)

@@ -143,7 +143,7 @@ class PlanBuffer:
         self._turn = 0
         if self._on_gpu:
             self.runs = [torch.zeros(num_words, dtype=torch.int32, pin_memory=True) for _ in range(depth)]
-            self._read = [torch.cuda.Event() for _ in range(depth)]  # type: ignore[no-untyped-call]
+            self._read = [torch.cuda.Event() for _ in range(depth)]
         else:
             self.runs = [self.words_W]
         self._views: list[NDArray[np.int32]] = [host.numpy() for host in self.runs]

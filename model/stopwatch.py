@@ -63,7 +63,7 @@ class Stopwatch:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)
 
 
 def _anchor_on_host(event: torch.cuda.Event) -> tuple[int, int]:

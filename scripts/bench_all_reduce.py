@@ -89,7 +89,7 @@ def run_rank(rank: int, size: int, rendezvous: str, hidden: int) -> None:
     device = torch.device("cuda", rank)
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
     peers = connect_peers(rank, size, device, hidden, torch.bfloat16, group.min, _ROOM)
-    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    torch.cuda.set_stream(torch.cuda.Stream(device))
     if peers is None:
         raise SystemExit("no peer memory here")
     for rows in _ROWS:

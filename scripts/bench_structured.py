@@ -43,7 +43,7 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_structured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Rounds in each company in turn; prints each, and how the medians compare."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     print(f"{'beside them':12}{'tokens/s':>10}{'of each of these':>18}")
     with EngineProcess(EngineConfig(model=arguments.model, device=arguments.device, log_requests=False)) as engine:
         anyio.run(_round, engine.address, arguments, "grammar")  # the first grammar of an engine starts a process

@@ -78,7 +78,7 @@ class StepModel:
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, max_rows + 64, dtype=torch.int32, pin_memory=True)
         self._ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
 
     def decode(self, num_rows: int) -> "CapturedStep":
         """A step of one more token for each of so many rows."""
@@ -136,9 +136,9 @@ class CapturedStep:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._rewind()
         self._graph.replay()
-        start.record()  # type: ignore[no-untyped-call]
+        start.record()
         for _ in range(replays):
             self._graph.replay()
-        end.record()  # type: ignore[no-untyped-call]
-        end.synchronize()  # type: ignore[no-untyped-call]
-        return float(start.elapsed_time(end)) / replays  # type: ignore[no-untyped-call]
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / replays

@@ -56,5 +56,5 @@ class Stopwatch:
             graph.replay()
             end.record()
             end.synchronize()
-            times.append(start.elapsed_time(end) * 1e3 / nodes)
+            times.append(float(start.elapsed_time(end)) * 1e3 / nodes)
         return sorted(times)[3]

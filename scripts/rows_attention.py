@@ -53,12 +53,13 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         yield _prologue_row(stopwatch, num_tokens)
 
 
-def _caches(stopwatch: Stopwatch, num_bytes: int, num_pages: int) -> list[list[torch.Tensor]]:
+def _caches(stopwatch: Stopwatch, num_bytes: int, num_pages: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values, several times over. They must not share memory: the second would come from the L2 cache."""
-    return [
-        [stopwatch.cut(copy * 2**27 + part * 2**29, num_pages, _KV_HEADS, _PAGE, _D) for part in range(2)]
-        for copy in range(stopwatch.copies(num_bytes))
-    ]
+
+    def cut(copy: int, part: int) -> torch.Tensor:
+        return stopwatch.cut(copy * 2**27 + part * 2**29, num_pages, _KV_HEADS, _PAGE, _D)
+
+    return [(cut(copy, 0), cut(copy, 1)) for copy in range(stopwatch.copies(num_bytes))]
 
 
 def _decode_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_heads: int) -> Row:
@@ -67,12 +68,13 @@ def _decode_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_hea
     num_bytes = 4 * _KV_HEADS * _D * sum(lengths)
     caches = _caches(stopwatch, num_bytes, num_pages)
     table, slots, lengths_B = _pages(batch, pages_each), _integers(range(batch)), _integers(lengths)
-    q, out = stopwatch.cut(7, batch, num_heads, _D), torch.empty(batch, num_heads, _D, **_like())
+    q, out = stopwatch.cut(7, batch, num_heads, _D), _empty(batch, num_heads, _D)
     work = make_decode_work(batch, num_pages, _PAGE, num_heads, _KV_HEADS, _D, q.device, deterministic=False)
     plan_decode_work(lengths_B, slots, work, _KV_HEADS)
 
     def run(index: int) -> None:
-        decode_attention(q, *caches[index], table, slots, lengths_B, _SCALE, work=work, out=out)
+        k_cache, v_cache = caches[index]
+        decode_attention(q, k_cache, v_cache, table, slots, lengths_B, _SCALE, work=work, out=out)
 
     return Row(
         kernel="decode_attention",
@@ -90,20 +92,19 @@ def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_head
     batch, pages_each = len(lengths), -(-max(lengths) // _PAGE)
     num_bytes = 4 * _KV_HEADS * _D * sum(lengths)
     # Written to by the kernel: not cut from the pool.
-    caches = [
-        [torch.randn(batch * pages_each + 1, _KV_HEADS, _PAGE, _D, **_like()) for _ in range(2)]
-        for _ in range(min(stopwatch.copies(num_bytes), 8))
-    ]
+    shape = batch * pages_each + 1, _KV_HEADS, _PAGE, _D
+    caches = [(_empty(*shape).normal_(), _empty(*shape).normal_()) for _ in range(min(stopwatch.copies(num_bytes), 8))]
     table, slots, lengths_B = _pages(batch, pages_each), _integers(range(batch)), _integers(lengths)
     qkv = stopwatch.cut(7, batch, (num_heads + 2 * _KV_HEADS) * _D)
-    norms = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
-    cos_sin, out = torch.randn(max(lengths), _D, device="cuda"), torch.empty(batch, num_heads, _D, **_like())
+    q_norm, k_norm = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
+    cos_sin, out = torch.randn(max(lengths), _D, device="cuda"), _empty(batch, num_heads, _D)
     shares = plan_fused_decode(lengths_B, slots, table, num_heads, caches[0][0])
 
     def run(index: int) -> None:
+        k_cache, v_cache = caches[index]
         fused_decode_attention(
-            qkv, cos_sin, *norms, 1e-6, *caches[index], table, shares, num_heads, _SCALE, out_BHD=out
-        )  # fmt: skip
+            qkv, cos_sin, q_norm, k_norm, 1e-6, k_cache, v_cache, table, shares, num_heads, _SCALE, out_BHD=out
+        )
 
     return Row(
         kernel="fused_decode_attention",
@@ -118,13 +119,13 @@ def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], num_head
 
 def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) -> Row:
     pages_each = length // _PAGE
-    caches = [stopwatch.cut(part * 2**28, batch * pages_each + 1, _KV_HEADS, _PAGE, _D) for part in range(2)]
+    k_cache, v_cache = (stopwatch.cut(part * 2**28, batch * pages_each + 1, _KV_HEADS, _PAGE, _D) for part in range(2))
     table, slots = _pages(batch, pages_each), _integers(range(batch))
     starts, begins = _integers([0] * batch), _integers(range(0, (batch + 1) * length, length))
-    q, out = stopwatch.cut(3, batch * length, num_heads, _D), torch.empty(batch * length, num_heads, _D, **_like())
+    q, out = stopwatch.cut(3, batch * length, num_heads, _D), _empty(batch * length, num_heads, _D)
 
     def run(index: int) -> None:
-        prefill_attention(q, *caches, table, slots, starts, begins, _SCALE, out=out)
+        prefill_attention(q, k_cache, v_cache, table, slots, starts, begins, _SCALE, out=out)
 
     flops = 2.0 * batch * num_heads * length * length * _D
     name = f"S={length} B={batch} H={num_heads}"
@@ -157,14 +158,14 @@ def _prologue_row(stopwatch: Stopwatch, num_tokens: int) -> Row:
     num_heads = 16
     qkvs = stopwatch.rotation(num_tokens, (num_heads + 2 * _KV_HEADS) * _D)
     num_pages = -(-num_tokens // _PAGE) + 1
-    caches = [torch.zeros(num_pages, _KV_HEADS, _PAGE, _D, **_like()) for _ in range(2)]
+    k_cache, v_cache = (_empty(num_pages, _KV_HEADS, _PAGE, _D).zero_() for _ in range(2))
     positions = _integers(range(num_tokens))
     kv_slots = torch.arange(_PAGE, _PAGE + num_tokens, device="cuda")
     cos_sin = torch.randn(num_tokens, _D, device="cuda")
-    norms = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
+    q_norm, k_norm = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
 
     def run(index: int) -> None:
-        attention_prologue(qkvs[index], positions, kv_slots, cos_sin, *norms, 1e-6, *caches, num_heads)
+        attention_prologue(qkvs[index], positions, kv_slots, cos_sin, q_norm, k_norm, 1e-6, k_cache, v_cache, num_heads)
 
     return Row("attention_prologue", f"T={num_tokens} H=16+8", run, len(qkvs), 4.0 * qkvs[0].numel())
 
@@ -177,5 +178,5 @@ def _integers(numbers: Sequence[int]) -> torch.Tensor:
     return torch.tensor(list(numbers), dtype=torch.int32, device="cuda")
 
 
-def _like() -> dict[str, object]:
-    return {"dtype": torch.bfloat16, "device": "cuda"}
+def _empty(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16, device="cuda")

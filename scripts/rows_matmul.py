@@ -41,13 +41,14 @@ def _row(stopwatch: Stopwatch, product: Product, num_rows: int, deterministic: b
     norm = stopwatch.cut(7, K) * K**-0.5
     residual = torch.zeros(num_rows, N, device="cuda", dtype=torch.bfloat16)
 
-    def run(index: int) -> Tensor | None:
+    def run(index: int) -> object:
         w = weights[index]
         match product.op:
             case "matmul":
                 return matmul(x, w, out=residual, deterministic=deterministic)
             case "matmul_add":
-                return matmul_add(x, w, residual, deterministic=deterministic)
+                matmul_add(x, w, residual, deterministic=deterministic)
+                return residual
             case "matmul_silu_and_mul":
                 return matmul_silu_and_mul(x, w, deterministic=deterministic)
             case "rms_norm_matmul":

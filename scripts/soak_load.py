@@ -68,7 +68,7 @@ class Load:
         self.num_tokens = self.num_cached = 0
         """As the engine says; of a request cancelled before its first token, that nothing was cached."""
         self.violations: list[str] = []
-        self.info: EngineInfo | None = None
+        self._infos: list[EngineInfo] = []
         """What the engine last said of itself."""
 
     async def run(self, more: Callable[[], bool], concurrency: int) -> None:
@@ -83,11 +83,11 @@ class Load:
 
     async def ask_info(self) -> EngineInfo:
         """The engine's gauges now."""
-        self.info = None
+        self._infos.clear()
         self._tell(Hello())
-        while self.info is None:
+        while not self._infos:
             await self._hear()
-        return self.info
+        return self._infos[-1]
 
     def open(self) -> None:
         """Inside the event loop."""
@@ -147,11 +147,14 @@ class Load:
         match message:
             case Batch(items=items):
                 for item in items:
-                    self._take_item(item)
+                    if isinstance(item, Delta | Finished | Failed):
+                        self._take_item(item)
+                    else:
+                        self.violations.append(f"nobody asked for {item!r}")
             case Failed():
                 self._take_item(message)
             case EngineInfo():
-                self.info = message
+                self._infos.append(message)
             case _:
                 self.violations.append(f"nobody asked for {message!r}")
 

@@ -180,7 +180,7 @@ def main() -> None:
     device = torch.device("cuda", rank)
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
     group.connect(HIDDEN, torch.bfloat16, max_tokens=3000, num_sums=2)
-    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    torch.cuda.set_stream(torch.cuda.Stream(device))
     few, many = (group.inboxes_for(drawn("x", rank, rows)) for rows in (1, 100))
     kinds = [inboxes for inboxes in (few, many) if inboxes is not None]
     print(f"rank {rank}: peers {isinstance(few, WordInboxes) and isinstance(many, RowInboxes)}", flush=True)
