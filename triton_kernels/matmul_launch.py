@@ -73,7 +73,8 @@ def launch_matmul(
     tiles = cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles, by 16 bytes: it must not reach beyond the last row.
-    prefetch = config.prefetch if pdl and N % config.width == 0 and K * x_MK.itemsize % 16 == 0 else 0
+    can_prefetch = pdl and N % config.width == 0 and K * x_MK.itemsize % 16 == 0
+    prefetch = min(config.prefetch, K // parts) if can_prefetch else 0
     match config.kernel:
         case "vector":
             assert M == 1

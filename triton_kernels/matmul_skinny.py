@@ -37,7 +37,7 @@ def skinny_kernel(
     columns = tl.arange(0, BLOCK_K)
     w_start = w_ptr + start_n.to(tl.int64) * K + part * part_k
     if PREFETCH > 0 and tile_m == 0:
-        prefetch(w_start, BLOCK_N, K, min(PREFETCH, part_k))
+        prefetch(w_start, BLOCK_N, K, PREFETCH)
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
     x_ptrs = x_ptr + part * part_k + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
     if PARTS > 1:

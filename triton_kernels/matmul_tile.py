@@ -98,9 +98,9 @@ def wave_kernel(
     start_m, start_n = tile_m * height, tile_n * width
     if PREFETCH > 0 and tile_m == 0:
         start = w_ptr + start_n.to(tl.int64) * K + part * part_k
-        prefetch(start, BLOCK_N, K, min(PREFETCH, part_k))
+        prefetch(start, BLOCK_N, K, PREFETCH)
         if EXTRA:
-            prefetch(start + BLOCK_N * K, BLOCK_N // 2, K, min(PREFETCH, part_k))
+            prefetch(start + BLOCK_N * K, BLOCK_N // 2, K, PREFETCH)
     rows = start_m + tl.arange(0, BLOCK_M)
     rows_below = start_m + BLOCK_M + tl.arange(0, BLOCK_M // 2)
     facts = begin_draw(draw, rows, M, EPILOGUE)

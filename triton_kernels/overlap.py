@@ -40,7 +40,7 @@ def prefetch(start_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WANTED: tl.co
     In 128 pieces where there are fewer rows: threads that have no piece of their own would ask for others' again.
     """
     size: tl.constexpr = start_ptr.dtype.element_ty.primitive_bitwidth // 8
-    each: tl.constexpr = min(WANTED, COLUMNS) * size
+    each: tl.constexpr = WANTED * size
     pieces: tl.constexpr = 128 // ROWS if ROWS < 128 and each % (128 // ROWS * 16) == 0 else 1
     piece = tl.arange(0, ROWS * pieces)
     addresses = start_ptr.to(tl.int64) + piece // pieces * (COLUMNS * size) + piece % pieces * (each // pieces)
