@@ -138,8 +138,9 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def _command(arguments: argparse.Namespace) -> str:
     """The command line, keys in it left out."""
     command = " ".join(sys.argv)
-    for key in filter(None, (vars(arguments).get("api_key"), vars(arguments).get("listen_key"))):
-        command = command.replace(key, "…")
+    for name in ("api_key", "listen_key"):
+        if key := getattr(arguments, name, None):
+            command = command.replace(key, "…")
     return command
 
 

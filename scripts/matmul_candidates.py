@@ -15,7 +15,7 @@ from tercet.triton_kernels.tuning import ASKING, EARLY_BYTES, PLAIN_ORDER, ROW_B
 _SHARED_BYTES = 227 * 1024
 _MULTIPROCESSORS = 132
 _SOME = 256
-"""Columns of weights, asked for ahead: what a program has of them when it begins, for a start."""
+"""Columns of weights to ask for ahead, where it is not all of them."""
 
 
 def candidates(product: Product, num_rows: int) -> list[MatmulConfig]:
@@ -55,7 +55,7 @@ def near_candidates(
     place = ROW_BUCKETS.index(row_bucket(num_rows))
     near = ROW_BUCKETS[max(place - 1, 0) : place + 2]
     won = {
-        replace(config, parts=1)
+        replace(config, parts=1, prefetch=0)
         for key, buckets in table.items()
         if key.endswith(" default") and not key.startswith(NORMED) and "sample" not in key
         for bucket, config in buckets.items()
@@ -71,7 +71,7 @@ def near_candidates(
         replace(config, parts=parts, prefetch=prefetch)
         for config in won
         for parts in all_parts
-        for prefetch in ((0, _SOME) if num_rows <= 512 and config.kernel in ASKING else (0,))
+        for prefetch in (_ahead(product.K) if num_rows <= 512 and config.kernel in ASKING else (0,))
     }
     return sorted((config for config in found if _fills(config, num_rows, product)), key=repr)
 

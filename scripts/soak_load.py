@@ -69,7 +69,7 @@ class Load:
         """As the engine says; of a request cancelled before its first token, that nothing was cached."""
         self.violations: list[str] = []
         self._infos: list[EngineInfo] = []
-        """What the engine last said of itself."""
+        """What the engine has said of itself since it was last asked."""
 
     async def run(self, more: Callable[[], bool], concurrency: int) -> None:
         """Send while `more()`; until all have ended, or the engine has said nothing for a minute."""
