@@ -52,6 +52,7 @@ class Decoder:
                 cos_sin_PR=cos_sin_PR,
                 window=window if window < max_model_len else 0,
                 interleaved=weights.interleaved,
+                deterministic=deterministic,
             )
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         ]

@@ -5,6 +5,7 @@ Knows the order of products and messages; `exchange.py` knows how messages trave
 Shape suffixes as in `residual.py`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from tercet.model.exchange import Exchange, Message, half_of
 from tercet.model.linear import linear
 from tercet.model.parallel import Group
-from tercet.model.residual import Residual
+from tercet.model.residual import Normed, Residual
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.matmul import matmul_silu_and_mul
 
@@ -41,16 +42,20 @@ class ExchangedResidual(Residual):
 
     def norm_linear(self, norm_D: Tensor, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
         y_TN = self._stream_TD.new_empty(len(self._stream_TD), len(weight_ND))
-        for half in self._halves:
-            x_TD = self._normed_half(half, norm_D)
-            linear(x_TD, weight_ND, bias_N, y_TN[half.rows], deterministic=self._deterministic, rows=half.count_1)
+        for part in self.normed(norm_D):
+            out = y_TN[part.first :][: len(part.x_TD)]
+            linear(part.x_TD, weight_ND, bias_N, out, deterministic=self._deterministic, rows=part.count_1)
         return y_TN
+
+    def normed(self, norm_D: Tensor) -> Iterator[Normed]:
+        for half in self._halves:
+            yield Normed(half.rows.start, self._normed_half(half, norm_D), half.count_1)
 
     def norm_gate(self, norm_D: Tensor, weight_2FD: Tensor) -> Tensor:
         y_TF = self._stream_TD.new_empty(len(self._stream_TD), len(weight_2FD) // 2)
-        for half in self._halves:
-            x_TD = self._normed_half(half, norm_D)
-            matmul_silu_and_mul(x_TD, weight_2FD, y_TF[half.rows], deterministic=self._deterministic, rows=half.count_1)
+        for part in self.normed(norm_D):
+            out = y_TF[part.first :][: len(part.x_TD)]
+            matmul_silu_and_mul(part.x_TD, weight_2FD, out, deterministic=self._deterministic, rows=part.count_1)
         return y_TF
 
     def add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None) -> None:

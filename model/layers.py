@@ -12,12 +12,14 @@ from torch import Tensor
 
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
+from tercet.model.linear import linear
 from tercet.model.parallel import Group
 from tercet.model.residual import Residual
 from tercet.model.weights import LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
+from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
@@ -33,6 +35,11 @@ class Layer:
     cos_sin_PR: Tensor
     window: int
     interleaved: bool
+    deterministic: bool
+
+    @property
+    def _num_heads(self) -> int:
+        return self.config.num_heads // self.group.size
 
     def attend(
         self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan,
@@ -43,9 +50,32 @@ class Layer:
 
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
-        weights = self.weights
-        qkv_TN = residual.norm_linear(weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
-        return self._attention(qkv_TN, inputs, page_table_SM, kv, plan, prefill)
+        num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B)
+        # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
+        first = num_decodes if isinstance(plan.decode.get(self.window), FusedPlan) else 0
+        if self._ends_in_prologue(num_tokens - first, kv):
+            qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
+        else:
+            qkv_TN = residual.norm_linear(self.weights.input_norm_D, self.weights.qkv_ND, self.weights.qkv_bias_N)
+            q_THD = self._prologue(qkv_TN[first:], inputs, kv, first)
+        out_THD = q_THD.new_empty(num_tokens, *q_THD.shape[1:])
+        if num_decodes:
+            self._attend_decodes(qkv_TN, q_THD, inputs, page_table_SM, kv, plan, out_THD[:num_decodes])
+        if num_decodes < num_tokens:
+            prefill_attention(
+                q_THD[num_decodes - first :],
+                kv[0],
+                kv[1],
+                page_table_SM,
+                inputs.chunk_slots_C,
+                inputs.chunk_starts_C,
+                inputs.query_starts_C1,
+                self.config.head_dim**-0.5,
+                work=prefill,
+                window=self.window,
+                out=out_THD[num_decodes:],
+            )
+        return out_THD.flatten(1)
 
     def add(self, residual: Residual, attended_TH: Tensor) -> None:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
@@ -59,20 +89,71 @@ class Layer:
             )
         residual.add(gated_TF, weights.down_DF, weights.down_bias_D)
 
-    def _attention(
-        self, qkv_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan,
-        prefill: PrefillWork | None,
-    ) -> Tensor:  # fmt: skip
-        head_dim = self.config.head_dim
-        num_heads = self.config.num_heads // self.group.size
-        num_tokens, num_decodes = qkv_TN.shape[0], inputs.decode_slots_B.shape[0]
-        out_THD = qkv_TN.new_empty(num_tokens, num_heads, head_dim)
+    def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
+        """Whether the product of so many tokens also does what comes before attention.
+
+        Not in deterministic mode: a fused norm sums in another order than that of decode rows.
+        """
+        weights = self.weights
+        plain = weights.qkv_bias_N is None and not self.deterministic
+        return plain and can_fuse_prologue(num_tokens, weights.qkv_ND, kv[0], self.cos_sin_PR.shape[1])
+
+    def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
+        weights = self.weights
+        qkv_TN = kv.new_empty(first, len(weights.qkv_ND))
+        q_THD = kv.new_empty(len(inputs.positions_T) - first, self._num_heads, self.config.head_dim)
+        for part in residual.normed(weights.input_norm_D):
+            end = part.first + len(part.x_TD)
+            begin = min(max(part.first, first), end)
+            ahead = begin - part.first
+            if ahead:
+                out = qkv_TN[part.first : begin]
+                linear(part.x_TD[:ahead], weights.qkv_ND, None, out, deterministic=self.deterministic)
+            matmul_prologue(
+                part.x_TD[ahead:],
+                weights.qkv_ND,
+                inputs.positions_T[begin:end],
+                inputs.kv_slots_T[begin:end],
+                self.cos_sin_PR,
+                weights.q_norm_H,
+                weights.k_norm_H,
+                self.config.rms_norm_eps,
+                kv[0],
+                kv[1],
+                q_THD[begin - first : end - first],
+                part.count_1,
+                ahead,
+            )
+        return qkv_TN, q_THD
+
+    def _prologue(self, qkv_TN: Tensor, inputs: StepInputs, kv: Tensor, first: int) -> Tensor:
+        """Queries of the tokens from `first` on, whose K and V are written."""
+        return attention_prologue(
+            qkv_TN,
+            inputs.positions_T[first:],
+            inputs.kv_slots_T[first:],
+            self.cos_sin_PR,
+            self.weights.q_norm_H,
+            self.weights.k_norm_H,
+            self.config.rms_norm_eps,
+            kv[0],
+            kv[1],
+            self._num_heads,
+            inputs.num_tokens_1,
+            first,
+        )
+
+    def _attend_decodes(
+        self, qkv_TN: Tensor, q_THD: Tensor, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor,
+        plan: AttentionPlan, out_BHD: Tensor,
+    ) -> None:  # fmt: skip
+        """Attention of the decode rows, which come first: from q, k, v rows where the plan is for that."""
+        num_rows, num_heads, head_dim = out_BHD.shape
         shares = plan.decode.get(self.window)
-        first = 0
-        if num_decodes and isinstance(shares, FusedPlan):
-            first = num_decodes
+        if isinstance(shares, FusedPlan):
             fused_decode_attention(
-                qkv_TN[:first],
+                qkv_TN[:num_rows],
                 self.cos_sin_PR,
                 self.weights.q_norm_H,
                 self.weights.k_norm_H,
@@ -83,67 +164,18 @@ class Layer:
                 shares,
                 num_heads,
                 head_dim**-0.5,
-                out_THD[:first],
+                out_BHD,
             )
-        if first < num_tokens:
-            self._attend_apart(qkv_TN, inputs, page_table_SM, kv, plan, prefill, first, out_THD)
-        return out_THD.flatten(1)
-
-    def _attend_apart(
-        self,
-        qkv_TN: Tensor,
-        inputs: StepInputs,
-        page_table_SM: Tensor,
-        kv: Tensor,
-        plan: AttentionPlan,
-        prefill: PrefillWork | None,
-        first: int,
-        out_THD: Tensor,
-    ) -> None:
-        """Norms, rotary and the write of K and V for the tokens from `first` on, then attention to what is written."""
-        k_cache, v_cache = kv[0], kv[1]
-        q_THD = attention_prologue(
-            qkv_TN[first:],
-            inputs.positions_T[first:],
-            inputs.kv_slots_T[first:],
-            self.cos_sin_PR,
-            self.weights.q_norm_H,
-            self.weights.k_norm_H,
-            self.config.rms_norm_eps,
-            k_cache,
-            v_cache,
-            out_THD.shape[1],
-            inputs.num_tokens_1,
-            first,
-        )
-        num_decodes = inputs.decode_slots_B.shape[0]
-        scale = self.config.head_dim**-0.5
-        if first < num_decodes:
-            work = plan.decode.get(self.window)
-            assert not isinstance(work, FusedPlan)
+        else:
             decode_attention(
-                q_THD[:num_decodes],
-                k_cache,
-                v_cache,
+                q_THD[:num_rows],
+                kv[0],
+                kv[1],
                 page_table_SM,
                 inputs.decode_slots_B,
                 inputs.decode_lengths_B,
-                scale,
-                work=work,
+                head_dim**-0.5,
+                work=shares,
                 window=self.window,
-                out=out_THD[:num_decodes],
-            )
-        if num_decodes < qkv_TN.shape[0]:
-            prefill_attention(
-                q_THD[num_decodes - first :],
-                k_cache,
-                v_cache,
-                page_table_SM,
-                inputs.chunk_slots_C,
-                inputs.chunk_starts_C,
-                inputs.query_starts_C1,
-                scale,
-                work=prefill,
-                window=self.window,
-                out=out_THD[num_decodes:],
+                out=out_BHD,
             )

@@ -8,16 +8,29 @@ Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of t
 S parts of an update, R some of the tokens.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
-from tercet.triton_kernels.add_rms_norm import add_rms_norm
+from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm, all_reduce_parts
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.residual_add import residual_add
+
+
+@dataclass(frozen=True)
+class Normed:
+    """Tokens of the stream, normed: all of them, or some that follow each other."""
+
+    first: int
+    x_TD: Tensor
+    count_1: Tensor | None
+    """How many tokens there are in truth, from the first of these on: those behind the last of these count too."""
 
 
 class Residual:
@@ -42,6 +55,14 @@ class Residual:
                 rows=self._rows,
             )  # fmt: skip
         return linear(self._normed(norm_D), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
+
+    def normed(self, norm_D: Tensor) -> Iterator[Normed]:
+        """Norm the stream, part by part: to be used before the next one is asked for."""
+        if self._update_TD is None:
+            x_TD = rms_norm(self._stream_TD, norm_D, self._eps, self._rows)
+        else:
+            x_TD = self._normed(norm_D)
+        yield Normed(0, x_TD, self._rows)
 
     def norm_gate(self, norm_D: Tensor, weight_2FD: Tensor) -> Tensor:
         """Norm and project the stream, gate and up rows in turns, and gate it: [T, F]."""

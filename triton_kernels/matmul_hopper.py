@@ -23,7 +23,7 @@ _GATE = gl.constexpr(2)
 
 
 @gluon.jit
-def _tile_of(index, num_m, num_n, GROUP_M: gl.constexpr):
+def tile_of(index, num_m, num_n, GROUP_M: gl.constexpr):
     """Tiles in groups of GROUP_M tile rows, so that tiles in flight together share what the L2 cache holds."""
     group = index // (GROUP_M * num_n)
     first_m = group * GROUP_M
@@ -33,7 +33,7 @@ def _tile_of(index, num_m, num_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
-def _load(
+def load_stages(
     x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr
 ):
     """The loading warp: fill the ring, stage after stage, tile after tile."""
@@ -43,7 +43,7 @@ def _load(
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]
     count = 0
     for tile in range(gl.program_id(0), num_m * num_n, NUM_PROGRAMS):
-        tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
+        tile_m, tile_n = tile_of(tile, num_m, num_n, GROUP_M)
         for k in range(num_k):
             stage = count % STAGES
             mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
@@ -52,6 +52,28 @@ def _load(
             tma.async_copy_global_to_shared(x_desc, [tile_m * BLOCK_M, k * BLOCK_K], bar, x_ring.index(stage))
             tma.async_copy_global_to_shared(w_desc, [tile_n * BLOCK_N, k * BLOCK_K], bar, w_ring.index(stage))
             count += 1
+
+
+@gluon.jit
+def multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH: gl.constexpr):
+    """One warp group's half of a tile's rows, from the ring: sums in fp32, and how many stages it has seen by now."""
+    STAGES: gl.constexpr = x_ring.shape[0]
+    ROWS: gl.constexpr = x_ring.shape[1] // 2
+    BLOCK_N: gl.constexpr = w_ring.shape[1]
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    acc = gl.zeros((ROWS, BLOCK_N), gl.float32, LAYOUT)
+    for k in range(num_k):
+        stage = count % STAGES
+        mbarrier.wait(full.index(stage), count // STAGES & 1)
+        x = x_ring.index(stage).slice(WHICH * ROWS, ROWS)
+        acc = warpgroup_mma(x, w_ring.index(stage).permute((1, 0)), acc, is_async=True)
+        # The product before this one has ended: its stage is free.
+        acc = warpgroup_mma_wait(1, deps=[acc])
+        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=k > 0)
+        count += 1
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+    return acc, count
 
 
 @gluon.jit
@@ -68,16 +90,14 @@ def _multiply(
     N: gl.constexpr, WHICH: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
 ):  # fmt: skip
     """One warp group: half of each tile's rows, from the first product to the store."""
-    STAGES: gl.constexpr = x_ring.shape[0]
     ROWS: gl.constexpr = x_ring.shape[1] // 2
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     HALF: gl.constexpr = BLOCK_N // 2
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     HALF_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     count = 0
     phase = 0
     for tile in range(gl.program_id(0), num_m * num_n, NUM_PROGRAMS):
-        tile_m, tile_n = _tile_of(tile, num_m, num_n, GROUP_M)
+        tile_m, tile_n = tile_of(tile, num_m, num_n, GROUP_M)
         row = tile_m * (2 * ROWS) + WHICH * ROWS
         column = tile_n * BLOCK_N
         if EPILOGUE == _ADD:
@@ -89,18 +109,7 @@ def _multiply(
             columns = column + HALF + gl.arange(0, HALF, gl.SliceLayout(0, HALF_LAYOUT))
             inside = (rows < M)[:, None] & (columns < N)[None, :]
             residual = gl.load(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], mask=inside, other=0.0)
-        acc = gl.zeros((ROWS, BLOCK_N), gl.float32, LAYOUT)
-        for k in range(num_k):
-            stage = count % STAGES
-            mbarrier.wait(full.index(stage), count // STAGES & 1)
-            x = x_ring.index(stage).slice(WHICH * ROWS, ROWS)
-            acc = warpgroup_mma(x, w_ring.index(stage).permute((1, 0)), acc, is_async=True)
-            # The product before this one has ended: its stage is free.
-            acc = warpgroup_mma_wait(1, deps=[acc])
-            mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=k > 0)
-            count += 1
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
+        acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
         if EPILOGUE == _GATE:
             gate, up = gl.split(gl.reshape(acc, (ROWS, HALF, 2)))
             y = gate / (1.0 + gl.exp(-gate)) * up
@@ -168,7 +177,7 @@ def hopper_kernel(
                 (x_ring, w_ring, free, full, out_desc, out_ptr, staging1, held1, M, num_m, num_n, num_k,
                  N, one, GROUP_M, NUM_PROGRAMS, EPILOGUE),
             ),
-            (_load, (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M, NUM_PROGRAMS)),
+            (load_stages, (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M, NUM_PROGRAMS)),
         ],
         [4, 1],
         [232, 24],
