@@ -18,6 +18,7 @@ from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, Job, pack, run_jobs
 from slot_tables import random_table
 from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
+from tercet.model import layers
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
@@ -26,6 +27,7 @@ from tercet.model.parallel import Group
 from tercet.model.rope import Rope
 from tercet.model.runner import Runner, RunnerSettings
 from tercet.model.weights import load_weights
+from tercet.triton_kernels.matmul_prologue import matmul_prologue
 from tercet.triton_kernels.sample import sample, sample_reference
 from tercet.triton_kernels.slot_table import SlotTable
 
@@ -35,8 +37,7 @@ PAGE, MAX_SEQS, MAX_LEN = 64, 38, 1024
 SETTINGS = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=MAX_LEN, max_num_batched_tokens=2048)
 
 
-@pytest.fixture(scope="module")
-def decoder() -> Decoder:
+def make_decoder(*, deterministic: bool) -> Decoder:
     device = torch.device("cuda", 0)
     config = ModelConfig(
         family="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=3, num_heads=16,
@@ -45,7 +46,12 @@ def decoder() -> Decoder:
     )  # fmt: skip
     tensors = DummyCheckpoint(config, 0, torch.bfloat16, device)
     weights = load_weights(tensors, config, rank=0, size=1, dtype=torch.bfloat16, device=device, interleaved=True)
-    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=True)
+    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=deterministic)
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return make_decoder(deterministic=True)
 
 
 def make_runner(decoder: Decoder, *, eager: bool) -> Runner:
@@ -147,6 +153,48 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
         assert any(name.endswith(kernel) for name in names), kernel
     assert foreign_kernels(names) == []
     assert not any("nccl" in name for name in names)
+
+
+def test_long_prompts_in_one_product_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In default mode: beside decode rows, the cache has the same numbers, rounded elsewhere."""
+    default = make_decoder(deterministic=False)
+    calls = []
+
+    def counted(x_TK: torch.Tensor, *others: Any) -> None:
+        calls.append(len(x_TK))
+        matmul_prologue(x_TK, *others)
+
+    def cache_of_steps() -> torch.Tensor:
+        cache = make_kv_cache(default.config, 400, PAGE, torch.bfloat16, default.group.device, 1)
+        cache[:, :, 1:] = float("nan")
+        runner = Runner(default, cache, replace(SETTINGS, enforce_eager=True))
+        lengths = {0: 100, 1: 900, 2: 777}
+        enter = tuple(Enter(slot, pack(*range(length)), length, GREEDY) for slot, length in lengths.items())
+        pages = [x for slot in lengths for k in range(16) for x in (slot, k, 1 + slot * 20 + k)]
+        calls.clear()
+        for step in (
+            Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 100), b""),
+            Step(1, 1, b"", (), b"", pack(1, 0, 900, 2, 0, 777), pack(0)),
+        ):
+            runner.begin(step)
+            assert runner.launch(0).wait().min() >= 0
+        return cache
+
+    monkeypatch.setattr(layers, "matmul_prologue", counted)
+    cache = cache_of_steps()
+    assert calls == [calls[0]] * default.config.num_layers
+    assert calls[0] >= 1677
+    monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: False)
+    apart = cache_of_steps()
+    assert calls == []
+    # Page 0 is that of padding, which is computed by one and left out by the other.
+    assert torch.equal(cache[:, :, 1:].isnan(), apart[:, :, 1:].isnan())
+    got, wanted = (one[:, :, 1:].nan_to_num(0.0).double() for one in (cache, apart))
+    assert torch.equal(got[0, 1, 20:], wanted[0, 1, 20:])  # the prompts' first values, which both round once
+    for layer in range(default.config.num_layers):
+        for which in range(2):
+            difference = (got[layer, which] - wanted[layer, which]).norm() / wanted[layer, which].norm()
+            assert difference < 0.02, (layer, which)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
