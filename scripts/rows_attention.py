@@ -17,6 +17,8 @@ from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
 from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
+from tercet.triton_kernels.matmul import matmul
+from tercet.triton_kernels.matmul_prologue import matmul_prologue
 
 _D, _KV_HEADS, _PAGE = 128, 8, 64
 _SCALE = _D**-0.5
@@ -51,6 +53,8 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         yield _prefill_row(stopwatch, num_heads, length, batch)
     for num_tokens in (1, 64, 16384):
         yield _prologue_row(stopwatch, num_tokens)
+    for num_heads, K, num_tokens in ((16, 1024, 2048), (16, 1024, 8192), (32, 4096, 2048), (32, 4096, 8192)):
+        yield _project_row(stopwatch, num_heads, K, num_tokens)
 
 
 def _caches(stopwatch: Stopwatch, num_bytes: int, num_pages: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -154,20 +158,52 @@ def _cudnn(stopwatch: Stopwatch, batch: int, num_heads: int, length: int) -> Cal
     return run
 
 
+class _Tokens:
+    """One prompt from its first token on, and caches for its K and V."""
+
+    def __init__(self, stopwatch: Stopwatch, num_tokens: int) -> None:
+        num_pages = -(-num_tokens // _PAGE) + 1
+        shape = num_pages, _KV_HEADS, _PAGE, _D
+        self.caches = _empty(*shape).zero_(), _empty(*shape).zero_()
+        cos_sin = torch.randn(num_tokens, _D, device="cuda")
+        kv_slots = torch.arange(_PAGE, _PAGE + num_tokens, device="cuda")
+        q_norm, k_norm = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
+        self.places = _integers(range(num_tokens)), kv_slots, cos_sin, q_norm, k_norm, 1e-6
+
+
 def _prologue_row(stopwatch: Stopwatch, num_tokens: int) -> Row:
-    num_heads = 16
+    num_heads, tokens = 16, _Tokens(stopwatch, num_tokens)
     qkvs = stopwatch.rotation(num_tokens, (num_heads + 2 * _KV_HEADS) * _D)
-    num_pages = -(-num_tokens // _PAGE) + 1
-    k_cache, v_cache = (_empty(num_pages, _KV_HEADS, _PAGE, _D).zero_() for _ in range(2))
-    positions = _integers(range(num_tokens))
-    kv_slots = torch.arange(_PAGE, _PAGE + num_tokens, device="cuda")
-    cos_sin = torch.randn(num_tokens, _D, device="cuda")
-    q_norm, k_norm = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
 
     def run(index: int) -> None:
-        attention_prologue(qkvs[index], positions, kv_slots, cos_sin, q_norm, k_norm, 1e-6, k_cache, v_cache, num_heads)
+        attention_prologue(qkvs[index], *tokens.places, *tokens.caches, num_heads)
 
     return Row("attention_prologue", f"T={num_tokens} H=16+8", run, len(qkvs), 4.0 * qkvs[0].numel())
+
+
+def _project_row(stopwatch: Stopwatch, num_heads: int, K: int, num_tokens: int) -> Row:
+    """The product of q, k, v with the prologue at its end, and the two apart."""
+    N, tokens = (num_heads + 2 * _KV_HEADS) * _D, _Tokens(stopwatch, num_tokens)
+    weights, x = stopwatch.rotation(N, K), stopwatch.cut(1 << 30, num_tokens, K) * K**-0.5
+    q, qkv = _empty(num_tokens, num_heads, _D), _empty(num_tokens, N)
+
+    def run(index: int) -> None:
+        matmul_prologue(x, weights[index], *tokens.places, *tokens.caches, q)
+
+    def apart(index: int) -> None:
+        attention_prologue(matmul(x, weights[index], out=qkv), *tokens.places, *tokens.caches, num_heads)
+
+    return Row(
+        kernel="matmul_prologue",
+        shape=f"T={num_tokens} H={num_heads}+{_KV_HEADS} K={K}",
+        run=run,
+        copies=len(weights),
+        num_bytes=2.0 * (N * K + num_tokens * (N + K)),
+        num_flops=2.0 * num_tokens * N * K,
+        peer=apart,
+        peer_name="apart",
+        nodes=4,
+    )
 
 
 def _pages(batch: int, pages_each: int) -> torch.Tensor:
