@@ -23,12 +23,17 @@ _FEW_ROWS = 2048
 """Up to here a program for each row; beyond, programs that keep the weight for several."""
 
 
+@triton.jit
+def _nothing():
+    return ()
+
+
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["T"])
 def _rms_norm_kernel(
     x_ptr, weight_ptr, out_ptr, rows_ptr, eps, T,
     D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T / ROWS,): one program norms ROWS rows in turn, each alone in its registers: so its bits are its own.
+    """Grid (T / ROWS,): one program norms ROWS rows, each alone in its registers: so its bits are its own.
 
     From the last row to the first: of many rows the L2 cache still holds what was written last, and then what the
     product behind reads first.
@@ -41,11 +46,15 @@ def _rms_norm_kernel(
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr))
-    for row in range(first, tl.minimum(first + ROWS, T)):
-        offset = tl.cast(row, tl.int64) * D
-        x = tl.load(x_ptr + offset + columns, mask=mask, other=0.0).to(tl.float32)
-        y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * weight
-        tl.store(out_ptr + offset + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
+    x = _nothing()
+    for index in tl.static_range(ROWS):  # all are on their way before the first is normed
+        offset = tl.cast(first + index, tl.int64) * D
+        x += (tl.load(x_ptr + offset + columns, mask=mask & (first + index < T), other=0.0),)
+    for index in tl.static_range(ROWS):
+        offset = tl.cast(first + index, tl.int64) * D
+        wide = x[index].to(tl.float32)
+        y = wide * tl.rsqrt(tl.sum(wide * wide) / D + eps) * weight
+        tl.store(out_ptr + offset + columns, y.to(out_ptr.dtype.element_ty), mask=mask & (first + index < T))
 
 
 @triton.jit(do_not_specialize=["T"], do_not_specialize_on_alignment=["T"])
