@@ -144,6 +144,7 @@ def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "multiprocessors", lambda device: 132)
     assert can_fuse_prologue(8192, w, cache, D)
     assert not can_fuse_prologue(4096, w, cache, D)  # half of the multiprocessors
+    assert not can_fuse_prologue(0, w, cache, D)  # nothing but decode rows, which have better products
     assert not can_fuse_prologue(8192, w.float(), cache, D)
     assert not can_fuse_prologue(8192, w, cache, D // 2)
     assert not can_fuse_prologue(8192, w, cache[..., :64], 64)
