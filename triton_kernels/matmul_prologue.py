@@ -192,7 +192,7 @@ def can_fuse_prologue(num_tokens: int, w_NK: Tensor, k_cache: Tensor, rotary_dim
         return False
     programs = _num_programs(w_NK.device)
     tiles = cdiv(num_tokens, _BLOCK_M) * cdiv(len(w_NK), 2 * _HEAD_DIM)
-    return can_use_tma(w_NK) and tiles > 0 and tiles >= _BUSY * programs * cdiv(tiles, programs)
+    return can_use_tma(w_NK) and 0 < _BUSY * programs * cdiv(tiles, programs) <= tiles
 
 
 def _num_programs(device: torch.device) -> int:
