@@ -162,6 +162,9 @@ def test_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         (lambda case: setattr(case, "positions", case.positions[:-1]), "positions: got"),
         (lambda case: setattr(case, "cells", case.cells.int()), "kv_slots: got"),
         (lambda case: setattr(case, "norms", (case.x[0, :D], None)), "got one, wanted both or neither"),
+        (lambda case: setattr(case, "norms", (case.x[0, :D], case.x[0, :64])), "k_norm_weight: got"),
+        (lambda case: setattr(case, "positions", case.positions.to("meta")), "positions: got"),
+        (lambda case: setattr(case, "shape", (9, 4, 64)), "q: got"),
     ],
 )
 def test_bad_input(change: Callable[[Case], None], match: str) -> None:

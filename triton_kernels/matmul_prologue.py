@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from tercet.triton_kernels.attention_prologue import attention_prologue_reference
-from tercet.triton_kernels.checks import check_contiguous, check_dtype, check_same, check_shape
+from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul import matmul_reference
 from tercet.triton_kernels.matmul_hopper import load_stages, multiply_stages, tile_of
@@ -219,12 +219,12 @@ def matmul_prologue(
     """Into `q_THD` [T, H, D] the queries of [T, K] x [N, K], normed and turned; K and V go into the caches at
     `kv_slots_T`.
 
-    For what `can_fuse_prologue` says. fp32 inside, rounded once; graph-safe. `rows`: how many rows
-    there are in truth, int32 [1] on the device, counted from `first_row` rows ahead of these; those behind may be left
-    as they are.
+    For what `can_fuse_prologue` says. fp32 inside, rounded once; graph-safe. `rows`: how many rows there are in truth,
+    int32 [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are.
     """
     T, num_heads, head_dim = q_THD.shape
     num_pages, num_kv_heads, page_size, _ = k_cache.shape
+    check_shape("q", q_THD, None, None, _HEAD_DIM)
     check_dtype("x", x_TK, torch.bfloat16, torch.float16)
     check_shape("x", x_TK, T, w_NK.shape[1])
     check_contiguous("x", x_TK)
@@ -234,11 +234,16 @@ def matmul_prologue(
     check_shape("k_cache", k_cache, None, None, None, _HEAD_DIM)
     check_shape("v_cache", v_cache, *k_cache.shape)
     check_shape("cos_sin", cos_sin_PD, None, _HEAD_DIM)
-    check_shape("positions", positions_T, T)
-    check_shape("kv_slots", kv_slots_T, T)
+    for name, tensor in (("positions", positions_T), ("kv_slots", kv_slots_T)):
+        check_shape(name, tensor, T)
+        check_device(name, tensor, x_TK)
     check_dtype("kv_slots", kv_slots_T, torch.int64)
     if (q_norm_weight_D is None) != (k_norm_weight_D is None):
         raise ValueError("q_norm_weight and k_norm_weight: got one, wanted both or neither")
+    for name, norm in (("q_norm_weight", q_norm_weight_D), ("k_norm_weight", k_norm_weight_D)):
+        if norm is not None:
+            check_shape(name, norm, _HEAD_DIM)
+            check_same(name, norm, x_TK)
     if not T:
         return
     num_programs = _num_programs(x_TK.device)
