@@ -43,19 +43,19 @@ class ExchangedResidual(Residual):
     def norm_linear(self, norm_D: Tensor, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
         y_TN = self._stream_TD.new_empty(len(self._stream_TD), len(weight_ND))
         for part in self.normed(norm_D):
-            out = y_TN[part.first :][: len(part.x_TD)]
-            linear(part.x_TD, weight_ND, bias_N, out, deterministic=self._deterministic, rows=part.count_1)
+            linear(part.x_TD, weight_ND, bias_N, y_TN[part.rows], deterministic=self._deterministic, rows=part.count_1)
         return y_TN
 
     def normed(self, norm_D: Tensor) -> Iterator[Normed]:
         for half in self._halves:
-            yield Normed(half.rows.start, self._normed_half(half, norm_D), half.count_1)
+            yield Normed(half.rows, self._normed_half(half, norm_D), half.count_1)
 
     def norm_gate(self, norm_D: Tensor, weight_2FD: Tensor) -> Tensor:
         y_TF = self._stream_TD.new_empty(len(self._stream_TD), len(weight_2FD) // 2)
         for part in self.normed(norm_D):
-            out = y_TF[part.first :][: len(part.x_TD)]
-            matmul_silu_and_mul(part.x_TD, weight_2FD, out, deterministic=self._deterministic, rows=part.count_1)
+            matmul_silu_and_mul(
+                part.x_TD, weight_2FD, y_TF[part.rows], deterministic=self._deterministic, rows=part.count_1
+            )
         return y_TF
 
     def add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None) -> None:

@@ -104,28 +104,28 @@ class Layer:
         qkv_TN = kv.new_empty(first, len(weights.qkv_ND))
         q_THD = kv.new_empty(len(inputs.positions_T) - first, self._num_heads, self.config.head_dim)
         for part in residual.normed(weights.input_norm_D):
-            end = part.first + len(part.x_TD)
-            begin = min(max(part.first, first), end)
-            ahead = begin - part.first
+            start, end = part.rows.start, part.rows.stop
+            begin = min(max(start, first), end)
+            ahead = begin - start
             if ahead:
-                out = qkv_TN[part.first : begin]
+                out = qkv_TN[start:begin]
                 linear(part.x_TD[:ahead], weights.qkv_ND, None, out, deterministic=self.deterministic)
             matmul_prologue(
                 part.x_TD[ahead:],
                 weights.qkv_ND,
                 inputs.positions_T[begin:end],
                 inputs.kv_slots_T[begin:end],
-                self.cos_sin_PR,
-                weights.q_norm_H,
-                weights.k_norm_H,
-                self.config.rms_norm_eps,
-                kv[0],
-                kv[1],
+                *self._head_inputs(kv),
                 q_THD[begin - first : end - first],
                 part.count_1,
                 ahead,
             )
         return qkv_TN, q_THD
+
+    def _head_inputs(self, kv: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor]:
+        """What heads are turned and normed by, and where K and V go: arguments of every kernel that does so."""
+        weights = self.weights
+        return self.cos_sin_PR, weights.q_norm_H, weights.k_norm_H, self.config.rms_norm_eps, kv[0], kv[1]
 
     def _prologue(self, qkv_TN: Tensor, inputs: StepInputs, kv: Tensor, first: int) -> Tensor:
         """Queries of the tokens from `first` on, whose K and V are written."""
@@ -133,12 +133,7 @@ class Layer:
             qkv_TN,
             inputs.positions_T[first:],
             inputs.kv_slots_T[first:],
-            self.cos_sin_PR,
-            self.weights.q_norm_H,
-            self.weights.k_norm_H,
-            self.config.rms_norm_eps,
-            kv[0],
-            kv[1],
+            *self._head_inputs(kv),
             self._num_heads,
             inputs.num_tokens_1,
             first,
@@ -154,12 +149,7 @@ class Layer:
         if isinstance(shares, FusedPlan):
             fused_decode_attention(
                 qkv_TN[:num_rows],
-                self.cos_sin_PR,
-                self.weights.q_norm_H,
-                self.weights.k_norm_H,
-                self.config.rms_norm_eps,
-                kv[0],
-                kv[1],
+                *self._head_inputs(kv),
                 page_table_SM,
                 shares,
                 num_heads,

@@ -27,7 +27,7 @@ from tercet.triton_kernels.residual_add import residual_add
 class Normed:
     """Tokens of the stream, normed: all of them, or some that follow each other."""
 
-    first: int
+    rows: slice
     x_TD: Tensor
     count_1: Tensor | None
     """How many tokens there are in truth, from the first of these on: those behind the last of these count too."""
@@ -62,7 +62,7 @@ class Residual:
             x_TD = rms_norm(self._stream_TD, norm_D, self._eps, self._rows)
         else:
             x_TD = self._normed(norm_D)
-        yield Normed(0, x_TD, self._rows)
+        yield Normed(slice(0, len(x_TD)), x_TD, self._rows)
 
     def norm_gate(self, norm_D: Tensor, weight_2FD: Tensor) -> Tensor:
         """Norm and project the stream, gate and up rows in turns, and gate it: [T, F]."""

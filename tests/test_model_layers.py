@@ -29,8 +29,8 @@ class TwoParts(Residual):
     def normed(self, norm_D: Tensor) -> Iterator[Normed]:
         for whole in super().normed(norm_D):
             assert whole.count_1 is not None
-            yield Normed(0, whole.x_TD[: self.cut], whole.count_1)
-            yield Normed(self.cut, whole.x_TD[self.cut :], whole.count_1 - self.cut)
+            yield Normed(slice(0, self.cut), whole.x_TD[: self.cut], whole.count_1)
+            yield Normed(slice(self.cut, T), whole.x_TD[self.cut :], whole.count_1 - self.cut)
 
 
 def only_counted(*arguments: Any) -> None:

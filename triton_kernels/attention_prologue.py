@@ -146,14 +146,7 @@ def attention_prologue(
     check_dtype("qkv", qkv_TN, *FLOATS)
     check_contiguous("qkv", qkv_TN)
     check_shape("qkv", qkv_TN, None, (num_q_heads + 2 * num_kv_heads) * head_dim)
-    check_same("k_cache", k_cache, qkv_TN)
-    check_same("v_cache", v_cache, qkv_TN)
-    check_shape("positions", positions_T, T)
-    check_device("positions", positions_T, qkv_TN)
-    check_shape("kv_slots", kv_slots_T, T)
-    check_dtype("kv_slots", kv_slots_T, torch.int64)
-    if (q_norm_weight_D is None) != (k_norm_weight_D is None):
-        raise ValueError("q_norm_weight and k_norm_weight: got one, wanted both or neither")
+    check_prologue(qkv_TN, positions_T, kv_slots_T, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
     if not use_kernels(qkv_TN):
         return attention_prologue_reference(
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache,
@@ -174,6 +167,26 @@ def attention_prologue(
             num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **overlap_options(qkv_TN),
         )  # fmt: skip
     return q_THD
+
+
+def check_prologue(
+    x_TN: Tensor, positions_T: Tensor, kv_slots_T: Tensor, q_norm_weight_D: Tensor | None,
+    k_norm_weight_D: Tensor | None, k_cache: Tensor, v_cache: Tensor,
+) -> None:  # fmt: skip
+    """What a prologue is told of its tokens, whose rows are `x_TN`, or raise."""
+    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_same("k_cache", k_cache, x_TN)
+    check_same("v_cache", v_cache, x_TN)
+    for name, tensor in (("positions", positions_T), ("kv_slots", kv_slots_T)):
+        check_shape(name, tensor, len(x_TN))
+        check_device(name, tensor, x_TN)
+    check_dtype("kv_slots", kv_slots_T, torch.int64)
+    if (q_norm_weight_D is None) != (k_norm_weight_D is None):
+        raise ValueError("q_norm_weight and k_norm_weight: got one, wanted both or neither")
+    for name, norm in (("q_norm_weight", q_norm_weight_D), ("k_norm_weight", k_norm_weight_D)):
+        if norm is not None:
+            check_shape(name, norm, k_cache.shape[3])
+            check_same(name, norm, x_TN)
 
 
 def attention_prologue_reference(

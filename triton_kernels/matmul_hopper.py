@@ -33,6 +33,22 @@ def tile_of(index, num_m, num_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
+def make_ring(x_desc, w_desc, STAGES: gl.constexpr):
+    """Shared memory for stages of x and of w, and barriers that say which are free, and which full."""
+    BLOCK_M: gl.constexpr = x_desc.block_shape[0]
+    BLOCK_N: gl.constexpr = w_desc.block_shape[0]
+    BLOCK_K: gl.constexpr = x_desc.block_shape[1]
+    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
+    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(free.index(stage), count=2)  # both warp groups
+        mbarrier.init(full.index(stage), count=1)
+    return x_ring, w_ring, free, full
+
+
+@gluon.jit
 def load_stages(
     x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr
 ):
@@ -147,18 +163,12 @@ def hopper_kernel(
     num_m = gl.cdiv(M, BLOCK_M)
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     num_k: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
+    x_ring, w_ring, free, full = make_ring(x_desc, w_desc, STAGES)
     shape: gl.constexpr = [BLOCK_M // 2, BLOCK_N // 2]
     staging0 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
     staging1 = gl.allocate_shared_memory(out_desc.dtype, shape, out_desc.layout)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     held0 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     held1 = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(free.index(stage), count=2)
-        mbarrier.init(full.index(stage), count=1)
     mbarrier.init(held0, count=1)
     mbarrier.init(held1, count=1)
     zero: gl.constexpr = 0

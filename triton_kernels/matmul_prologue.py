@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from tercet.triton_kernels.attention_prologue import attention_prologue_reference
-from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_same, check_shape
+from tercet.triton_kernels.attention_prologue import attention_prologue_reference, check_prologue
+from tercet.triton_kernels.checks import check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul import matmul_reference
-from tercet.triton_kernels.matmul_hopper import load_stages, multiply_stages, tile_of
+from tercet.triton_kernels.matmul_hopper import load_stages, make_ring, multiply_stages, tile_of
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
@@ -136,7 +136,7 @@ def matmul_prologue_kernel(
     x_desc, w_desc, q_desc, positions_ptr, cells_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr,
     v_cache_ptr, rows_ptr, M, P, num_cells, first_row,
     H: gl.constexpr, KV_HEADS: gl.constexpr, K: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, NORM: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
+    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, NORM: gl.constexpr, HAS_ROWS: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over tiles of tokens and two heads."""
     if HAS_ROWS:  # how many there are in truth
@@ -147,15 +147,9 @@ def matmul_prologue_kernel(
     num_m = gl.cdiv(M, BLOCK_M)
     num_n: gl.constexpr = (H + 2 * KV_HEADS + 1) // 2
     num_k: gl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
-    w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, 2 * D, BLOCK_K], w_desc.layout)
+    x_ring, w_ring, free, full = make_ring(x_desc, w_desc, STAGES)
     staging0 = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_M // 2, D // 2], q_desc.layout)
     staging1 = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_M // 2, D // 2], q_desc.layout)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(free.index(stage), count=2)
-        mbarrier.init(full.index(stage), count=1)
     norms = gl.allocate_shared_memory(gl.float32, [2, D], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if NORM:
         columns = gl.arange(0, D, gl.BlockedLayout([1], [32], [4], [0]))
@@ -163,8 +157,8 @@ def matmul_prologue_kernel(
         norms.index(1).store(gl.load(k_norm_ptr + columns).to(gl.float32))
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
-    let_next_start(PDL)
-    wait_for_previous(PDL)
+    let_next_start(True)
+    wait_for_previous(True)
     gl.warp_specialize(
         [
             (
@@ -222,28 +216,18 @@ def matmul_prologue(
     For what `can_fuse_prologue` says. fp32 inside, rounded once; graph-safe. `rows`: how many rows there are in truth,
     int32 [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are.
     """
+    check_shape("q", q_THD, None, None, _HEAD_DIM)
+    check_shape("k_cache", k_cache, None, None, None, _HEAD_DIM)
     T, num_heads, head_dim = q_THD.shape
     num_pages, num_kv_heads, page_size, _ = k_cache.shape
-    check_shape("q", q_THD, None, None, _HEAD_DIM)
     check_dtype("x", x_TK, torch.bfloat16, torch.float16)
     check_shape("x", x_TK, T, w_NK.shape[1])
     check_contiguous("x", x_TK)
     check_shape("w", w_NK, (num_heads + 2 * num_kv_heads) * head_dim, None)
-    for name, tensor in (("w", w_NK), ("q", q_THD), ("k_cache", k_cache), ("v_cache", v_cache)):
-        check_same(name, tensor, x_TK)
-    check_shape("k_cache", k_cache, None, None, None, _HEAD_DIM)
-    check_shape("v_cache", v_cache, *k_cache.shape)
+    check_same("w", w_NK, x_TK)
+    check_same("q", q_THD, x_TK)
     check_shape("cos_sin", cos_sin_PD, None, _HEAD_DIM)
-    for name, tensor in (("positions", positions_T), ("kv_slots", kv_slots_T)):
-        check_shape(name, tensor, T)
-        check_device(name, tensor, x_TK)
-    check_dtype("kv_slots", kv_slots_T, torch.int64)
-    if (q_norm_weight_D is None) != (k_norm_weight_D is None):
-        raise ValueError("q_norm_weight and k_norm_weight: got one, wanted both or neither")
-    for name, norm in (("q_norm_weight", q_norm_weight_D), ("k_norm_weight", k_norm_weight_D)):
-        if norm is not None:
-            check_shape(name, norm, _HEAD_DIM)
-            check_same(name, norm, x_TK)
+    check_prologue(x_TK, positions_T, kv_slots_T, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
     if not T:
         return
     num_programs = _num_programs(x_TK.device)
@@ -253,7 +237,7 @@ def matmul_prologue(
         x_TK if q_norm_weight_D is None else q_norm_weight_D, x_TK if k_norm_weight_D is None else k_norm_weight_D, eps,
         k_cache, v_cache, positions_T if rows is None else rows, T, cos_sin_PD.shape[0], num_pages * page_size,
         first_row, H=num_heads, KV_HEADS=num_kv_heads, K=x_TK.shape[1], PAGE=page_size, STAGES=_STAGES, GROUP_M=_GROUP,
-        NUM_PROGRAMS=num_programs, NORM=q_norm_weight_D is not None, HAS_ROWS=rows is not None, PDL=True, num_warps=4,
+        NUM_PROGRAMS=num_programs, NORM=q_norm_weight_D is not None, HAS_ROWS=rows is not None, num_warps=4,
         launch_pdl=True,
     )  # fmt: skip
 
