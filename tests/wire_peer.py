@@ -1,5 +1,6 @@
 """A client as a person would write one: a DEALER socket and the messages, for tests of the tokenizer process."""
 
+import time
 from typing import Any
 
 import msgspec
@@ -27,8 +28,18 @@ class Peer:
         self.socket.send_multipart(frames)
 
     def receive(self) -> ToClient:
-        assert self.socket.poll(10_000), "no answer"
-        return msgspec.msgpack.decode(self.socket.recv(), type=ToClient)
+        message = self._next(10)
+        assert message is not None, "no answer"
+        return message
+
+    def _next(self, seconds: float) -> ToClient | None:
+        """Empty batches say nothing (docs/wire.md): they come when some other client has left."""
+        end = time.monotonic() + seconds
+        while self.socket.poll(max(0.0, end - time.monotonic()) * 1000):
+            message: ToClient = msgspec.msgpack.decode(self.socket.recv(), type=ToClient)
+            if message != Batch(()):
+                return message
+        return None
 
     def item(self) -> Delta | Finished | Failed:
         """The next item, whether in a batch or by itself."""
@@ -50,7 +61,7 @@ class Peer:
                 return text, list(memoryview(ids).cast("i")), item
 
     def is_quiet(self, seconds: float = 0.1) -> bool:
-        return not self.waiting and not self.socket.poll(seconds * 1000)
+        return not self.waiting and self._next(seconds) is None
 
 
 def still_serves(engine: TokenizerProcess, peer: Peer) -> None:
