@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tercet.triton_kernels.prefill_load import BLOCK_Q, PIECE, RECORD, TILE, load_tiles
+from tercet.triton_kernels.prefill_load import BLOCK_Q, PIECE, RECORD, TILE, load_tiles, num_turns, pair_of
 
 
 @gluon.jit
@@ -25,16 +25,20 @@ def _exp2(x):
 
 
 @gluon.jit
-def _weigh(s, largest, unit, query, start, MASKED: gl.constexpr):
+def _hide(s, query, start):
+    """Scores of tokens that come after a query become -inf."""
+    layout: gl.constexpr = s.type.layout
+    sees = query - start + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
+    columns = gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
+    return gl.where(columns[None, :] <= sees[:, None], s, float("-inf"))
+
+
+@gluon.jit
+def _weigh(s, largest, unit, HIDDEN: gl.constexpr):
     """Softmax of one more tile of scores: weights, the largest score now, and what the sums so far shrink by."""
-    if MASKED:
-        layout: gl.constexpr = s.type.layout
-        rows = query + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
-        columns = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
-        s = gl.where(columns[None, :] <= rows[:, None], s, float("-inf"))
     new = gl.maximum(largest, gl.max(s, 1) * unit)
     finite = new
-    if MASKED:
+    if HIDDEN:  # of a whole row, maybe
         finite = gl.where(new == float("-inf"), 0.0, new)
     weights = _exp2(s * unit - finite[:, None])
     return weights, new, _exp2(largest - finite)
@@ -43,25 +47,29 @@ def _weigh(s, largest, unit, query, start, MASKED: gl.constexpr):
 @gluon.jit
 def _advance(
     q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query, start, count, move,
-    WHICH: gl.constexpr, MASKED: gl.constexpr,
+    WHICH: gl.constexpr, HIDE: gl.constexpr, KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Scores of tile `count` of the ring and values of the one before it, together; then the softmax of the scores."""
+    """Scores of the first keys of tile `count` of the ring and values of the tile before it, together; then the softmax
+    of the scores."""
     STAGES: gl.constexpr = k_ring.shape[0]
     ROWS: gl.constexpr = q.shape[0]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     stage = count % STAGES
     previous = (count - 1) % STAGES
     mbarrier.wait(k_full.index(stage), count // STAGES & 1)
     # The groups take turns: one multiplies while the other is at its softmax.
     mbarrier.wait(turns.index(WHICH), move & 1)
-    zeros = gl.zeros((ROWS, TILE), gl.float32, SCORES)
-    s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    zeros = gl.zeros((ROWS, KEYS), gl.float32, SCORES)
+    k = k_ring.index(stage).slice(0, KEYS)
+    s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     acc = warpgroup_mma(p, v_ring.index(previous), acc, is_async=True)
     mbarrier.arrive(turns.index(1 - WHICH))
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage))
-    weights, new, shrink = _weigh(s, largest, unit, query, start, MASKED)
-    weight = weight * shrink + gl.sum(weights, 1)
+    if HIDE:
+        s = _hide(s, query, start)
+    weights, new, shrink = _weigh(s, gl.convert_layout(largest, gl.SliceLayout(1, SCORES)), unit, HIDE)
+    weight = gl.convert_layout(weight, gl.SliceLayout(1, SCORES)) * shrink + gl.sum(weights, 1)
     # A branch between them keeps the compiler from moving the softmax behind the products' end.
     mbarrier.wait(v_full.index(stage), count // STAGES & 1)
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
@@ -69,6 +77,15 @@ def _advance(
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     p = gl.convert_layout(weights.to(v_ring.dtype), p.type.layout)
     return acc, p, new, weight
+
+
+@gluon.jit
+def _add_last(p, v_ring, v_free, acc, stage):
+    """Values of the last keys, which nothing follows."""
+    acc = warpgroup_mma(p, v_ring.index(stage).slice(0, p.shape[1]), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(v_free.index(stage))
+    return acc
 
 
 @gluon.jit
@@ -87,6 +104,19 @@ def _clean(v_parts, cleaned, stage, start, known, turn, D: gl.constexpr, WHICH: 
 
 
 @gluon.jit
+def _store(acc, weight, staging, out_ptr, first, num_queries, head, H: gl.constexpr, D: gl.constexpr):
+    """Rows of sums, each divided by its weight. They go through shared memory: by products' registers a row would go
+    out four bytes at a time, in lines it goes out sixteen."""
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, acc.type.layout))
+    staging.store((acc * inverse[:, None]).to(staging.dtype))
+    rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LINES))
+    columns = gl.arange(0, D, gl.SliceLayout(0, LINES))
+    out_ptrs = out_ptr + ((first + rows).to(gl.int64) * H + head)[:, None] * D + columns[None, :]
+    gl.store(out_ptrs, staging.load(LINES), mask=(rows < num_queries)[:, None] & (columns < D)[None, :])
+
+
+@gluon.jit
 def _attend(
     q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
     tiles_ptr, out_ptr, unit, num_pairs,
@@ -98,33 +128,37 @@ def _attend(
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
-    q = q_ring.index(WHICH)
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, SUMS))
-    columns = gl.arange(0, D, gl.SliceLayout(0, SUMS))
     count = 0
-    turn = 0
     move = 0
     num_cleaned = 0
-    for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
+    for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
+        pair = pair_of(turn, NUM_PROGRAMS)
         record_ptr = tiles_ptr + pair // H * RECORD
-        first = gl.load(record_ptr)
-        num_queries = gl.load(record_ptr + 1)
+        first = gl.load(record_ptr) + WHICH * ROWS
+        num_queries = gl.load(record_ptr + 1) - WHICH * ROWS
         query = gl.load(record_ptr + 2) + WHICH * ROWS
         seen = gl.load(record_ptr + 4)
         known = gl.load(record_ptr + 5)
         last = gl.cdiv(seen, TILE)
-        # Tiles that every query of the group sees whole need no mask; the first goes with one, whatever it is.
+        end = (last - 1) * TILE
+        # Of its last tile a group may see none of the second piece, which is left out then.
+        half = (last > 1) & (query + ROWS <= end + PIECE)
+        # In tiles that every query of the group sees whole nothing is hidden.
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
 
-        mbarrier.wait(q_full, turn & 1)
+        place = turn & 1
+        q = q_ring.index(2 * place + WHICH)
+        mbarrier.wait(q_full.index(place), turn >> 1 & 1)
         stage = count % STAGES
         mbarrier.wait(k_full.index(stage), count // STAGES & 1)
         zeros = gl.zeros((ROWS, TILE), gl.float32, SCORES)
         s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_free.index(stage))
+        if query + 1 < TILE:
+            s = _hide(s, query, 0)
         largest = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        weights, largest, _ = _weigh(s, largest, unit, query, 0, True)
+        weights, largest, _ = _weigh(s, largest, unit, False)
         weight = gl.sum(weights, 1)
         p = gl.convert_layout(weights.to(v_ring.dtype), WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
@@ -133,32 +167,39 @@ def _attend(
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                tile * TILE, count, move, WHICH, False,
+                tile * TILE, count, move, WHICH, False, TILE,
             )  # fmt: skip
             move += 1
-        for tile in range(whole, last):
+        for tile in range(whole, last - half.to(gl.int32)):
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
-                tile * TILE, count, move, WHICH, True,
+                tile * TILE, count, move, WHICH, True, TILE,
             )  # fmt: skip
             move += 1
-        mbarrier.arrive(q_free)
-        turn += 1
-        stage = count % STAGES
-        if known < last * TILE:
-            _clean(v_parts, cleaned, stage, (last - 1) * TILE, known, num_cleaned, D, WHICH)
-            num_cleaned += 1
-        acc = warpgroup_mma(p, v_ring.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, deps=[acc])
-        mbarrier.arrive(v_free.index(stage))
+        unclean = known < end + TILE
+        if half:
+            count += 1
+            acc, few, _largest, weight_of_few = _advance(
+                q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
+                end, count, move, WHICH, True, PIECE,
+            )  # fmt: skip
+            move += 1
+            if unclean:
+                _clean(v_parts, cleaned, count % STAGES, end, known, num_cleaned, D, WHICH)
+            acc = _add_last(few, v_ring, v_free, acc, count % STAGES)
+            weight = gl.convert_layout(weight_of_few, weight.type.layout)
+        else:
+            if unclean:
+                _clean(v_parts, cleaned, count % STAGES, end, known, num_cleaned, D, WHICH)
+            acc = _add_last(p, v_ring, v_free, acc, count % STAGES)
+        num_cleaned += unclean.to(gl.int32)
         count += 1
 
-        inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, SUMS))
-        tokens = (first + WHICH * ROWS + rows).to(gl.int64)
-        out_ptrs = out_ptr + (tokens * H + pair % H)[:, None] * D + columns[None, :]
-        inside = (WHICH * ROWS + rows < num_queries)[:, None] & (columns < D)[None, :]
-        gl.store(out_ptrs, (acc * inverse[:, None]).to(v_ring.dtype), mask=inside)
+        # Of the queries nothing is needed any more.
+        _store(acc, weight, q, out_ptr, first, num_queries, pair % H, H, D)
+        fence_async_shared()
+        mbarrier.arrive(q_free.index(place))
 
 
 @gluon.jit
@@ -183,10 +224,10 @@ def hopper_prefill_kernel(
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over pairs of a tile and a head, heavy ones first."""
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head."""
     COLUMNS: gl.constexpr = D // PIECE
     dtype: gl.constexpr = q_desc.dtype
-    q_ring = gl.allocate_shared_memory(dtype, [2, BLOCK_Q // 2, D], q_desc.layout)
+    q_ring = gl.allocate_shared_memory(dtype, [2 * 2, BLOCK_Q // 2, D], q_desc.layout)
     pieces: gl.constexpr = [STAGES * COLUMNS * (TILE // PIECE), PIECE, PIECE]
     k_parts = gl.allocate_shared_memory(dtype, pieces, k_desc.layout)
     v_parts = gl.allocate_shared_memory(dtype, pieces, v_desc.layout)
@@ -198,18 +239,18 @@ def hopper_prefill_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     cleaned = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_free, count=2)
+    for place in gl.static_range(2):
+        mbarrier.init(turns.index(place), count=1)
+        mbarrier.init(q_full.index(place), count=1)
+        mbarrier.init(q_free.index(place), count=2)
     mbarrier.init(cleaned, count=2)
     mbarrier.arrive(turns.index(0))
     zero: gl.constexpr = 0

@@ -38,6 +38,21 @@ def _load_tile(
 
 
 @gluon.jit
+def num_turns(num_pairs, NUM_PROGRAMS: gl.constexpr):
+    """How many pairs of a tile and a head this program has."""
+    whole = num_pairs // NUM_PROGRAMS
+    return whole + (pair_of(whole, NUM_PROGRAMS) < num_pairs).to(gl.int32)
+
+
+@gluon.jit
+def pair_of(turn, NUM_PROGRAMS: gl.constexpr):
+    """Which pair is this program's next. Pairs come heavy ones first, and are dealt out there and back again, so that
+    who has the heaviest of one round has the lightest of the next."""
+    program = gl.program_id(0)
+    return turn * NUM_PROGRAMS + gl.where((turn & 1) == 1, NUM_PROGRAMS - 1 - program, program)
+
+
+@gluon.jit
 def load_tiles(
     q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
     tiles_ptr, page_table_ptr, num_pairs, M, num_pages,
@@ -47,18 +62,22 @@ def load_tiles(
     STAGES: gl.constexpr = k_full.shape[0]
     HALF: gl.constexpr = q_desc.block_shape[0]
     count = 0
-    turn = 0
-    for pair in range(gl.program_id(0), num_pairs, NUM_PROGRAMS):
+    for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
+        pair = pair_of(turn, NUM_PROGRAMS)
         record_ptr = tiles_ptr + pair // H * RECORD
         head = pair % H
         kv_head = head // (H // KV_HEADS)
         first = gl.load(record_ptr)
         pages_ptr = page_table_ptr + gl.load(record_ptr + 3).to(gl.int64) * M
         seen = gl.load(record_ptr + 4)
-        mbarrier.wait(q_free, (turn & 1) ^ 1)
-        mbarrier.expect(q_full, 2 * HALF * D * 2)
+        place = turn & 1
+        bar = q_full.index(place)
+        mbarrier.wait(q_free.index(place), (turn >> 1 & 1) ^ 1)
+        mbarrier.expect(bar, 2 * HALF * D * 2)
         for half in gl.static_range(2):
-            tma.async_copy_global_to_shared(q_desc, [first + half * HALF, head * D], q_full, q_ring.index(half))
+            tma.async_copy_global_to_shared(
+                q_desc, [first + half * HALF, head * D], bar, q_ring.index(2 * place + half)
+            )
         for start in range(0, seen, TILE):
             _load_tile(
                 k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
@@ -69,4 +88,3 @@ def load_tiles(
                 STAGES,
             )  # fmt: skip
             count += 1
-        turn += 1  # noqa: SIM113  Gluon has no enumerate
