@@ -212,6 +212,21 @@ def test_greedy_answers_part_at_near_ties(num_ranks: int, by_default: Callable[[
         num_shared(answer, structs.replace(answer, token_ids=token_ids))
 
 
+def test_long_prompts_part_at_near_ties(num_ranks: int, model: Path) -> None:
+    """In one step of nearly 8,192 tokens: cut into halves, whose sums are exchanged beside products that write keys and
+    values themselves. On one rank it is not cut."""
+    draw = random.Random(8)
+    long = [[draw.randrange(100_000) for _ in range(draw.randint(1300, 1360))] for _ in range(6)]
+    lengths = {"max_num_batched_tokens": 8192, "max_model_len": 2048}
+    said = []
+    for ranks in (1, num_ranks):
+        with engine(model, tensor_parallel_size=ranks, deterministic=False, **lengths) as llm:
+            outputs = llm.generate(long, structs.replace(GREEDY, logprobs=8), use_tqdm=False)
+            said.append([output.outputs[0] for output in outputs])
+    shared = [num_shared(one, other) for one, other in zip(*said, strict=True)]
+    assert sum(shared) > len(shared) * GREEDY.max_tokens / 4, shared
+
+
 def test_default_mode_runs_everything(num_ranks: int, model: Path, by_default: Callable[[int], Said]) -> None:
     said = by_default(num_ranks).mixed
     assert [len(answer) for answer in said] == [NUM_TOKENS] * 41

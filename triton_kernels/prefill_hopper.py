@@ -124,6 +124,7 @@ def _attend(
 ):  # fmt: skip
     """One warp group: half of each tile's queries, from the first scores to the store."""
     STAGES: gl.constexpr = k_ring.shape[0]
+    AHEAD: gl.constexpr = q_full.shape[0]
     ROWS: gl.constexpr = q_ring.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -146,9 +147,9 @@ def _attend(
         # In tiles that every query of the group sees whole nothing is hidden.
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
 
-        place = turn & 1
+        place = turn % AHEAD
         q = q_ring.index(2 * place + WHICH)
-        mbarrier.wait(q_full.index(place), turn >> 1 & 1)
+        mbarrier.wait(q_full.index(place), turn // AHEAD & 1)
         stage = count % STAGES
         mbarrier.wait(k_full.index(stage), count // STAGES & 1)
         zeros = gl.zeros((ROWS, TILE), gl.float32, SCORES)
@@ -222,12 +223,12 @@ def _clear_padding(
 def hopper_prefill_kernel(
     q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, scale, N, M, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+    AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head."""
     COLUMNS: gl.constexpr = D // PIECE
     dtype: gl.constexpr = q_desc.dtype
-    q_ring = gl.allocate_shared_memory(dtype, [2 * 2, BLOCK_Q // 2, D], q_desc.layout)
+    q_ring = gl.allocate_shared_memory(dtype, [AHEAD * 2, BLOCK_Q // 2, D], q_desc.layout)
     pieces: gl.constexpr = [STAGES * COLUMNS * (TILE // PIECE), PIECE, PIECE]
     k_parts = gl.allocate_shared_memory(dtype, pieces, k_desc.layout)
     v_parts = gl.allocate_shared_memory(dtype, pieces, v_desc.layout)
@@ -239,16 +240,17 @@ def hopper_prefill_kernel(
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
+    q_free = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     cleaned = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
         mbarrier.init(k_free.index(stage), count=2)
         mbarrier.init(v_free.index(stage), count=2)
-    for place in gl.static_range(2):
-        mbarrier.init(turns.index(place), count=1)
+    mbarrier.init(turns.index(0), count=1)
+    mbarrier.init(turns.index(1), count=1)
+    for place in gl.static_range(AHEAD):
         mbarrier.init(q_full.index(place), count=1)
         mbarrier.init(q_free.index(place), count=2)
     mbarrier.init(cleaned, count=2)

@@ -60,6 +60,7 @@ def load_tiles(
 ):  # fmt: skip
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     STAGES: gl.constexpr = k_full.shape[0]
+    AHEAD: gl.constexpr = q_full.shape[0]
     HALF: gl.constexpr = q_desc.block_shape[0]
     count = 0
     for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
@@ -70,9 +71,9 @@ def load_tiles(
         first = gl.load(record_ptr)
         pages_ptr = page_table_ptr + gl.load(record_ptr + 3).to(gl.int64) * M
         seen = gl.load(record_ptr + 4)
-        place = turn & 1
+        place = turn % AHEAD
         bar = q_full.index(place)
-        mbarrier.wait(q_free.index(place), (turn >> 1 & 1) ^ 1)
+        mbarrier.wait(q_free.index(place), (turn // AHEAD & 1) ^ 1)
         mbarrier.expect(bar, 2 * HALF * D * 2)
         for half in gl.static_range(2):
             tma.async_copy_global_to_shared(
