@@ -54,7 +54,9 @@ class Answer:
         self._params = msgspec.structs.replace(params, n=self._num_each)
         self._prompts = prompts
         self._record: Record = request.state.record
-        self._record.answer_id, self._record.user, self._record.stream = self.id, body.user, bool(body.stream)
+        self._record.answer_id, self._record.stream = self.id, bool(body.stream)
+        self._record.user, self._record.safety_identifier = body.user, body.safety_identifier
+        self._record.metadata = body.metadata
 
     async def whole(self) -> list[Generation]:
         """All answers, in the order of the prompts; if one fails, all are cancelled."""

@@ -11,7 +11,8 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.openai_messages import Int, Message, NamedTool, Tool, chat_options, to_engine
-from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams, Structured
+from tercet.engine.openai_structured import ResponseFormat, StructuredOutputs
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -21,52 +22,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: Literal[False] | None = None
 
 
-class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The schema is always held to, so `strict` changes nothing."""
-
-    name: str | None = None
-    description: str | None = None
-    schema: dict[str, Any]
-    strict: bool | None = None
-
-
-class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What form a chat's answer must have."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchemaFormat | None = None
-
-    def to_engine(self) -> Structured | None:
-        if (self.type == "json_schema") != (self.json_schema is not None):
-            raise ApiError(
-                400,
-                f"response_format has type {self.type} and {'no' if self.json_schema is None else 'a'} json_schema; "
-                "want type json_schema with one, or another type without",
-                param="response_format",
-            )
-        if self.json_schema is not None:
-            return Structured(json_schema=self.json_schema.schema)
-        return Structured(json_object=True) if self.type == "json_object" else None
-
-
-class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The same for both endpoints, and more forms: one of these."""
-
-    json: dict[str, Any] | str | None = None
-    """A JSON schema."""
-    json_object: bool | None = None
-    regex: str | None = None
-    choice: list[str] | None = None
-    grammar: str | None = None
-
-    def to_engine(self) -> Structured:
-        return Structured(
-            json_schema=self.json,
-            json_object=bool(self.json_object),
-            regex=self.regex,
-            choice=None if self.choice is None else tuple(self.choice),
-            grammar=self.grammar,
-        )
+_Key = Annotated[str, msgspec.Meta(max_length=64)]
+_Value = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,6 +34,12 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stream_options: StreamOptions | None = None
     user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     """Goes into the log of requests."""
+    safety_identifier: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    """As `user`."""
+    metadata: Annotated[dict[_Key, _Value], msgspec.Meta(max_length=16)] | None = None
+    """As `user`."""
+    prompt_cache_key: str | None = None
+    """Nothing is left to do for it: whatever prompts begin alike share what is cached."""
     max_tokens: Int | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -157,6 +120,10 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
     modalities: list[Literal["text"]] | None = None
+    functions: None = None
+    function_call: None = None
+    audio: None = None
+    prediction: None = None
 
     @property
     def names(self) -> dict[str, str]:

@@ -12,7 +12,7 @@ from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
 
 SECRET = "pomegranate"
-MORE = {"ignore_eos": True}
+MORE = {"ignore_eos": True, "safety_identifier": "s1", "metadata": {"job": "j1"}}
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -98,6 +98,7 @@ def check_log(said: str, num_prompt: int) -> None:
     for record in (whole, streamed):
         assert (record["method"], record["path"], record["status"]) == ("POST", "/v1/completions", 200)
         assert (record["user"], record["finish_reasons"]) == ("u1", ["length"])
+        assert (record["safety_identifier"], record["metadata"]) == ("s1", {"job": "j1"})
         assert (record["prompt_tokens"], record["completion_tokens"]) == (num_prompt, 9)
         assert 0 < record["seconds"] < 30
         assert record["answer_id"].startswith("cmpl-")
