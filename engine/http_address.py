@@ -35,6 +35,16 @@ def check_http(address: str | None, api_keys: tuple[str, ...]) -> None:
         )
 
 
+def leads_here(host: str) -> bool:
+    """Whether a request's `Host` header is one that loopback has itself, or none.
+
+    A page from elsewhere cannot read what a door says, unless its own name is made to lead here: then it still says
+    that name.
+    """
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return not host or _is_loopback(name.lower()) or name.lower().endswith(".localhost")
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tercet.engine.http_address import leads_here
 from tercet.engine.http_body import read_body
 from tercet.engine.http_chat import chat
 from tercet.engine.http_completions import complete
@@ -76,7 +77,7 @@ def _endpoint(handler: Handler, door: Door) -> Callable[[Request], Awaitable[Any
 
 
 class _Guard:
-    """Outermost: lets in who has a key, gives every request a name, forgets those whose client left."""
+    """Outermost: lets in who may come, gives every request a name, forgets those whose client left."""
 
     def __init__(self, app: ASGIApp, plain: Mapping[tuple[str, str], Handler], door: Door) -> None:
         """`plain`: who answers a method and path that are written out in full; `app` knows them and all others."""
@@ -101,10 +102,9 @@ class _Guard:
             await send(message)
 
         try:
-            authorization = headers.get(b"authorization", b"").decode("latin-1")
-            if not (scope["path"] in PAGE_PATHS or self._door.admits(authorization)):
-                error = ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
-                await error.response()(scope, receive, send_named)
+            refusal = self._refusal(scope["path"], headers)
+            if refusal is not None:
+                await refusal.response()(scope, receive, send_named)
             elif handler is not None:
                 await self._answer(handler, Request(scope, receive), send_named)
             else:
@@ -117,6 +117,15 @@ class _Guard:
             path = record.path if handler else route.path if isinstance(route, Route) else "other"
             self._door.metrics.answers[path, record.status] += 1
             self._door.log.write(record, began)
+
+    def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        """Of who has no key, or where none is asked for, of who has been led here."""
+        host, authorization = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"authorization"))
+        if not (self._door.is_guarded or leads_here(host)):
+            return ApiError(403, f"Host is {host[:200]!r}; want a name of loopback, as in localhost, or an --api-key")
+        if not (path in PAGE_PATHS or self._door.admits(authorization)):
+            return ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
+        return None
 
     async def _answer(self, handler: Handler, request: Request, send: Send) -> None:
         """As the router would, without its layers: each of them stands between a request and its first token twice."""

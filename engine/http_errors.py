@@ -64,6 +64,8 @@ def _type_of(status: int) -> str:
     match status:
         case 401:
             return "authentication_error"
+        case 403:
+            return "permission_error"
         case 404:
             return "not_found_error"
         case 429:

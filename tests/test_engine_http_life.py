@@ -87,7 +87,9 @@ def test_a_key_is_needed_beyond_loopback(capfd: pytest.CaptureFixture[str], monk
     monkeypatch.setenv("TERCET_API_KEY", "open-sesame")
     with open_door() as daemon:
         assert httpx.get(f"{daemon.http}/version").status_code == 401
-        assert httpx.get(f"{daemon.http}/version", headers={"authorization": "Bearer open-sesame"}).is_success
+        key = {"authorization": "Bearer open-sesame"}
+        assert httpx.get(f"{daemon.http}/version", headers=key).is_success
+        assert httpx.get(f"{daemon.http}/version", headers={**key, "host": "model.example"}).is_success
     assert "open-sesame" not in capfd.readouterr().err
 
 

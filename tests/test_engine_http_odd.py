@@ -68,12 +68,38 @@ def test_what_is_no_request(url: str, sent: bytes, status: int, code: str) -> No
     assert (told, json.loads(body)["error"]["code"]) == (status, code)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("localhost.evil.example", 403),
+        ("10.0.0.1:8000", 403),
+        ("[fe80::1]:8000", 403),
+        ("localhost:9", 200),
+        ("LOCALHOST", 200),
+        ("chat.localhost:8000", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("", 200),
+    ],
+)
+@pytest.mark.parametrize("path", ["/", "/v1/models"])
+def test_a_door_without_a_key_is_for_names_of_loopback(url: str, path: str, host: str, status: int) -> None:
+    """A page elsewhere may have its name lead here, and would then be of one origin with the door."""
+    answer = httpx.get(url + path, headers={"host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["type"] == "permission_error"
+        assert f"Host is {host!r}; want" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("name", [b"Upgrade", b"upgrade"])
 def test_an_offer_of_another_protocol(url: str, name: bytes) -> None:
     """As Java's client makes it. It is passed over, and not the body."""
     offer = b"Connection: Upgrade, HTTP2-Settings\r\n" + name + b": h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
     body = b'{"prompt": "\r\nUpgrade: x"}'.replace(b"\r\n", b"\\r\\n")
-    asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n%s" % (offer, len(body), body)
+    asked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: %d\r\n\r\n%s" % (offer, len(body), body)
     last = asked.replace(b"Upgrade, HTTP2-Settings", b"close", 1)
     status, answers = exchange(url, asked + last)
     assert status == 200
