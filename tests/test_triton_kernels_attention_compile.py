@@ -89,6 +89,7 @@ def test_compile(
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
         assert (prefill.name == "hopper_prefill_kernel") == (head_dim == 128 and not options)
         assert "wgmma" in prefill.asm["ptx"]
+        assert prefill.metadata.shared <= 227 * 1024
 
 
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])

@@ -225,7 +225,10 @@ def hopper_prefill_kernel(
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
     AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head."""
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head.
+
+    `AHEAD`: for how many tiles' queries there is room.
+    """
     COLUMNS: gl.constexpr = D // PIECE
     dtype: gl.constexpr = q_desc.dtype
     q_ring = gl.allocate_shared_memory(dtype, [AHEAD * 2, BLOCK_Q // 2, D], q_desc.layout)
