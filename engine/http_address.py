@@ -35,20 +35,23 @@ def check_http(address: str | None, api_keys: tuple[str, ...]) -> None:
         )
 
 
-def leads_here(host: str) -> bool:
-    """Whether a request's `Host` header is one that loopback has itself, or none.
+def is_domain(host: str) -> bool:
+    """Whether a request's `Host` header is a name that somebody elsewhere may own: no address, no name of one word.
 
     A page from elsewhere cannot read what a door says, unless its own name is made to lead here: then it still says
     that name.
     """
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return not host or _is_loopback(name.lower()) or name.lower().endswith(".localhost")
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0].rstrip(".")
+    return "." in name and not name.lower().endswith(".localhost") and _ip(name) is None
 
 
 def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
+    address = _ip(host)
+    return host == "localhost" if address is None else address.is_loopback
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
+        return None

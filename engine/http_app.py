@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tercet.engine.http_address import leads_here
+from tercet.engine.http_address import is_domain
 from tercet.engine.http_body import read_body
 from tercet.engine.http_chat import chat
 from tercet.engine.http_completions import complete
@@ -121,8 +121,8 @@ class _Guard:
     def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """Of who has no key, or where none is asked for, of who has been led here."""
         host, authorization = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"authorization"))
-        if not (self._door.is_guarded or leads_here(host)):
-            return ApiError(403, f"Host is {host[:200]!r}; want a name of loopback, as in localhost, or an --api-key")
+        if is_domain(host) and not self._door.is_guarded:
+            return ApiError(403, f"Host is {host[:200]!r}; want an address or a name without dots, or an --api-key")
         if not (path in PAGE_PATHS or self._door.admits(authorization)):
             return ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
         return None

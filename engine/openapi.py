@@ -12,7 +12,7 @@ from tercet.engine.http_errors import ErrorReply
 
 _ERRORS = {
     "401": "No key, or a wrong one.",
-    "403": "No key is asked for, and `Host` is no name of loopback.",
+    "403": "No key is asked for, and `Host` is a domain.",
     "404": "No such model.",
     "405": "Not with this method.",
 }
