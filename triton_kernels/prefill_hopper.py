@@ -16,32 +16,26 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tercet.triton_kernels.prefill_load import BLOCK_Q, PIECE, RECORD, TILE, load_tiles, num_turns, pair_of
+from tercet.triton_kernels.prefill_softmax import hide, weigh
 
 
 @gluon.jit
-def _exp2(x):
-    """2^x; what would be denormal is 0. Called impure, so that it stays where it is among products and waits."""
-    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, False, 1)
-
-
-@gluon.jit
-def _hide(s, query, start):
-    """Scores of tokens that come after a query become -inf."""
-    layout: gl.constexpr = s.type.layout
-    sees = query - start + gl.arange(0, s.shape[0], gl.SliceLayout(1, layout))
-    columns = gl.arange(0, s.shape[1], gl.SliceLayout(0, layout))
-    return gl.where(columns[None, :] <= sees[:, None], s, float("-inf"))
-
-
-@gluon.jit
-def _weigh(s, largest, unit, HIDDEN: gl.constexpr):
-    """Softmax of one more tile of scores: weights, the largest score now, and what the sums so far shrink by."""
-    new = gl.maximum(largest, gl.max(s, 1) * unit)
-    finite = new
-    if HIDDEN:  # of a whole row, maybe
-        finite = gl.where(new == float("-inf"), 0.0, new)
-    weights = _exp2(s * unit - finite[:, None])
-    return weights, new, _exp2(largest - finite)
+def _begin(q, k_ring, k_full, k_free, unit, query, count, dtype: gl.constexpr, WEIGHTS: gl.constexpr):
+    """Scores of a tile's first keys, by themselves, and their softmax."""
+    STAGES: gl.constexpr = k_ring.shape[0]
+    ROWS: gl.constexpr = q.shape[0]
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
+    stage = count % STAGES
+    mbarrier.wait(k_full.index(stage), count // STAGES & 1)
+    zeros = gl.zeros((ROWS, TILE), gl.float32, SCORES)
+    s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_free.index(stage))
+    if query + 1 < TILE:
+        s = hide(s, query, 0)
+    nothing = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
+    weights, largest, _ = weigh(s, nothing, unit, False)
+    return gl.convert_layout(weights.to(dtype), WEIGHTS), largest, gl.sum(weights, 1)
 
 
 @gluon.jit
@@ -67,8 +61,8 @@ def _advance(
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage))
     if HIDE:
-        s = _hide(s, query, start)
-    weights, new, shrink = _weigh(s, gl.convert_layout(largest, gl.SliceLayout(1, SCORES)), unit, HIDE)
+        s = hide(s, query, start)
+    weights, new, shrink = weigh(s, gl.convert_layout(largest, gl.SliceLayout(1, SCORES)), unit, HIDE)
     weight = gl.convert_layout(weight, gl.SliceLayout(1, SCORES)) * shrink + gl.sum(weights, 1)
     # A branch between them keeps the compiler from moving the softmax behind the products' end.
     mbarrier.wait(v_full.index(stage), count // STAGES & 1)
@@ -77,15 +71,6 @@ def _advance(
     acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
     p = gl.convert_layout(weights.to(v_ring.dtype), p.type.layout)
     return acc, p, new, weight
-
-
-@gluon.jit
-def _add_last(p, v_ring, v_free, acc, stage):
-    """Values of the last keys, which nothing follows."""
-    acc = warpgroup_mma(p, v_ring.index(stage).slice(0, p.shape[1]), acc, is_async=True)
-    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
-    mbarrier.arrive(v_free.index(stage))
-    return acc
 
 
 @gluon.jit
@@ -101,6 +86,20 @@ def _clean(v_parts, cleaned, stage, start, known, turn, D: gl.constexpr, WHICH: 
     fence_async_shared()
     mbarrier.arrive(cleaned)
     mbarrier.wait(cleaned, turn & 1)
+
+
+@gluon.jit
+def _add_last(
+    p, v_ring, v_parts, v_free, cleaned, acc, stage, start, known, unclean, num_cleaned,
+    D: gl.constexpr, WHICH: gl.constexpr,
+):  # fmt: skip
+    """Values of the last keys, which nothing follows."""
+    if unclean:
+        _clean(v_parts, cleaned, stage, start, known, num_cleaned, D, WHICH)
+    acc = warpgroup_mma(p, v_ring.index(stage).slice(0, p.shape[1]), acc, is_async=True)
+    acc, p = warpgroup_mma_wait(0, deps=[acc, p])
+    mbarrier.arrive(v_free.index(stage))
+    return acc
 
 
 @gluon.jit
@@ -126,7 +125,6 @@ def _attend(
     STAGES: gl.constexpr = k_ring.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
     ROWS: gl.constexpr = q_ring.shape[1]
-    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     count = 0
@@ -150,20 +148,9 @@ def _attend(
         place = turn % AHEAD
         q = q_ring.index(2 * place + WHICH)
         mbarrier.wait(q_full.index(place), turn // AHEAD & 1)
-        stage = count % STAGES
-        mbarrier.wait(k_full.index(stage), count // STAGES & 1)
-        zeros = gl.zeros((ROWS, TILE), gl.float32, SCORES)
-        s = warpgroup_mma(q, k_ring.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, deps=[s])
-        mbarrier.arrive(k_free.index(stage))
-        if query + 1 < TILE:
-            s = _hide(s, query, 0)
-        largest = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, SCORES))
-        weights, largest, _ = _weigh(s, largest, unit, False)
-        weight = gl.sum(weights, 1)
-        p = gl.convert_layout(weights.to(v_ring.dtype), WEIGHTS)
+        p, largest, weight = _begin(q, k_ring, k_full, k_free, unit, query, count, v_ring.dtype, WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
-        mbarrier.wait(v_full.index(stage), count // STAGES & 1)
+        mbarrier.wait(v_full.index(count % STAGES), count // STAGES & 1)
         for tile in range(1, whole):
             count += 1
             acc, p, largest, weight = _advance(
@@ -186,14 +173,14 @@ def _attend(
                 end, count, move, WHICH, True, PIECE,
             )  # fmt: skip
             move += 1
-            if unclean:
-                _clean(v_parts, cleaned, count % STAGES, end, known, num_cleaned, D, WHICH)
-            acc = _add_last(few, v_ring, v_free, acc, count % STAGES)
+            acc = _add_last(
+                few, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH
+            )
             weight = gl.convert_layout(weight_of_few, weight.type.layout)
         else:
-            if unclean:
-                _clean(v_parts, cleaned, count % STAGES, end, known, num_cleaned, D, WHICH)
-            acc = _add_last(p, v_ring, v_free, acc, count % STAGES)
+            acc = _add_last(
+                p, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH
+            )
         num_cleaned += unclean.to(gl.int32)
         count += 1
 

@@ -1,4 +1,4 @@
-"""The loading warp of prefill attention on Hopper, and the sizes of what it loads.
+"""The loading warp of prefill attention on Hopper, the sizes of what it loads, and whose turn a tile is.
 
 Keys and values come in tiles of 128 tokens, two pieces of 64 from wherever their pages are.
 
