@@ -1,4 +1,4 @@
-"""Where the HTTP door may be, and with what keys. It opens no socket."""
+"""Where the HTTP door may be, by what name it may be asked, and with what keys. It opens no socket."""
 
 import ipaddress
 

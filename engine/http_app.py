@@ -121,7 +121,7 @@ class _Guard:
     def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """Of who has no key, or where none is asked for, of who has been led here."""
         host, authorization = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"authorization"))
-        if is_domain(host) and not self._door.is_guarded:
+        if not self._door.is_guarded and is_domain(host):
             return ApiError(403, f"Host is {host[:200]!r}; want an address or a name without dots, or an --api-key")
         if not (path in PAGE_PATHS or self._door.admits(authorization)):
             return ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")

@@ -22,8 +22,9 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     include_obfuscation: Literal[False] | None = None
 
 
+_Note = Annotated[str, msgspec.Meta(max_length=512)]
+"""For the log of requests."""
 _Key = Annotated[str, msgspec.Meta(max_length=64)]
-_Value = Annotated[str, msgspec.Meta(max_length=512)]
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,12 +33,9 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
-    """Goes into the log of requests."""
-    safety_identifier: Annotated[str, msgspec.Meta(max_length=512)] | None = None
-    """As `user`."""
-    metadata: Annotated[dict[_Key, _Value], msgspec.Meta(max_length=16)] | None = None
-    """As `user`."""
+    user: _Note | None = None
+    safety_identifier: _Note | None = None
+    metadata: Annotated[dict[_Key, _Note], msgspec.Meta(max_length=16)] | None = None
     prompt_cache_key: str | None = None
     """Nothing is left to do for it: whatever prompts begin alike share what is cached."""
     max_tokens: Int | None = None

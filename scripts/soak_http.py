@@ -69,9 +69,8 @@ class HttpLoad:
         reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
         try:
             data = json.dumps(body).encode()
-            head = f"POST /v1/completions HTTP/1.1\r\nhost: {self.address}\r\nconnection: close\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-            writer.write(head.encode() + data)
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(data)}\r\n"
+            writer.write(head.encode() + b"content-type: application/json\r\n\r\n" + data)
             status = await asyncio.wait_for(reader.readline(), _SILENCE_S)
             assert b" 200 " in status, status
             while (await reader.readline()).strip():

@@ -63,7 +63,7 @@ def _request(prompt: list[int], params: SamplingParams) -> bytes:
             "stream": True,
         }
     ).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: [::1]\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 

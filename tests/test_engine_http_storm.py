@@ -28,8 +28,8 @@ async def stream(http: str, number: int, cut_after: int | None) -> str | None:
             "stream": True,
         }
     ).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-    writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
     text, num_events = "", 0
     try:
         async for line in reader:
