@@ -56,7 +56,8 @@ class AttentionPlan:
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             prefill = {
-                window: plan_prefill(*chunks, num_tokens, k_cache, Scoring(1.0, window)) for window in set(windows)
+                window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, Scoring(1.0, window))
+                for window in set(windows)
             }
             last_queries = plan_last_queries(*chunks, prefill[windows[-1]])
         return cls(decode, prefill, last_queries)

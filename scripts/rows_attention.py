@@ -135,7 +135,7 @@ def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) 
     table, slots = _pages(batch, pages_each), _integers(range(batch))
     starts, begins = _integers([0] * batch), _integers(range(0, (batch + 1) * length, length))
     q, out = stopwatch.cut(3, batch * length, num_heads, _D), _empty(batch * length, num_heads, _D)
-    work = plan_prefill(slots, starts, begins, batch * length, k_cache, Scoring(_SCALE))
+    work = plan_prefill(slots, starts, begins, batch * length, num_heads, k_cache, Scoring(_SCALE))
 
     def run(index: int) -> None:
         prefill_attention(q, k_cache, v_cache, table, slots, starts, begins, _SCALE, work=work, out=out)

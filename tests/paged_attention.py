@@ -102,7 +102,8 @@ class PagedCache:
         scale, work = self.heads.dim**-0.5, None
         if only_last:
             scoring = Scoring(scale, **self._options)  # type: ignore[arg-type]
-            work = plan_last_queries(*caches[3:], plan_prefill(*caches[3:], len(q_THD), self.k_cache, scoring))
+            work = plan_prefill(*caches[3:], *q_THD.shape[:2], self.k_cache, scoring)
+            work = plan_last_queries(*caches[3:], work)
         return prefill_attention(q_THD, *caches, scale, work=work, out=out, **self._options)  # type: ignore[arg-type]
 
     def exact(self, q_THD: Tensor, slot: int, start: int) -> Tensor:

@@ -92,7 +92,7 @@ def test_decode_and_prefill(heads: int, kv_heads: int, head_dim: int, page: int,
     if not use_kernels(q):
         return
     # Of each chunk the last token alone: the same bits.
-    work = plan_prefill(slots, starts, begins, len(q), paged.k_cache, Scoring(SCALE, **paged.options))
+    work = plan_prefill(slots, starts, begins, *q.shape[:2], paged.k_cache, Scoring(SCALE, **paged.options))
     last = torch.full_like(q, float("nan"))
     few = plan_last_queries(slots, starts, begins, work)
     prefill_attention(q, *caches, slots, starts, begins, SCALE, work=few, out=last, **paged.options)

@@ -36,28 +36,31 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("capability", "heads", "kv_heads", "head_dim", "options"),
+    ("capability", "heads", "kv_heads", "head_dim", "num_tokens", "options"),
     [
-        (90, 16, 8, 128, {}),
-        (90, 32, 8, 128, {"window": 4096}),
-        (90, 7, 1, 64, {"softcap": 30.0}),
-        (90, 8, 8, 80, {"alibi_slopes_H": True}),
-        (90, 8, 8, 64, {"alibi_slopes_H": True, "softcap": 30.0}),
-        (90, 8, 2, 96, {}),
-        (90, 8, 4, 256, {}),
-        (80, 16, 8, 128, {}),
-        (89, 9, 3, 64, {"alibi_slopes_H": True}),
+        (90, 16, 8, 128, 300, {}),
+        (90, 16, 8, 128, 3000, {}),
+        (90, 32, 8, 128, 300, {"window": 4096}),
+        (90, 7, 1, 64, 300, {"softcap": 30.0}),
+        (90, 8, 8, 80, 300, {"alibi_slopes_H": True}),
+        (90, 8, 8, 64, 300, {"alibi_slopes_H": True, "softcap": 30.0}),
+        (90, 8, 2, 96, 300, {}),
+        (90, 8, 4, 256, 300, {}),
+        (80, 16, 8, 128, 300, {}),
+        (89, 9, 3, 64, 300, {"alibi_slopes_H": True}),
     ],
 )
 def test_compile(
-    capability: int, heads: int, kv_heads: int, head_dim: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capability: int, heads: int, kv_heads: int, head_dim: int, num_tokens: int, options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     for module in MODULES:
         monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
     if capability == 90:
         for module in LAUNCHERS:
             monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
         monkeypatch.setattr(prefill_attention, "is_hopper", lambda device: True)
+        monkeypatch.setattr(prefill_attention, "multiprocessors", lambda device: 132)
     if "alibi_slopes_H" in options:
         options = options | {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
     caches = meta(100, kv_heads, 64, head_dim), meta(100, kv_heads, 64, head_dim)
@@ -66,12 +69,10 @@ def test_compile(
         meta(5, dtype=torch.int32),
         meta(4096, head_dim, dtype=torch.float32),
     )
+    chunks = indices, indices, meta(6, dtype=torch.int32)
     with compiling_for(capability) as kernels:
         attention.decode_attention(meta(5, heads, head_dim), *caches, table, indices, indices, 0.1, **options)
-        attention.prefill_attention(
-            meta(300, heads, head_dim), *caches, table, indices, indices, meta(6, dtype=torch.int32), 0.1, **options
-        )
-        chunks = indices, indices, meta(6, dtype=torch.int32)
+        attention.prefill_attention(meta(num_tokens, heads, head_dim), *caches, table, *chunks, 0.1, **options)
         attention.plan_last_queries(*chunks, PrefillWork(meta(9, 8, dtype=torch.int32), 128))
         qkv = meta(5, (heads + 2 * kv_heads) * head_dim)
         slots = meta(5, dtype=torch.int64)
@@ -90,6 +91,8 @@ def test_compile(
         assert (prefill.name == "hopper_prefill_kernel") == (head_dim == 128 and not options)
         assert "wgmma" in prefill.asm["ptx"]
         assert prefill.metadata.shared <= 227 * 1024
+        if prefill.name == "hopper_prefill_kernel":  # few tiles leave multiprocessors to smaller ones
+            assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
 
 
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])

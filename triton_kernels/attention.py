@@ -22,7 +22,7 @@ from tercet.triton_kernels.decode_attention import (
     plan_decode_work,
 )
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.prefill_attention import can_use_hopper, launch_prefill_attention, query_tile
+from tercet.triton_kernels.prefill_attention import launch_prefill_attention, query_tile
 from tercet.triton_kernels.prefill_work import (
     PrefillWork,
     make_last_tiles,
@@ -102,7 +102,8 @@ def prefill_attention(
         return out
     if use_kernels(q_THD):
         if work is None:
-            work = plan_prefill(chunk_slots_C, chunk_starts_C, query_starts_C1, q_THD.shape[0], k_cache, scoring)
+            chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
+            work = plan_prefill(*chunks, *q_THD.shape[:2], k_cache, scoring)
         launch_prefill_attention(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out)
         return out
     prefill_attention_reference(
@@ -112,12 +113,12 @@ def prefill_attention(
 
 
 def plan_prefill(
-    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, k_cache: Tensor,
-    scoring: Scoring,
+    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, num_heads: int,
+    k_cache: Tensor, scoring: Scoring,
 ) -> PrefillWork:  # fmt: skip
     """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer."""
-    on_hopper = can_use_hopper(k_cache, scoring)
-    work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], query_tile(num_tokens, on_hopper), k_cache.device)
+    block_q = query_tile(num_tokens, num_heads, k_cache, scoring)
+    work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], block_q, k_cache.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
     return work
 

@@ -14,8 +14,8 @@ from tercet.triton_kernels.decode_pair import (
     GROUP,
     attend_tile,
     begin_pair,
-    clean,
     fetch,
+    make_ring,
     page_of,
     store_part,
     store_whole,
@@ -33,7 +33,7 @@ def _begin_of(end, SPLIT: gl.constexpr):
 
 @gluon.jit
 def _next_tile(
-    splits_ptr, pair, total, slot, tile, end, KV_HEADS: gl.constexpr, SPLIT: gl.constexpr, STEP: gl.constexpr
+    splits_ptr, pair, total, slot, known, tile, end, KV_HEADS: gl.constexpr, SPLIT: gl.constexpr, STEP: gl.constexpr
 ):
     """The worker's tile behind a tile: of the same pair, or the first of its next, if there is one."""
     tile += 1
@@ -42,9 +42,10 @@ def _next_tile(
         if pair < total:
             record_ptr = splits_ptr + pair // KV_HEADS * _SPLIT_WORDS
             slot = gl.load(record_ptr + 1)
+            known = gl.load(record_ptr + 2)
             end = gl.load(record_ptr + 3)
             tile = _begin_of(end, SPLIT)
-    return pair, slot, tile, end
+    return pair, slot, known, tile, end
 
 
 @gluon.jit(do_not_specialize=["M", "P", "num_pages"], do_not_specialize_on_alignment=["M", "P", "num_pages"])
@@ -55,13 +56,11 @@ def fixed_decode_kernel(
     STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each."""
-    TILE: gl.constexpr = k_desc.block_shape[0]
-    HALF: gl.constexpr = D // 2
+    TILE: gl.constexpr = k_desc.block_shape[1]
     G: gl.constexpr = H // KV_HEADS
-    dtype: gl.constexpr = k_desc.dtype
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    k_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TILE, HALF], k_desc.layout)
-    v_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TILE, HALF], v_desc.layout)
+    k_boxes, k_ring = make_ring(k_desc, STAGES)
+    v_boxes, v_ring = make_ring(v_desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(STAGES):
         mbarrier.init(full.index(barrier), count=1)
@@ -72,12 +71,14 @@ def fixed_decode_kernel(
     # The worker's tiles as the copy engine sees them: some ahead. The next page is looked up a tile ahead of that.
     next_pair = worker
     next_slot = worker
+    next_known = worker
     next_end = worker
     next_tile = worker
     next_page = worker
     if worker < total:
         record_ptr = splits_ptr + worker // KV_HEADS * _SPLIT_WORDS
         next_slot = gl.load(record_ptr + 1)
+        next_known = gl.load(record_ptr + 2)
         next_end = gl.load(record_ptr + 3)
         next_tile = _begin_of(next_end, SPLIT)
         next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
@@ -85,10 +86,11 @@ def fixed_decode_kernel(
         if next_pair < total:
             next_head = next_pair % KV_HEADS
             fetch(
-                k_desc, v_desc, k_ring, v_ring, full, next_page, ahead, next_head, next_tile, num_pages, KV_HEADS, PAGE
-            )
-            next_pair, next_slot, next_tile, next_end = _next_tile(
-                splits_ptr, next_pair, total, next_slot, next_tile, next_end, KV_HEADS, SPLIT, NUM_WORKERS
+                k_desc, v_desc, k_boxes, v_boxes, full, next_page, ahead, next_head, next_tile, next_known, num_pages,
+                KV_HEADS, PAGE,
+            )  # fmt: skip
+            next_pair, next_slot, next_known, next_tile, next_end = _next_tile(
+                splits_ptr, next_pair, total, next_slot, next_known, next_tile, next_end, KV_HEADS, SPLIT, NUM_WORKERS
             )
             if next_pair < total:
                 next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
@@ -113,20 +115,19 @@ def fixed_decode_kernel(
         for at in range(begin, end):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
-            if at * TILE + TILE > known:
-                clean(v_ring, stage, at * TILE, known, HALF)
             acc0, acc1, largest, weight = attend_tile(
                 k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known
             )
             if next_pair < total:
                 next_head = next_pair % KV_HEADS
                 fetch(
-                    k_desc, v_desc, k_ring, v_ring, full, next_page, count + STAGES, next_head, next_tile, num_pages,
-                    KV_HEADS, PAGE,
+                    k_desc, v_desc, k_boxes, v_boxes, full, next_page, count + STAGES, next_head, next_tile,
+                    next_known, num_pages, KV_HEADS, PAGE,
                 )  # fmt: skip
-                next_pair, next_slot, next_tile, next_end = _next_tile(
-                    splits_ptr, next_pair, total, next_slot, next_tile, next_end, KV_HEADS, SPLIT, NUM_WORKERS
-                )
+                next_pair, next_slot, next_known, next_tile, next_end = _next_tile(
+                    splits_ptr, next_pair, total, next_slot, next_known, next_tile, next_end, KV_HEADS, SPLIT,
+                    NUM_WORKERS,
+                )  # fmt: skip
                 if next_pair < total:
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
             count += 1

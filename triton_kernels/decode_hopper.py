@@ -14,8 +14,8 @@ from tercet.triton_kernels.decode_pair import (
     GROUP,
     attend_tile,
     begin_pair,
-    clean,
     fetch,
+    make_ring,
     page_of,
     store_part,
     store_whole,
@@ -27,18 +27,18 @@ _WORKER_WORDS = gl.constexpr(12)
 
 
 @gluon.jit
-def _next_tile(rows_ptr, index, head, tile, slot, tiles, KV_HEADS: gl.constexpr):
+def _next_tile(rows_ptr, index, head, tile, slot, known, KV_HEADS: gl.constexpr, TILE: gl.constexpr):
     """The tile behind a tile in the line: of the same row and head, or the first of the next."""
     tile += 1
-    if tile == tiles:
+    if tile * TILE >= known:
         tile = 0
         head += 1
         if head == KV_HEADS:
             head = 0
             index += 1
             slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
-            tiles = gl.load(rows_ptr + index * _ROW_WORDS + 3)
-    return index, head, tile, slot, tiles
+            known = gl.load(rows_ptr + index * _ROW_WORDS + 2)
+    return index, head, tile, slot, known
 
 
 @gluon.jit
@@ -61,13 +61,12 @@ def hopper_decode_kernel(
     NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each: a worker walks over its stretch of tiles."""
-    TILE: gl.constexpr = k_desc.block_shape[0]
-    HALF: gl.constexpr = D // 2
+    TILE: gl.constexpr = k_desc.block_shape[1]
     G: gl.constexpr = H // KV_HEADS
     dtype: gl.constexpr = k_desc.dtype
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    k_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TILE, HALF], k_desc.layout)
-    v_ring = gl.allocate_shared_memory(dtype, [STAGES * 2, TILE, HALF], v_desc.layout)
+    k_boxes, k_ring = make_ring(k_desc, STAGES)
+    v_boxes, v_ring = make_ring(v_desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for barrier in gl.static_range(STAGES):
         mbarrier.init(full.index(barrier), count=1)
@@ -85,17 +84,20 @@ def hopper_decode_kernel(
     next_head = head
     next_tile = tile
     next_slot = index
-    next_tiles = index
+    next_known = index
     next_page = index
     if num_tiles > 0:
         next_slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
-        next_tiles = gl.load(rows_ptr + index * _ROW_WORDS + 3)
+        next_known = gl.load(rows_ptr + index * _ROW_WORDS + 2)
         next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
     fetched = gl.minimum(num_tiles, STAGES)
     for ahead in range(fetched):
-        fetch(k_desc, v_desc, k_ring, v_ring, full, next_page, ahead, next_head, next_tile, num_pages, KV_HEADS, PAGE)
-        next_index, next_head, next_tile, next_slot, next_tiles = _next_tile(
-            rows_ptr, next_index, next_head, next_tile, next_slot, next_tiles, KV_HEADS
+        fetch(
+            k_desc, v_desc, k_boxes, v_boxes, full, next_page, ahead, next_head, next_tile, next_known, num_pages,
+            KV_HEADS, PAGE,
+        )  # fmt: skip
+        next_index, next_head, next_tile, next_slot, next_known = _next_tile(
+            rows_ptr, next_index, next_head, next_tile, next_slot, next_known, KV_HEADS, TILE
         )
         if ahead + 1 < num_tiles:
             next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
@@ -117,21 +119,19 @@ def hopper_decode_kernel(
         for at in range(tile, stop):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
-            if at * TILE + TILE > known:
-                clean(v_ring, stage, at * TILE, known, HALF)
             acc0, acc1, largest, weight = attend_tile(
                 k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known
             )
             count += 1
             if fetched < num_tiles:
                 fetch(
-                    k_desc, v_desc, k_ring, v_ring, full, next_page, fetched, next_head, next_tile, num_pages,
-                    KV_HEADS, PAGE,
+                    k_desc, v_desc, k_boxes, v_boxes, full, next_page, fetched, next_head, next_tile, next_known,
+                    num_pages, KV_HEADS, PAGE,
                 )  # fmt: skip
                 fetched += 1
                 if fetched < num_tiles:
-                    next_index, next_head, next_tile, next_slot, next_tiles = _next_tile(
-                        rows_ptr, next_index, next_head, next_tile, next_slot, next_tiles, KV_HEADS
+                    next_index, next_head, next_tile, next_slot, next_known = _next_tile(
+                        rows_ptr, next_index, next_head, next_tile, next_slot, next_known, KV_HEADS, TILE
                     )
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
         if (tile == 0) & (stop == tiles):

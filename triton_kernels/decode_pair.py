@@ -9,7 +9,7 @@ Shape suffixes: D head size; a row's heads are q heads, then k heads, then v hea
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from tercet.triton_kernels.overlap_gluon import wait_for_previous
 
@@ -28,23 +28,37 @@ def page_of(page_table_ptr, slot, tile, M, TILE: gl.constexpr, PAGE: gl.constexp
 
 
 @gluon.jit
+def make_ring(desc, STAGES: gl.constexpr):
+    """Shared memory for stages of tiles, each in two halves of the head: as the copy engine fills it, and as tiles."""
+    TILE: gl.constexpr = desc.block_shape[1]
+    HALF: gl.constexpr = desc.block_shape[2]
+    boxes = gl.allocate_shared_memory(desc.dtype, [STAGES * 2, 1, TILE, HALF], desc.layout)
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=HALF * 2, element_bitwidth=16, rank=2)
+    return boxes, boxes._reinterpret(desc.dtype, [STAGES * 2, TILE, HALF], LAYOUT)
+
+
+@gluon.jit
 def fetch(
-    k_desc, v_desc, k_ring, v_ring, full, page, count, head, tile, num_pages,
+    k_desc, v_desc, k_boxes, v_boxes, full, page, count, head, tile, known, num_pages,
     KV_HEADS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Ask for one tile of keys and values, each in two halves of the head."""
-    TILE: gl.constexpr = k_desc.block_shape[0]
-    HALF: gl.constexpr = k_desc.block_shape[1]
+    """Ask for one tile of keys and values, each in two halves of the head.
+
+    Of a row's last tile only what the row has is read. The copy begins so far ahead of the tile that it ends with the
+    row's last token: what lies ahead of a tile is outside to the copy engine, which writes zeros in its place.
+    """
+    TILE: gl.constexpr = k_desc.block_shape[1]
+    HALF: gl.constexpr = k_desc.block_shape[2]
     STAGES: gl.constexpr = full.shape[0]
     stage = count % STAGES
-    position = tile * TILE
     page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
-    row = (page * KV_HEADS + head) * PAGE + position % PAGE
+    place = (page * KV_HEADS + head) * (PAGE // TILE) + tile % (PAGE // TILE)
+    first = gl.minimum(known - tile * TILE, TILE) - TILE
     bar = full.index(stage)
     mbarrier.expect(bar, 4 * TILE * HALF * 2)
     for half in gl.static_range(2):
-        tma.async_copy_global_to_shared(k_desc, [row, half * HALF], bar, k_ring.index(stage * 2 + half))
-        tma.async_copy_global_to_shared(v_desc, [row, half * HALF], bar, v_ring.index(stage * 2 + half))
+        tma.async_copy_global_to_shared(k_desc, [place, first, half * HALF], bar, k_boxes.index(stage * 2 + half))
+        tma.async_copy_global_to_shared(v_desc, [place, first, half * HALF], bar, v_boxes.index(stage * 2 + half))
 
 
 @gluon.jit
@@ -124,7 +138,7 @@ def begin_pair(
 
 @gluon.jit
 def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, start, known):
-    """One tile in the softmax so far."""
+    """One tile in the softmax so far. A row's last tile ends with its last token (see `fetch`)."""
     MMA: gl.constexpr = acc0.type.layout
     TILE: gl.constexpr = k_ring.shape[1]
     KEYS: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
@@ -132,8 +146,8 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
     s = gl.zeros((GROUP, TILE), gl.float32, MMA)
     s = mma_v2(q0, k_ring.index(stage * 2).permute((1, 0)).load(KEYS), s)
     s = mma_v2(q1, k_ring.index(stage * 2 + 1).permute((1, 0)).load(KEYS), s)
-    positions = start + gl.arange(0, TILE, gl.SliceLayout(0, MMA))
-    s = gl.where((positions < known)[None, :], s * unit, float("-inf"))
+    places = gl.arange(0, TILE, gl.SliceLayout(0, MMA))
+    s = gl.where((places >= start + TILE - known)[None, :], s * unit, float("-inf"))
     new = gl.maximum(largest, gl.max(s, 1))
     shrink = _exp2(largest - new)
     weights = _exp2(s - new[:, None])
@@ -142,18 +156,6 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
     acc0 = mma_v2(p, v_ring.index(stage * 2).load(KEYS), acc0 * shrink[:, None])
     acc1 = mma_v2(p, v_ring.index(stage * 2 + 1).load(KEYS), acc1 * shrink[:, None])
     return acc0, acc1, new, weight
-
-
-@gluon.jit
-def clean(v_ring, stage, start, known, HALF: gl.constexpr):
-    """Cells beyond a row's end may hold anything, NaN too."""
-    TILE: gl.constexpr = v_ring.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [1, 1], [1, 0])
-    positions = start + gl.arange(0, TILE, gl.SliceLayout(1, LAYOUT))
-    for half in gl.static_range(2):
-        part = v_ring.index(stage * 2 + half)
-        part.store(gl.where((positions < known)[:, None], part.load(LAYOUT), 0.0).to(v_ring.dtype))
-    fence_async_shared()
 
 
 @gluon.jit

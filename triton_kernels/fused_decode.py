@@ -151,6 +151,6 @@ def fused_decode_attention(
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
-    """Tiles of one half of the heads' numbers."""
+    """Tiles of one half of the heads' numbers, each by itself: what lies ahead of one is no other, but outside."""
     head_dim = cache.shape[3]
-    return hopper_descriptor(cache.view(-1, head_dim), tile, head_dim // 2)
+    return hopper_descriptor(cache.view(-1, tile, head_dim), 1, tile, head_dim // 2)

@@ -19,10 +19,10 @@ from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
-from tercet.triton_kernels.tiles import hopper_descriptor, next_power_of_2
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, next_power_of_2
 
 _TILE = 64
-HOPPER_TILE: int = prefill_load.BLOCK_Q.value
+HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
 
 
@@ -155,13 +155,15 @@ def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
     return scoring.is_plain and fits and is_hopper(k_cache.device)
 
 
-def query_tile(num_tokens: int, on_hopper: bool) -> int:
+def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scoring) -> int:
     """How many queries a program of the kernel that will serve them takes.
 
-    On a GPU always as many: a tile's size decides how a row is summed, and a token's bits must not follow its chunk's.
+    A token's bits must not follow its chunk's. In Hopper's kernel they do not depend on this; in the other the size
+    decides how a row is summed, so that on a GPU it is always the same.
     """
-    if on_hopper:
-        return HOPPER_TILE
+    if can_use_hopper(k_cache, scoring):
+        few = cdiv(num_tokens, HOPPER_ROWS) * num_heads <= multiprocessors(k_cache.device)
+        return HOPPER_ROWS if few else 2 * HOPPER_ROWS
     return min(_TILE, max(16, next_power_of_2(num_tokens))) if INTERPRETED else _TILE
 
 
@@ -205,11 +207,12 @@ def _launch_hopper(
     num_pages, kv_heads, page_size = k_cache.shape[:3]
     num_pairs = work.num_tiles * H
     num_programs = min(multiprocessors(q_THD.device), num_pairs)
+    groups = work.block_q // HOPPER_ROWS
     prefill_hopper.hopper_prefill_kernel[(num_programs,)](
-        hopper_descriptor(q_THD.view(T, H * D), work.block_q // 2, D),
+        hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         work.tiles_N8, page_table_SM, out_THD, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, STAGES=2, AHEAD=1 if num_pairs <= num_programs else 2,
-        NUM_PROGRAMS=num_programs, PDL=True, num_warps=4, launch_pdl=True,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, STAGES=2, GROUPS=groups,
+        AHEAD=1 if num_pairs <= num_programs else 2, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4, launch_pdl=True,
     )  # fmt: skip

@@ -1,7 +1,8 @@
-"""Prefill attention on Hopper: a warp that only loads, and two warp groups that only compute, in Gluon.
+"""Prefill attention on Hopper: a warp that only loads, and one or two warp groups that only compute, in Gluon.
 
-Each group owns half of a tile's queries and runs its softmax while the matrix units work for it on the tile before, and
-for the other group. The warp is in `prefill_load.py`.
+Each group owns 64 of a tile's queries and runs its softmax while the matrix units work for it on the tile before, and
+for the other group. One group is for tiles so few that they leave multiprocessors without any. The warp is in
+`prefill_load.py`.
 
 Shape suffixes: T prefill tokens, H q heads, D head size, M pages of a slot.
 """
@@ -15,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tercet.triton_kernels.prefill_load import BLOCK_Q, PIECE, RECORD, TILE, load_tiles, num_turns, pair_of
+from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, TILE, load_tiles, num_turns, pair_of
 from tercet.triton_kernels.prefill_softmax import hide, weigh
 
 
@@ -23,7 +24,6 @@ from tercet.triton_kernels.prefill_softmax import hide, weigh
 def _begin(q, k_ring, k_full, k_free, unit, query, count, dtype: gl.constexpr, WEIGHTS: gl.constexpr):
     """Scores of a tile's first keys, by themselves, and their softmax."""
     STAGES: gl.constexpr = k_ring.shape[0]
-    ROWS: gl.constexpr = q.shape[0]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     stage = count % STAGES
     mbarrier.wait(k_full.index(stage), count // STAGES & 1)
@@ -46,7 +46,6 @@ def _advance(
     """Scores of the first keys of tile `count` of the ring and values of the tile before it, together; then the softmax
     of the scores."""
     STAGES: gl.constexpr = k_ring.shape[0]
-    ROWS: gl.constexpr = q.shape[0]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     stage = count % STAGES
     previous = (count - 1) % STAGES
@@ -57,7 +56,7 @@ def _advance(
     k = k_ring.index(stage).slice(0, KEYS)
     s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
     acc = warpgroup_mma(p, v_ring.index(previous), acc, is_async=True)
-    mbarrier.arrive(turns.index(1 - WHICH))
+    mbarrier.arrive(turns.index((WHICH + 1) % turns.shape[0]))
     s = warpgroup_mma_wait(1, deps=[s])
     mbarrier.arrive(k_free.index(stage))
     if HIDE:
@@ -74,15 +73,16 @@ def _advance(
 
 
 @gluon.jit
-def _clean(v_parts, cleaned, stage, start, known, turn, D: gl.constexpr, WHICH: gl.constexpr):
-    """Cells beyond the sequence's end may hold anything, NaN too: one group clears them in each piece of a tile."""
+def _clean(v_parts, cleaned, stage, start, known, turn, D: gl.constexpr, WHICH: gl.constexpr, GROUPS: gl.constexpr):
+    """Cells beyond the sequence's end may hold anything, NaN too: groups share the pieces of a tile to clear."""
     COLUMNS: gl.constexpr = D // PIECE
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    positions = start + WHICH * PIECE + gl.arange(0, PIECE, gl.SliceLayout(1, LAYOUT))
-    for column in gl.static_range(COLUMNS):
-        part = v_parts.index((stage * COLUMNS + column) * (TILE // PIECE) + WHICH)
-        values = part.load(LAYOUT)
-        part.store(gl.where((positions < known)[:, None], values, 0.0).to(v_parts.dtype))
+    for piece in gl.static_range(WHICH, TILE // PIECE, GROUPS):
+        positions = start + piece * PIECE + gl.arange(0, PIECE, gl.SliceLayout(1, LAYOUT))
+        for column in gl.static_range(COLUMNS):
+            part = v_parts.index((stage * COLUMNS + column) * (TILE // PIECE) + piece)
+            values = part.load(LAYOUT)
+            part.store(gl.where((positions < known)[:, None], values, 0.0).to(v_parts.dtype))
     fence_async_shared()
     mbarrier.arrive(cleaned)
     mbarrier.wait(cleaned, turn & 1)
@@ -91,11 +91,11 @@ def _clean(v_parts, cleaned, stage, start, known, turn, D: gl.constexpr, WHICH: 
 @gluon.jit
 def _add_last(
     p, v_ring, v_parts, v_free, cleaned, acc, stage, start, known, unclean, num_cleaned,
-    D: gl.constexpr, WHICH: gl.constexpr,
+    D: gl.constexpr, WHICH: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Values of the last keys, which nothing follows."""
     if unclean:
-        _clean(v_parts, cleaned, stage, start, known, num_cleaned, D, WHICH)
+        _clean(v_parts, cleaned, stage, start, known, num_cleaned, D, WHICH, GROUPS)
     acc = warpgroup_mma(p, v_ring.index(stage).slice(0, p.shape[1]), acc, is_async=True)
     acc, p = warpgroup_mma_wait(0, deps=[acc, p])
     mbarrier.arrive(v_free.index(stage))
@@ -121,10 +121,10 @@ def _attend(
     tiles_ptr, out_ptr, unit, num_pairs,
     H: gl.constexpr, D: gl.constexpr, WHICH: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
-    """One warp group: half of each tile's queries, from the first scores to the store."""
+    """One warp group: its share of each tile's queries, from the first scores to the store."""
     STAGES: gl.constexpr = k_ring.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
-    ROWS: gl.constexpr = q_ring.shape[1]
+    GROUPS: gl.constexpr = turns.shape[0]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     count = 0
@@ -146,7 +146,7 @@ def _attend(
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
 
         place = turn % AHEAD
-        q = q_ring.index(2 * place + WHICH)
+        q = q_ring.index(GROUPS * place + WHICH)
         mbarrier.wait(q_full.index(place), turn // AHEAD & 1)
         p, largest, weight = _begin(q, k_ring, k_full, k_free, unit, query, count, v_ring.dtype, WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
@@ -174,13 +174,15 @@ def _attend(
             )  # fmt: skip
             move += 1
             acc = _add_last(
-                few, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH
-            )
+                few, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH,
+                GROUPS,
+            )  # fmt: skip
             weight = gl.convert_layout(weight_of_few, weight.type.layout)
         else:
             acc = _add_last(
-                p, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH
-            )
+                p, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH,
+                GROUPS,
+            )  # fmt: skip
         num_cleaned += unclean.to(gl.int32)
         count += 1
 
@@ -192,8 +194,9 @@ def _attend(
 
 @gluon.jit
 def _clear_padding(
-    tiles_ptr, out_ptr, begin, end, H: gl.constexpr, D: gl.constexpr, NUM_PROGRAMS: gl.constexpr, dtype: gl.constexpr
-):
+    tiles_ptr, out_ptr, begin, end, H: gl.constexpr, D: gl.constexpr, BLOCK_Q: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr, dtype: gl.constexpr,
+):  # fmt: skip
     """Zeros for tokens of no chunk, so that nothing unheard of goes on to the next layer."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
     rows = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, LAYOUT))
@@ -210,15 +213,15 @@ def _clear_padding(
 def hopper_prefill_kernel(
     q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, scale, N, M, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+    GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head.
 
-    `AHEAD`: for how many tiles' queries there is room.
+    `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many tiles' queries there is room.
     """
     COLUMNS: gl.constexpr = D // PIECE
     dtype: gl.constexpr = q_desc.dtype
-    q_ring = gl.allocate_shared_memory(dtype, [AHEAD * 2, BLOCK_Q // 2, D], q_desc.layout)
+    q_ring = gl.allocate_shared_memory(dtype, [AHEAD * GROUPS, ROWS, D], q_desc.layout)
     pieces: gl.constexpr = [STAGES * COLUMNS * (TILE // PIECE), PIECE, PIECE]
     k_parts = gl.allocate_shared_memory(dtype, pieces, k_desc.layout)
     v_parts = gl.allocate_shared_memory(dtype, pieces, v_desc.layout)
@@ -229,21 +232,21 @@ def hopper_prefill_kernel(
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     q_free = gl.allocate_shared_memory(gl.int64, [AHEAD, 1], mbarrier.MBarrierLayout())
     cleaned = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(k_free.index(stage), count=2)
-        mbarrier.init(v_free.index(stage), count=2)
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
+        mbarrier.init(k_free.index(stage), count=GROUPS)
+        mbarrier.init(v_free.index(stage), count=GROUPS)
+    for group in gl.static_range(GROUPS):
+        mbarrier.init(turns.index(group), count=1)
     for place in gl.static_range(AHEAD):
         mbarrier.init(q_full.index(place), count=1)
-        mbarrier.init(q_free.index(place), count=2)
-    mbarrier.init(cleaned, count=2)
+        mbarrier.init(q_free.index(place), count=GROUPS)
+    mbarrier.init(cleaned, count=GROUPS)
     mbarrier.arrive(turns.index(0))
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
@@ -252,26 +255,45 @@ def hopper_prefill_kernel(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
         )
     num_pairs = gl.load(tiles_ptr + N * RECORD) * H
-    _clear_padding(tiles_ptr, out_ptr, num_pairs, gl.load(tiles_ptr + N * RECORD + 1) * H, H, D, NUM_PROGRAMS, dtype)
+    last_pair = gl.load(tiles_ptr + N * RECORD + 1) * H
+    _clear_padding(tiles_ptr, out_ptr, num_pairs, last_pair, H, D, GROUPS * ROWS, NUM_PROGRAMS, dtype)
     unit = scale * 1.4426950408889634
-    gl.warp_specialize(
-        [
-            (
-                _attend,
-                (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
-                 tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS),
-            ),
-            (
-                _attend,
-                (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
-                 tiles_ptr, out_ptr, unit, num_pairs, H, D, one, NUM_PROGRAMS),
-            ),
-            (
-                load_tiles,
-                (q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
-                 tiles_ptr, page_table_ptr, num_pairs, M, num_pages, H, KV_HEADS, D, PAGE, NUM_PROGRAMS),
-            ),
-        ],
-        [4, 1],
-        [232, 40],
-    )  # fmt: skip
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (
+                    _attend,
+                    (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
+                     tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS),
+                ),
+                (
+                    _attend,
+                    (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
+                     tiles_ptr, out_ptr, unit, num_pairs, H, D, one, NUM_PROGRAMS),
+                ),
+                (
+                    load_tiles,
+                    (q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
+                     tiles_ptr, page_table_ptr, num_pairs, M, num_pages, H, KV_HEADS, D, PAGE, NUM_PROGRAMS),
+                ),
+            ],
+            [4, 1],
+            [232, 40],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _attend,
+                    (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
+                     tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS),
+                ),
+                (
+                    load_tiles,
+                    (q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
+                     tiles_ptr, page_table_ptr, num_pairs, M, num_pages, H, KV_HEADS, D, PAGE, NUM_PROGRAMS),
+                ),
+            ],
+            [1],
+            [40],
+        )  # fmt: skip

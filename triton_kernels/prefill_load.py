@@ -11,7 +11,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 TILE = gl.constexpr(128)
 PIECE = gl.constexpr(64)
-BLOCK_Q = gl.constexpr(128)
+ROWS = gl.constexpr(64)  # queries of a warp group
 RECORD = gl.constexpr(8)  # as in prefill_work.py
 
 
@@ -61,7 +61,7 @@ def load_tiles(
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     STAGES: gl.constexpr = k_full.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
-    HALF: gl.constexpr = q_desc.block_shape[0]
+    GROUPS: gl.constexpr = q_ring.shape[0] // AHEAD
     count = 0
     for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
         pair = pair_of(turn, NUM_PROGRAMS)
@@ -74,10 +74,10 @@ def load_tiles(
         place = turn % AHEAD
         bar = q_full.index(place)
         mbarrier.wait(q_free.index(place), (turn // AHEAD & 1) ^ 1)
-        mbarrier.expect(bar, 2 * HALF * D * 2)
-        for half in gl.static_range(2):
+        mbarrier.expect(bar, GROUPS * ROWS * D * 2)
+        for group in gl.static_range(GROUPS):
             tma.async_copy_global_to_shared(
-                q_desc, [first + half * HALF, head * D], bar, q_ring.index(2 * place + half)
+                q_desc, [first + group * ROWS, head * D], bar, q_ring.index(GROUPS * place + group)
             )
         for start in range(0, seen, TILE):
             _load_tile(
