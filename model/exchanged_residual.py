@@ -78,5 +78,5 @@ class ExchangedResidual(Residual):
     def _normed_half(self, half: _Half, norm_D: Tensor) -> Tensor:
         stream_TD = self._stream_TD[half.rows]
         if half.update is None:
-            return rms_norm(stream_TD, norm_D, self._eps, half.count_1)
+            return rms_norm(stream_TD, norm_D, self._eps, half.count_1, deterministic=self._deterministic)
         return self._exchange.add(half.update, stream_TD, norm_D, self._eps, half.count_1)

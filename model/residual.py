@@ -59,7 +59,7 @@ class Residual:
     def normed(self, norm_D: Tensor) -> Iterator[Normed]:
         """Norm the stream, part by part: to be used before the next one is asked for."""
         if self._update_TD is None:
-            x_TD = rms_norm(self._stream_TD, norm_D, self._eps, self._rows)
+            x_TD = rms_norm(self._stream_TD, norm_D, self._eps, self._rows, deterministic=self._deterministic)
         else:
             x_TD = self._normed(norm_D)
         yield Normed(slice(0, len(x_TD)), x_TD, self._rows)
@@ -123,4 +123,6 @@ class Residual:
         if not self._deterministic and (inboxes := self._group.inboxes_for(self._stream_TD)):
             return all_reduce_add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, inboxes)
         self._group.all_reduce(update_TD, deterministic=self._deterministic)
-        return add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, self._rows)
+        return add_rms_norm(
+            update_TD, self._stream_TD, norm_D, self._eps, self._rows, deterministic=self._deterministic
+        )

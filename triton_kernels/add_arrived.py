@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.add_rms_norm import row_warps
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import next_power_of_2
@@ -151,6 +152,6 @@ def _launch(
         update_TD, arrivals.parts_QPMD, arrivals.flags_NP, arrivals.step_1, number, M, residual_TD,
         update_TD if weight_D is None else weight_D, out_TD, update_TD if rows is None else rows, eps,
         D=D, BLOCK_D=block, Q=Q, P=P, RANK=arrivals.rank, NORM=weight_D is not None, HAS_ROWS=rows is not None,
-        num_warps=min(max(block // 512, 1), 16), **(overlap_options(update_TD) if overlap else {"PDL": False}),
+        num_warps=row_warps(D), **(overlap_options(update_TD) if overlap else {"PDL": False}),
     )  # fmt: skip
     return out_TD

@@ -1,6 +1,7 @@
 """RMS norm, alone and fused with the residual add before it. The last dimension is normed: hidden rows or heads.
 
 `rows`: how many rows there are in truth, int32 [1] on the device; those behind may be left as they are.
+`deterministic`: a row's bits do not depend on T.
 
 Shape suffixes: T tokens (or tokens x heads), D the normed size, S parts of an update (matmul_parts.py).
 """
@@ -21,6 +22,9 @@ from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 _MAX_D = 16384
 _FEW_ROWS = 2048
 """Up to here a program for each row; beyond, programs that keep the weight for several."""
+_FEW_NUMBERS = 512 * 1024
+"""In all rows. Up to here multiprocessors have room for more warps a row, each with less to load; but sums are in
+another order then."""
 
 
 @triton.jit
@@ -83,7 +87,9 @@ def _add_rms_norm_kernel(
     tl.store(out_ptr + row * D + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+def rms_norm(
+    x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None, *, deterministic: bool = False
+) -> Tensor:
     """Norm the last dimension of `x_TD` ([..., D]) and scale it. Mutates nothing; sums in fp32; graph-safe."""
     _check(x_TD, weight_D)
     if not use_kernels(x_TD):
@@ -94,12 +100,15 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = N
         each = 1 if T <= _FEW_ROWS else 8
         _rms_norm_kernel[(cdiv(T, each),)](
             x_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
-            D=D, ROWS=each, HAS_ROWS=rows is not None, **_options(D, x_TD),
+            D=D, ROWS=each, HAS_ROWS=rows is not None, **_options(T, D, x_TD, deterministic),
         )  # fmt: skip
     return out_TD
 
 
-def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None) -> Tensor:
+def add_rms_norm(
+    x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None, *,
+    deterministic: bool = False,
+) -> Tensor:  # fmt: skip
     """Add `x_TD` into `residual_TD` in place; return the sum, normed and scaled. Sums in fp32; graph-safe.
 
     `x_TD` may be an update's parts, [S, T, D] in fp32: they are summed in order, and rounded with the residual once.
@@ -113,7 +122,7 @@ def add_rms_norm(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float
     if T := residual_TD.numel() // D:
         _add_rms_norm_kernel[(T,)](
             x_TD, residual_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
-            D=D, PARTS=parts, HAS_ROWS=rows is not None, **_options(D, x_TD),
+            D=D, PARTS=parts, HAS_ROWS=rows is not None, **_options(T, D, x_TD, deterministic),
         )  # fmt: skip
     return out_TD
 
@@ -139,7 +148,14 @@ def _check(x_TD: Tensor, weight_D: Tensor) -> None:
     check_same("weight", weight_D, x_TD)
 
 
-def _options(D: int, x_TD: Tensor) -> dict[str, int | bool]:
-    """Columns of one program, its warps, and how it is launched. A row's bits depend on D alone."""
-    block = next_power_of_2(D)
-    return {"BLOCK_D": block, "num_warps": min(max(block // 512, 1), 16), **overlap_options(x_TD)}
+def row_warps(D: int) -> int:
+    """Warps that norm one of many rows. From this and D a row's bits follow."""
+    return min(max(next_power_of_2(D) // 512, 1), 16)
+
+
+def _options(T: int, D: int, x_TD: Tensor, deterministic: bool) -> dict[str, int | bool]:
+    """Columns of one program, its warps, and how it is launched."""
+    warps = row_warps(D)
+    if not deterministic and T * D <= _FEW_NUMBERS:
+        warps = min(max(next_power_of_2(D) // 128, 1), 32)
+    return {"BLOCK_D": next_power_of_2(D), "num_warps": warps, **overlap_options(x_TD)}

@@ -102,8 +102,8 @@ def prefill_attention(
         return out
     if use_kernels(q_THD):
         if work is None:
-            chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
-            work = plan_prefill(*chunks, *q_THD.shape[:2], k_cache, scoring)
+            T, H, _ = q_THD.shape
+            work = plan_prefill(chunk_slots_C, chunk_starts_C, query_starts_C1, T, H, k_cache, scoring)
         launch_prefill_attention(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out)
         return out
     prefill_attention_reference(

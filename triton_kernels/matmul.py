@@ -91,7 +91,8 @@ def rms_norm_matmul(
     _check(x_MK, w_NK, bias_N)
     config = norming_config("rms_norm_matmul", x_MK, norm_K, w_NK, deterministic)
     if config is None:
-        return matmul(rms_norm(x_MK, norm_K, eps, rows), w_NK, bias_N, deterministic=deterministic, rows=rows)
+        normed_MK = rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic)
+        return matmul(normed_MK, w_NK, bias_N, deterministic=deterministic, rows=rows)
     out_MN = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
     launch_matmul(config, x_MK, w_NK, out_MN, "store", bias_N, norm_K, eps)
     return out_MN
@@ -110,7 +111,8 @@ def rms_norm_matmul_silu_and_mul(
     _check_pairs(x_MK, w_2FK)
     config = norming_config("rms_norm_matmul_silu_and_mul", x_MK, norm_K, w_2FK, deterministic)
     if config is None:
-        return matmul_silu_and_mul(rms_norm(x_MK, norm_K, eps, rows), w_2FK, deterministic=deterministic, rows=rows)
+        normed_MK = rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic)
+        return matmul_silu_and_mul(normed_MK, w_2FK, deterministic=deterministic, rows=rows)
     out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
     launch_matmul(config, x_MK, w_2FK, out_MF, "gate", None, norm_K, eps)
     return out_MF

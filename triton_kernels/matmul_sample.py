@@ -43,7 +43,7 @@ def rms_norm_matmul_sample(
     if norming is not None:
         draw_into(norming, ring, hidden_RD, w_VD, slots_R, positions_R, table, shard, norm_D, eps)
         return
-    normed_RD = rms_norm(hidden_RD, norm_D, eps)
+    normed_RD = rms_norm(hidden_RD, norm_D, eps, deterministic=deterministic)
     if config.kernel in NEED_TMA and not can_use_tma(normed_RD, w_VD):
         config = MatmulConfig("tile", 128, 128, 32 if w_VD.dtype == torch.float32 else 64, num_warps=8)
     draw_into(config, ring, normed_RD, w_VD, slots_R, positions_R, table, shard)

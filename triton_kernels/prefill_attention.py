@@ -24,6 +24,8 @@ from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, next_power_of_2
 _TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
+_FEW_TILES = 2
+"""Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
 
 @triton.jit
@@ -162,7 +164,7 @@ def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scorin
     decides how a row is summed, so that on a GPU it is always the same.
     """
     if can_use_hopper(k_cache, scoring):
-        few = cdiv(num_tokens, HOPPER_ROWS) * num_heads <= multiprocessors(k_cache.device)
+        few = cdiv(num_tokens, HOPPER_ROWS) * num_heads <= _FEW_TILES * multiprocessors(k_cache.device)
         return HOPPER_ROWS if few else 2 * HOPPER_ROWS
     return min(_TILE, max(16, next_power_of_2(num_tokens))) if INTERPRETED else _TILE
 
