@@ -27,6 +27,15 @@ _WORKER_WORDS = gl.constexpr(12)
 
 
 @gluon.jit
+def _record(rows_ptr, index):
+    """A row, its slot, tokens in the cache and tiles of one head. There is one record more than rows."""
+    record_ptr = rows_ptr + index * _ROW_WORDS
+    return (
+        gl.load(record_ptr).to(gl.int64), gl.load(record_ptr + 1), gl.load(record_ptr + 2), gl.load(record_ptr + 3)
+    )  # fmt: skip
+
+
+@gluon.jit
 def _next_tile(rows_ptr, index, head, tile, slot, known, KV_HEADS: gl.constexpr, TILE: gl.constexpr):
     """The tile behind a tile in the line: of the same row and head, or the first of the next."""
     tile += 1
@@ -79,16 +88,15 @@ def hopper_decode_kernel(
     tile = gl.load(record_ptr + 2)
     num_pairs = gl.load(record_ptr + 3)
     num_tiles = gl.load(record_ptr + 4)
+    row, slot, known, tiles = _record(rows_ptr, index)
     # The line as the copy engine sees it: some tiles ahead. Its next page is looked up a tile ahead of that.
     next_index = index
     next_head = head
     next_tile = tile
-    next_slot = index
-    next_known = index
+    next_slot = slot
+    next_known = known
     next_page = index
     if num_tiles > 0:
-        next_slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
-        next_known = gl.load(rows_ptr + index * _ROW_WORDS + 2)
         next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
     fetched = gl.minimum(num_tiles, STAGES)
     for ahead in range(fetched):
@@ -107,10 +115,6 @@ def hopper_decode_kernel(
     count = 0
     left = num_tiles
     for pair in range(num_pairs):
-        row = gl.load(rows_ptr + index * _ROW_WORDS).to(gl.int64)
-        slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
-        known = gl.load(rows_ptr + index * _ROW_WORDS + 2)
-        tiles = gl.load(rows_ptr + index * _ROW_WORDS + 3)
         stop = gl.minimum(tiles, tile + left)
         q0, q1, acc0, acc1, largest, weight = begin_pair(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head,
@@ -145,6 +149,7 @@ def hopper_decode_kernel(
         if head == KV_HEADS:
             head = 0
             index += 1
+            row, slot, known, tiles = _record(rows_ptr, index)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if (num_pairs > 0) | (worker < B):
         wait_for_previous(PDL)

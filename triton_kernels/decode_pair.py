@@ -77,6 +77,23 @@ def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: gl.constexpr, NORM: 
 
 
 @gluon.jit
+def _spread_heads(q, MMA: gl.constexpr):
+    """A group's heads as the rows of a matrix product, again and again: of the sums only the group's are used."""
+    LAYOUT: gl.constexpr = q.type.layout.parent
+    copies, _ = gl.broadcast(gl.expand_dims(q, 0), gl.zeros((GROUP // q.shape[0], 1, 1), gl.int32, LAYOUT))
+    return gl.convert_layout(gl.reshape(copies, (GROUP, q.shape[1])), gl.DotOperandLayout(0, MMA, 2))
+
+
+@gluon.jit
+def _spread_scores(score, MMA: gl.constexpr):
+    """A score of each head for the same rows."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 1], [1, 0])
+    score = gl.convert_layout(score, gl.SliceLayout(0, LAYOUT))
+    copies, _ = gl.broadcast(score[None, :], gl.zeros((GROUP // score.shape[0], 1), gl.int32, LAYOUT))
+    return gl.convert_layout(gl.reshape(copies, (GROUP,)), gl.SliceLayout(1, MMA))
+
+
+@gluon.jit
 def begin_pair(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head, is_last, eps,
     unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
@@ -88,11 +105,12 @@ def begin_pair(
     G: gl.constexpr = H // KV_HEADS
     dtype: gl.constexpr = k_ptr.dtype.element_ty
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    LOADS: gl.constexpr = gl.BlockedLayout([1, 8], [256 // HALF, HALF // 8], [1, 1], [1, 0])
-    QUERIES: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    LOADS: gl.constexpr = gl.SliceLayout(
+        0, gl.BlockedLayout([1, 1, 8], [1, 256 // HALF, HALF // 8], [1, 1, 1], [2, 1, 0])
+    )
+    HEADS: gl.constexpr = 1 if G == 1 else 2 if G == 2 else 4 if G <= 4 else 8 if G <= 8 else GROUP
     columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))
-    heads = gl.arange(0, GROUP, gl.SliceLayout(1, LOADS))
-    half = gl.arange(0, HALF, gl.SliceLayout(0, MMA))
+    heads = gl.arange(0, HEADS, gl.SliceLayout(1, LOADS))
     cos, sin = _load_halves(cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D, columns, HALF)
     q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
@@ -104,36 +122,38 @@ def begin_pair(
     mine = (heads < G)[:, None] & (columns < HALF)[None, :]
     x0 = gl.load(q_ptrs, mask=mine, other=0.0).to(gl.float32)
     x1 = gl.load(q_ptrs + HALF, mask=mine, other=0.0).to(gl.float32)
-    k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
-    v0 = gl.load(heads_ptr + (H + KV_HEADS + head) * D + half)
-    v1 = gl.load(heads_ptr + (H + KV_HEADS + head) * D + HALF + half)
+    k_ptrs = heads_ptr + (H + head) * D + columns
+    wanted = is_last & (columns < HALF)
+    k0 = gl.load(k_ptrs, mask=wanted, other=0.0).to(gl.float32)
+    k1 = gl.load(k_ptrs + HALF, mask=wanted, other=0.0).to(gl.float32)
+    v0 = gl.load(k_ptrs + KV_HEADS * D, mask=wanted, other=0.0)
+    v1 = gl.load(k_ptrs + KV_HEADS * D + HALF, mask=wanted, other=0.0)
     q0, q1 = _turn(
         x0, x1, gl.sum(x0 * x0 + x1 * x1, 1)[:, None], q_norm0[None, :], q_norm1[None, :], cos[None, :],
         sin[None, :], eps, HALF, NORM,
     )  # fmt: skip
     q0 = q0.to(dtype)
     q1 = q1.to(dtype)
-    largest = gl.full((GROUP,), float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
-    weight = gl.zeros((GROUP,), gl.float32, gl.SliceLayout(1, MMA))
+    k0, k1 = _turn(k0, k1, gl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
+    key0 = k0.to(dtype)
+    key1 = k1.to(dtype)
+    # No branch around what only a last part needs: its loads would move into it, behind those of the queries.
+    products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
+    products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
+    score = gl.where(is_last, gl.sum(products, 1) * unit, float("-inf"))
+    largest = _spread_scores(score, MMA)
+    weight = gl.full((GROUP,), is_last.to(gl.float32), gl.float32, gl.SliceLayout(1, MMA))
     acc0 = gl.zeros((GROUP, HALF), gl.float32, MMA)
     acc1 = gl.zeros((GROUP, HALF), gl.float32, MMA)
-    if is_last:
-        k0, k1 = _turn(k0, k1, gl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
-        key0 = k0.to(dtype)
-        key1 = k1.to(dtype)
-        products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
-        products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
-        largest = gl.convert_layout(gl.sum(products, 1) * unit, gl.SliceLayout(1, MMA))
-        weight += 1.0
-        acc0 += v0.to(gl.float32)[None, :]
-        acc1 += v1.to(gl.float32)[None, :]
-        cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
-        inside = (own_page > 0) & (own_page < num_pages)
-        gl.store(k_ptr + cell + columns, key0, mask=inside & (columns < HALF))
-        gl.store(k_ptr + cell + HALF + columns, key1, mask=inside & (columns < HALF))
-        gl.store(v_ptr + cell + half, v0, mask=inside & (half < HALF))
-        gl.store(v_ptr + cell + HALF + half, v1, mask=inside & (half < HALF))
-    return gl.convert_layout(q0, QUERIES), gl.convert_layout(q1, QUERIES), acc0, acc1, largest, weight
+    acc0 += gl.convert_layout(v0, gl.SliceLayout(0, MMA)).to(gl.float32)[None, :]
+    acc1 += gl.convert_layout(v1, gl.SliceLayout(0, MMA)).to(gl.float32)[None, :]
+    cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
+    written = wanted & (own_page > 0) & (own_page < num_pages)
+    gl.store(k_ptr + cell + columns, key0, mask=written)
+    gl.store(k_ptr + cell + HALF + columns, key1, mask=written)
+    gl.store(v_ptr + cell + columns, v0, mask=written)
+    gl.store(v_ptr + cell + HALF + columns, v1, mask=written)
+    return _spread_heads(q0, MMA), _spread_heads(q1, MMA), acc0, acc1, largest, weight
 
 
 @gluon.jit
