@@ -135,6 +135,24 @@ def test_pointwise(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
         check(kernel, capability)
 
 
+@pytest.mark.parametrize("width", [1024, 4096])
+def test_norms_of_few_rows_take_more_warps(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in deterministic mode: a row's bits follow from their number."""
+    monkeypatch.setattr(add_rms_norm, "use_kernels", lambda tensor: True)
+    w = meta(width)
+
+    def warps(rows: int, deterministic: bool) -> int:
+        x = meta(rows, width)
+        with compiling_for(90) as kernels:
+            add_rms_norm.rms_norm(x, w, 1e-6, deterministic=deterministic)
+            add_rms_norm.add_rms_norm(x, x, w, 1e-6, deterministic=deterministic)
+        (number,) = {kernel.metadata.num_warps for kernel in kernels}
+        return int(number)
+
+    assert warps(64, False) > warps(4096, False)
+    assert warps(64, True) == warps(4096, True) == warps(4096, False) == add_rms_norm.row_warps(width)
+
+
 def test_sizes_do_not_recompile() -> None:
     """Numbers of rows that steps differ in: one compiled kernel for all of them."""
     w = meta(512, 256)
