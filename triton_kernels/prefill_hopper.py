@@ -50,7 +50,7 @@ def _advance(
     stage = count % STAGES
     previous = (count - 1) % STAGES
     mbarrier.wait(k_full.index(stage), count // STAGES & 1)
-    # The groups take turns: one multiplies while the other is at its softmax.
+    # Two groups take turns: one multiplies while the other is at its softmax. Of one, each turn is its own.
     mbarrier.wait(turns.index(WHICH), move & 1)
     zeros = gl.zeros((ROWS, KEYS), gl.float32, SCORES)
     k = k_ring.index(stage).slice(0, KEYS)
