@@ -117,11 +117,11 @@ def _store(acc, weight, staging, out_ptr, first, num_queries, head, H: gl.conste
 
 @gluon.jit
 def _attend(
-    q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
-    tiles_ptr, out_ptr, unit, num_pairs,
+    rings, tiles_ptr, out_ptr, unit, num_pairs,
     H: gl.constexpr, D: gl.constexpr, WHICH: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """One warp group: its share of each tile's queries, from the first scores to the store."""
+    q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns = rings
     STAGES: gl.constexpr = k_ring.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = turns.shape[0]
@@ -258,24 +258,15 @@ def hopper_prefill_kernel(
     last_pair = gl.load(tiles_ptr + N * RECORD + 1) * H
     _clear_padding(tiles_ptr, out_ptr, num_pairs, last_pair, H, D, GROUPS * ROWS, NUM_PROGRAMS, dtype)
     unit = scale * 1.4426950408889634
+    rings = q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns
+    copies = q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free
+    work = tiles_ptr, page_table_ptr, num_pairs, M, num_pages
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    _attend,
-                    (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
-                     tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS),
-                ),
-                (
-                    _attend,
-                    (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
-                     tiles_ptr, out_ptr, unit, num_pairs, H, D, one, NUM_PROGRAMS),
-                ),
-                (
-                    load_tiles,
-                    (q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
-                     tiles_ptr, page_table_ptr, num_pairs, M, num_pages, H, KV_HEADS, D, PAGE, NUM_PROGRAMS),
-                ),
+                (_attend, (rings, tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, out_ptr, unit, num_pairs, H, D, one, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, NUM_PROGRAMS)),
             ],
             [4, 1],
             [232, 40],
@@ -283,16 +274,8 @@ def hopper_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (
-                    _attend,
-                    (q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns,
-                     tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS),
-                ),
-                (
-                    load_tiles,
-                    (q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
-                     tiles_ptr, page_table_ptr, num_pairs, M, num_pages, H, KV_HEADS, D, PAGE, NUM_PROGRAMS),
-                ),
+                (_attend, (rings, tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, NUM_PROGRAMS)),
             ],
             [1],
             [40],

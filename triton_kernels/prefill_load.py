@@ -54,11 +54,12 @@ def pair_of(turn, NUM_PROGRAMS: gl.constexpr):
 
 @gluon.jit
 def load_tiles(
-    q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free,
-    tiles_ptr, page_table_ptr, num_pairs, M, num_pages,
-    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    copies, work, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
+    q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free = copies
+    tiles_ptr, page_table_ptr, num_pairs, M, num_pages = work
     STAGES: gl.constexpr = k_full.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = q_ring.shape[0] // AHEAD
