@@ -6,6 +6,7 @@ computed where it is attended to, and written on the way. Knows nothing of which
 Shape suffixes: D head size; a row's heads are q heads, then k heads, then v heads.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
@@ -108,7 +109,7 @@ def begin_pair(
     LOADS: gl.constexpr = gl.SliceLayout(
         0, gl.BlockedLayout([1, 1, 8], [1, 256 // HALF, HALF // 8], [1, 1, 1], [2, 1, 0])
     )
-    HEADS: gl.constexpr = 1 if G == 1 else 2 if G == 2 else 4 if G <= 4 else 8 if G <= 8 else GROUP
+    HEADS: gl.constexpr = triton.next_power_of_2(G)
     columns = gl.arange(0, HALF, gl.SliceLayout(0, LOADS))
     heads = gl.arange(0, HEADS, gl.SliceLayout(1, LOADS))
     cos, sin = _load_halves(cos_sin_ptr + gl.minimum(known, P - 1).to(gl.int64) * D, columns, HALF)
