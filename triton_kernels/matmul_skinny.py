@@ -39,7 +39,9 @@ def skinny_kernel(
     if PREFETCH > 0 and tile_m == 0:
         prefetch(w_start, BLOCK_N, K, PREFETCH)
     w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
-    x_ptrs = x_ptr + part * part_k + tl.minimum(rows, M - 1)[None, :] * K + columns[:, None]
+    # In place of rows that are not there come the others once more: the last one again and again would be as slow as
+    # the one part of the L2 cache that has it.
+    x_ptrs = x_ptr + part * part_k + (rows % M)[None, :] * K + columns[:, None]
     if PARTS > 1:
         out_ptr += part.to(tl.int64) * M * N
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
@@ -87,7 +89,7 @@ def split_kernel(
     if PREFETCH > 0 and tile_m == 0:
         prefetch(w_start, BLOCK_N, K, PREFETCH)
     w_ptrs = w_start + w_rows[None, :, None] * K + columns_SK[:, None, :]
-    x_ptrs = x_ptr + tl.minimum(rows, M - 1)[None, None, :] * K + columns_SK[:, :, None]
+    x_ptrs = x_ptr + (rows % M)[None, None, :] * K + columns_SK[:, :, None]
     if PREFETCH > 0:
         # Weights that are loaded whole are in shared memory before what follows: too late to let the next kernel start.
         let_next_start(PDL)

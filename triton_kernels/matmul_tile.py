@@ -40,7 +40,7 @@ def tile_kernel(
     if N % BLOCK_N:
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
     columns = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + tl.minimum(rows, M - 1).to(tl.int64)[:, None] * K + columns[None, :]
+    x_ptrs = x_ptr + (rows % M).to(tl.int64)[:, None] * K + columns[None, :]
     w_ptrs = w_ptr + start_n.to(tl.int64) * K + w_rows[None, :] * K + columns[:, None]
     facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
