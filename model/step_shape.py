@@ -7,17 +7,26 @@ Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from typing import NamedTuple
+
+from tercet.triton_kernels.tuning import ROW_BUCKETS, row_bucket
 
 _FEWEST_TOKENS = 64
 """With fewer prefill tokens attention takes smaller tiles, which do not give the same bits."""
 _FEW_TOKENS = 1024
-"""Up to here padding is felt: steps have graphs for several numbers of decodes. In longer ones kernels leave out what
-is padding, and the rows that only sample are little beside them."""
+"""Up to here padding is felt. In longer steps kernels leave out what is behind the last token, and the rows that only
+sample are little beside them."""
 _TOKENS_MULTIPLE = 128
+_MOST_FULL = 256
+"""Up to here a product's tiles are as high as its bucket of rows allows; beyond, 128 rows or twice that."""
 _CHUNKS = (8, 64)
 """More are padded to the most there can be."""
+_DECODES_BESIDE_FEW = (0, 8, 64)
+_DECODES_BESIDE = (0, 64)
+_DECODES_BESIDE_MANY = (64, 256)
+"""Decodes beside few tokens, beside more, and beside many chunks: with the first chunks of many requests come few."""
 _ADJUSTED_DECODES = (1, 8, 32, 128)
 """Fewer graphs than of plain steps: those that adjust logits are rarer, and start-up has to be short."""
 
@@ -40,15 +49,15 @@ class Shapes:
     """The sizes that steps are padded to."""
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._decodes = _decode_sizes(max_num_seqs)
-        self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < max_num_seqs), max_num_seqs]
+        self._decodes = list(_full_sizes(max_num_seqs))
+        most = self._decodes[-1]
+        self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < most), most]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
-        self._most_decodes = _round_up(max_num_seqs, 4)
-        self._decodes_beside_few = [0, *(size for size in (8, 64) if size < self._most_decodes), self._most_decodes]
+        self._most_decodes = _round_up(most, 4)
         self._tokens = _token_sizes(max_num_batched_tokens)
         self._chunks = [*(size for size in _CHUNKS if size < max_num_seqs), max_num_seqs]
         self.max_rows = self._most_decodes + max_num_seqs
-        self.max_tokens = self._most_decodes + self._tokens[-1]
+        self.max_tokens = _full(self._most_decodes + self._tokens[-1])
 
     def for_graphs(self) -> list[StepShape]:
         """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
@@ -67,7 +76,7 @@ class Shapes:
         def order(shape: StepShape) -> tuple[int, bool, int]:
             return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, shape.num_chunks
 
-        return sorted(shapes, key=order)
+        return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
@@ -101,21 +110,33 @@ class Shapes:
 
     def _decodes_beside(self, chunks: int, tokens: int) -> list[int]:
         """Decode rows of the shapes of so many chunks and prefill tokens."""
-        if chunks > self._chunks[0]:
-            return [self._most_decodes]
-        return self._decodes_beside_few if tokens <= _FEW_TOKENS else [0, self._most_decodes]
+        if chunks == self._chunks[0]:
+            sizes = _DECODES_BESIDE_FEW if tokens <= _FEW_TOKENS else _DECODES_BESIDE
+        else:
+            sizes = _DECODES_BESIDE_MANY if chunks <= _CHUNKS[-1] else ()
+        return [*(size for size in sizes if size < self._most_decodes), self._most_decodes]
 
     def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
         """Steps with prefill have whole logits in any case: beside it that is little, and it halves graphs."""
-        return StepShape(num_decodes, num_chunks, num_tokens, whole_logits=True)
+        return StepShape(num_decodes, num_chunks, _full(num_decodes + num_tokens) - num_decodes, whole_logits=True)
 
 
-def _decode_sizes(max_num_seqs: int) -> list[int]:
-    """1, 2, 4, 8, 16, then steps of 16 to 64, of 32 to 256 and of 64 beyond: rows that pad cost next to nothing."""
-    sizes = [1, 2, 4, 8, 16]
-    while sizes[-1] < max_num_seqs:
-        sizes.append(sizes[-1] + (16 if sizes[-1] < 64 else 32 if sizes[-1] < 256 else 64))
-    return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
+def _full_sizes(at_least: int) -> Iterator[int]:
+    """Numbers of rows that fill the tiles of products, up to the first that holds so many.
+
+    Fewer take longer: a tile that is partly outside its matrix takes the copy engine up to half as long again as a
+    whole one. Rows of padding cost next to nothing.
+    """
+    beyond = count(_MOST_FULL + _TOKENS_MULTIPLE, _TOKENS_MULTIPLE)
+    for size in chain((bucket for bucket in ROW_BUCKETS if bucket <= _MOST_FULL), beyond):
+        yield size
+        if size >= at_least:
+            return
+
+
+def _full(num_rows: int) -> int:
+    """The smallest of them that holds so many rows."""
+    return _round_up(num_rows, _TOKENS_MULTIPLE) if num_rows > _MOST_FULL else row_bucket(num_rows)
 
 
 def _token_sizes(max_num_batched_tokens: int) -> list[int]:

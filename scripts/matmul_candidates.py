@@ -37,11 +37,9 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
     if num_rows <= 64:
         found += _splits(max(num_rows, 8), N, K)
         found += _skinny(max(num_rows, 8), N, K)
-    elif num_rows <= 96:
-        found += (config for config in _skinny(32, N, K) if config.block_m == 32)  # three tiles
     if 32 <= num_rows <= 1024:
         found += _waves(num_rows, N, K)
-    if num_rows >= 96 or (num_rows >= 64 and N > 50000):
+    if num_rows >= 128 or (num_rows >= 64 and N > 50000):
         found += _hopper(num_rows, N)
     if num_rows >= 512 or (num_rows >= 64 and N > 50000):
         found += _persistent(num_rows)
@@ -78,6 +76,8 @@ def near_candidates(
 
 def _fills(config: MatmulConfig, num_rows: int, product: Product) -> bool:
     """Whether the kernel can do it, and most multiprocessors have a tile all the time; small tiles do that anyway."""
+    if num_rows > config.height and num_rows % config.height:
+        return False  # a tile that is partly outside takes longer than a whole one
     if config.parts > 1 and not can_divide(config, product.K):
         return False
     if config.kernel == "early":

@@ -16,6 +16,7 @@ from tercet.model.kv_cache import count_pages, make_kv_cache
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner, RunnerSettings
 from tercet.model.step_shape import Shapes, StepShape
+from tercet.triton_kernels.tuning import ROW_BUCKETS
 
 PAGE, MAX_SEQS, NUM_TOKENS = 16, 5, 40
 
@@ -188,7 +189,9 @@ def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
             shape = shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged)
             assert shape in graphs
             assert (shape.adjusted, shape.logged) == (True, logged)
-    largest = max(graph.num_decodes + graph.num_prefill_tokens for graph in graphs)
+    totals = {graph.num_decodes + graph.num_prefill_tokens for graph in graphs}
+    assert all(total in ROW_BUCKETS or total % 128 == 0 for total in totals), "tiles of products are full"
+    largest = max(totals)
     assert graphs[0].num_decodes + graphs[0].num_prefill_tokens == largest, "graphs share memory: the largest is first"
     for _ in range(500):
         num_chunks = draw(0, max_num_seqs)

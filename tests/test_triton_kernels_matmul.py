@@ -164,12 +164,12 @@ def test_weights_of_nearly_the_same_size_share_what_was_tuned(monkeypatch: pytes
 
 
 def test_buckets_that_no_table_has_are_served_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """96 and 192 rows came late: older tables serve them as they did."""
+    """192 rows came late: older tables serve them as they did."""
     line = tuning.table_key("matmul", 512, 512, torch.bfloat16, True)
     few, some, many = (MatmulConfig("wave", size, 64, 64, 4) for size in (64, 128, 256))
     old = {64: few, 128: some, 256: many}
-    three = {96: MatmulConfig("skinny", 32, 64, 64, 4), 192: MatmulConfig("wave", 128, 128, 64, 8, 4, tall=True)}
-    tables = {"old": {line: old}, "new": {line: old | three}}
+    tall = MatmulConfig("wave", 128, 128, 64, 8, 4, tall=True)
+    tables = {"old": {line: old}, "new": {line: old | {192: tall}}}
     monkeypatch.setattr(tuning, "gpu_name", lambda device: device)
     monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
     monkeypatch.setattr(tuning, "load_table", tables.__getitem__)
@@ -177,10 +177,9 @@ def test_buckets_that_no_table_has_are_served_by_the_next(monkeypatch: pytest.Mo
     def chosen(gpu: str, rows: int) -> MatmulConfig:
         return choose_matmul("matmul", rows, 512, 512, torch.bfloat16, True, gpu)  # type: ignore[arg-type]
 
-    sizes = (64, 65, 96, 97, 128, 129, 160, 192, 193, 256)
-    assert [chosen("old", rows) for rows in sizes] == [few, *[some] * 4, *[many] * 5]
-    new = [few, *[three[96]] * 2, *[some] * 2, *[three[192]] * 3, *[many] * 2]
-    assert [chosen("new", rows) for rows in sizes] == new
+    sizes = (64, 65, 128, 129, 160, 192, 193, 256)
+    assert [chosen("old", rows) for rows in sizes] == [few, *[some] * 2, *[many] * 5]
+    assert [chosen("new", rows) for rows in sizes] == [few, *[some] * 2, *[tall] * 3, *[many] * 2]
     assert {chosen(gpu, 300) for gpu in tables} == {heuristic(512, 512, 512, torch.bfloat16, True, True)}
 
 

@@ -61,7 +61,7 @@ def test_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     configs = {
         choose_matmul_sample(rows, V, K, torch.bfloat16, False, torch.device("cpu")): K
         for K in (1024, 4096)
-        for rows in (1, 8, 16, 32, 64, 96, 128, 192, 256)
+        for rows in (1, 8, 16, 32, 64, 128, 192, 256)
     }
     assert {config.kernel for config in configs} == {"apart", "skinny", "wave", "persistent"}
     for config, K in configs.items():

@@ -17,10 +17,9 @@ import triton
 
 from tercet.triton_kernels.dispatch import gpu_name, is_hopper
 
-# A product's rows round up to one of these; its kernel is chosen by that alone.
-# 96 and 192: three tiles of 32 or 64 rows, where four would be as slow as 128 and 256. A step of 160 or 224 rows is cut
-# into as many tiles as one of 192 or 256.
-ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 8192)
+# A product's rows round up to one of these; its kernel is chosen by that alone. 192 are three tiles of 64 rows, or one
+# and a half of 128.
+ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 1024, 2048, 8192)
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
 PLAIN_ORDER = ("skinny", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
