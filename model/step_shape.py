@@ -110,6 +110,7 @@ class Shapes:
 
     def _decodes_beside(self, chunks: int, tokens: int) -> list[int]:
         """Decode rows of the shapes of so many chunks and prefill tokens."""
+        sizes: tuple[int, ...]
         if chunks == self._chunks[0]:
             sizes = _DECODES_BESIDE_FEW if tokens <= _FEW_TOKENS else _DECODES_BESIDE
         else:
