@@ -119,7 +119,9 @@ class Shapes:
 
     def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
         """Steps with prefill have whole logits in any case: beside it that is little, and it halves graphs."""
-        return StepShape(num_decodes, num_chunks, _full(num_decodes + num_tokens) - num_decodes, whole_logits=True)
+        if num_tokens < _FEW_TOKENS:  # of more tokens one tile of rows is little, and they fill tiles of their own
+            num_tokens = _full(num_decodes + num_tokens) - num_decodes
+        return StepShape(num_decodes, num_chunks, num_tokens, whole_logits=True)
 
 
 def _full_sizes(at_least: int) -> Iterator[int]:
