@@ -189,11 +189,10 @@ def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
             shape = shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged)
             assert shape in graphs
             assert (shape.adjusted, shape.logged) == (True, logged)
-    totals = {graph.num_decodes + graph.num_prefill_tokens for graph in graphs}
-    few = {graph.num_decodes + graph.num_prefill_tokens for graph in graphs if graph.num_prefill_tokens < 1024}
+    totals = {graph: graph.num_decodes + graph.num_prefill_tokens for graph in graphs}
+    assert totals[graphs[0]] == max(totals.values()), "graphs share memory: the largest is first"
+    few = [total for graph, total in totals.items() if graph.num_prefill_tokens < 1024]
     assert all(total in ROW_BUCKETS or total % 128 == 0 for total in few), "tiles of products are full"
-    largest = max(totals)
-    assert graphs[0].num_decodes + graphs[0].num_prefill_tokens == largest, "graphs share memory: the largest is first"
     for _ in range(500):
         num_chunks = draw(0, max_num_seqs)
         num_decodes = draw(0 if num_chunks else 1, max_num_seqs - num_chunks)
