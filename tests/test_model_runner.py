@@ -173,6 +173,15 @@ def test_there_are_graphs_for_both_ways_to_sample() -> None:
     assert all(shape.whole_logits for shape in shapes.for_warm_up())
 
 
+def test_long_prompts_are_as_long_beside_decodes() -> None:
+    """A product of q, k, v that fills its tiles ends in attention's prologue: with some rows more it would not."""
+    shapes = Shapes(512, 16384)
+    for num_tokens in (700, 1024, 2048, 16384):
+        for num_chunks in (1, 40):
+            alone, beside = (shapes.fit(num_decodes, num_chunks, num_tokens) for num_decodes in (0, 3))
+            assert beside.num_prefill_tokens == alone.num_prefill_tokens
+
+
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(256, 8192), (1, 16), (3, 64), (37, 5000), (512, 16384)])
 def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
     shapes = Shapes(max_num_seqs, budget)
