@@ -7,11 +7,10 @@ Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from itertools import chain, count
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tercet.triton_kernels.tuning import ROW_BUCKETS, row_bucket
+from tercet.triton_kernels.tuning import row_bucket
 
 _FEWEST_TOKENS = 64
 """With fewer prefill tokens attention takes smaller tiles, which do not give the same bits."""
@@ -49,7 +48,7 @@ class Shapes:
     """The sizes that steps are padded to."""
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._decodes = list(_full_sizes(max_num_seqs))
+        self._decodes = _decode_sizes(max_num_seqs)
         most = self._decodes[-1]
         self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < most), most]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
@@ -57,7 +56,7 @@ class Shapes:
         self._tokens = _token_sizes(max_num_batched_tokens)
         self._chunks = [*(size for size in _CHUNKS if size < max_num_seqs), max_num_seqs]
         self.max_rows = self._most_decodes + max_num_seqs
-        self.max_tokens = _full(self._most_decodes + self._tokens[-1])
+        self.max_tokens = self._largest.num_decodes + self._largest.num_prefill_tokens
 
     def for_graphs(self) -> list[StepShape]:
         """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
@@ -80,8 +79,7 @@ class Shapes:
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
-        largest = self._with_chunks(self._most_decodes, self._chunks[-1], self._tokens[-1])
-        return [largest._replace(adjusted=True, logged=True)]
+        return [self._largest._replace(adjusted=True, logged=True)]
 
     def fit(
         self,
@@ -101,6 +99,10 @@ class Shapes:
         tokens = _smallest(self._tokens_of(chunks), num_tokens)
         padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
         return self._with_chunks(padded, chunks, tokens)._replace(adjusted=adjusted, logged=logged)
+
+    @property
+    def _largest(self) -> StepShape:
+        return self._with_chunks(self._most_decodes, self._chunks[-1], self._tokens[-1])
 
     def _tokens_of(self, chunks: int) -> list[int]:
         """Prefill tokens of the shapes of so many chunks: few tokens come in few chunks."""
@@ -124,21 +126,19 @@ class Shapes:
         return StepShape(num_decodes, num_chunks, num_tokens, whole_logits=True)
 
 
-def _full_sizes(at_least: int) -> Iterator[int]:
-    """Numbers of rows that fill the tiles of products, up to the first that holds so many.
-
-    Fewer take longer: a tile that is partly outside its matrix takes the copy engine up to half as long again as a
-    whole one. Rows of padding cost next to nothing.
-    """
-    beyond = count(_MOST_FULL + _TOKENS_MULTIPLE, _TOKENS_MULTIPLE)
-    for size in chain((bucket for bucket in ROW_BUCKETS if bucket <= _MOST_FULL), beyond):
-        yield size
-        if size >= at_least:
-            return
+def _decode_sizes(max_num_seqs: int) -> list[int]:
+    """All full numbers of rows, up to the first that holds so many: rows of padding cost next to nothing."""
+    sizes = [1]
+    while sizes[-1] < max_num_seqs:
+        sizes.append(_full(sizes[-1] + 1))
+    return sizes
 
 
 def _full(num_rows: int) -> int:
-    """The smallest of them that holds so many rows."""
+    """The smallest number of rows, no less than these, that fills the tiles of products.
+
+    A tile that is partly outside its matrix takes the copy engine up to half as long again as a whole one.
+    """
     return _round_up(num_rows, _TOKENS_MULTIPLE) if num_rows > _MOST_FULL else row_bucket(num_rows)
 
 

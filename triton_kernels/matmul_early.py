@@ -139,6 +139,7 @@ def early_kernel(
     full = gl.allocate_shared_memory(gl.int64, [1 if HOLD else STEPS, 1], mbarrier.MBarrierLayout())
     _fetch(w_desc, blocks, full, part * (STEPS * CHUNKS), start_n, TILES)
 
+    # The last row in place of those that are not there: of few rows a remainder, as in matmul_skinny.py, costs more.
     rows = gl.minimum(gl.arange(0, BLOCK_M, gl.SliceLayout(0, gl.SliceLayout(1, X_SIDE))), M - 1)
     places = _places(CHUNKS, BLOCK_K, gl.SliceLayout(2, X_SIDE))[:, :, None]
     x_ptrs = x_ptr + part * (K // PARTS) + rows[None, None, :] * K + places
