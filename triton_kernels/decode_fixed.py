@@ -11,7 +11,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tercet.triton_kernels.decode_pair import (
-    GROUP,
     attend_tile,
     begin_pair,
     fetch,
@@ -56,9 +55,8 @@ def fixed_decode_kernel(
     STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each."""
-    TILE: gl.constexpr = k_desc.block_shape[1]
+    TILE: gl.constexpr = k_desc.block_shape[2]
     G: gl.constexpr = H // KV_HEADS
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     k_boxes, k_ring = make_ring(k_desc, STAGES)
     v_boxes, v_ring = make_ring(v_desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -96,7 +94,6 @@ def fixed_decode_kernel(
                 next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
 
     unit = scale * 1.4426950408889634
-    group = gl.arange(0, GROUP, gl.SliceLayout(1, MMA))
     count = 0
     for pair in range(worker, total, NUM_WORKERS):
         record_ptr = splits_ptr + pair // KV_HEADS * _SPLIT_WORDS
@@ -132,11 +129,11 @@ def fixed_decode_kernel(
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
             count += 1
         if (begin == 0) & is_last:
-            store_whole(out_ptr, row * H + head * G + group, acc0, acc1, weight, D, G)
+            store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G)
         else:
             part = gl.load(starts_ptr + row) + begin // SPLIT
-            places = part.to(gl.int64) * H + head * G + group
-            store_part(part_ptr, stats_ptr, places, acc0, acc1, largest, weight, D, G)
+            place = part.to(gl.int64) * H + head * G
+            store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if worker == 0:
         wait_for_previous(PDL)

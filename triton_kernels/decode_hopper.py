@@ -11,7 +11,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tercet.triton_kernels.decode_pair import (
-    GROUP,
     attend_tile,
     begin_pair,
     fetch,
@@ -70,10 +69,9 @@ def hopper_decode_kernel(
     NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each: a worker walks over its stretch of tiles."""
-    TILE: gl.constexpr = k_desc.block_shape[1]
+    TILE: gl.constexpr = k_desc.block_shape[2]
     G: gl.constexpr = H // KV_HEADS
     dtype: gl.constexpr = k_desc.dtype
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     k_boxes, k_ring = make_ring(k_desc, STAGES)
     v_boxes, v_ring = make_ring(v_desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -111,7 +109,6 @@ def hopper_decode_kernel(
             next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
 
     unit = scale * 1.4426950408889634
-    group = gl.arange(0, GROUP, gl.SliceLayout(1, MMA))
     count = 0
     left = num_tiles
     for pair in range(num_pairs):
@@ -139,10 +136,10 @@ def hopper_decode_kernel(
                     )
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
         if (tile == 0) & (stop == tiles):
-            store_whole(out_ptr, row * H + head * G + group, acc0, acc1, weight, D, G)
+            store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G)
         else:
-            places = (worker * 2 + gl.minimum(pair, 1)) * G + group
-            store_part(part_ptr, stats_ptr, places, acc0, acc1, largest, weight, D, G)
+            place = (worker * 2 + gl.minimum(pair, 1)) * G
+            store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G)
         left -= stop - tile
         tile = 0
         head += 1

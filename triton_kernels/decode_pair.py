@@ -14,7 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from tercet.triton_kernels.overlap_gluon import wait_for_previous
 
-GROUP = gl.constexpr(16)  # rows of a matrix product: q heads of one kv head, at most
+
+@gluon.constexpr_function
+def group_columns(num_heads):
+    """Columns of a matrix product for so many q heads of one kv head: what the matrix units take at least."""
+    return 8 if num_heads <= 8 else 16
 
 
 @gluon.jit
@@ -31,9 +35,9 @@ def page_of(page_table_ptr, slot, tile, M, TILE: gl.constexpr, PAGE: gl.constexp
 @gluon.jit
 def make_ring(desc, STAGES: gl.constexpr):
     """Shared memory for stages of tiles, each in two halves of the head: as the copy engine fills it, and as tiles."""
-    TILE: gl.constexpr = desc.block_shape[1]
-    HALF: gl.constexpr = desc.block_shape[2]
-    boxes = gl.allocate_shared_memory(desc.dtype, [STAGES * 2, 1, TILE, HALF], desc.layout)
+    TILE: gl.constexpr = desc.block_shape[2]
+    HALF: gl.constexpr = desc.block_shape[3]
+    boxes = gl.allocate_shared_memory(desc.dtype, [STAGES, 1, 2, TILE, HALF], desc.layout)
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=HALF * 2, element_bitwidth=16, rank=2)
     return boxes, boxes._reinterpret(desc.dtype, [STAGES * 2, TILE, HALF], LAYOUT)
 
@@ -43,13 +47,13 @@ def fetch(
     k_desc, v_desc, k_boxes, v_boxes, full, page, count, head, tile, known, num_pages,
     KV_HEADS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Ask for one tile of keys and values, each in two halves of the head.
+    """Ask for one tile of keys and values.
 
     Of a row's last tile only what the row has is read. The copy begins so far ahead of the tile that it ends with the
     row's last token: what lies ahead of a tile is outside to the copy engine, which writes zeros in its place.
     """
-    TILE: gl.constexpr = k_desc.block_shape[1]
-    HALF: gl.constexpr = k_desc.block_shape[2]
+    TILE: gl.constexpr = k_desc.block_shape[2]
+    HALF: gl.constexpr = k_desc.block_shape[3]
     STAGES: gl.constexpr = full.shape[0]
     stage = count % STAGES
     page = gl.minimum(gl.maximum(page, 0), num_pages - 1)
@@ -57,9 +61,8 @@ def fetch(
     first = gl.minimum(known - tile * TILE, TILE) - TILE
     bar = full.index(stage)
     mbarrier.expect(bar, 4 * TILE * HALF * 2)
-    for half in gl.static_range(2):
-        tma.async_copy_global_to_shared(k_desc, [place, first, half * HALF], bar, k_boxes.index(stage * 2 + half))
-        tma.async_copy_global_to_shared(v_desc, [place, first, half * HALF], bar, v_boxes.index(stage * 2 + half))
+    tma.async_copy_global_to_shared(k_desc, [place, 0, first, 0], bar, k_boxes.index(stage))
+    tma.async_copy_global_to_shared(v_desc, [place, 0, first, 0], bar, v_boxes.index(stage))
 
 
 @gluon.jit
@@ -78,20 +81,21 @@ def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: gl.constexpr, NORM: 
 
 
 @gluon.jit
-def _spread_heads(q, MMA: gl.constexpr):
-    """A group's heads as the rows of a matrix product, again and again: of the sums only the group's are used."""
+def _spread_heads(q, GROUP: gl.constexpr, MMA: gl.constexpr):
+    """A group's heads as the columns of a matrix product, again and again: of the sums only the group's are used."""
     LAYOUT: gl.constexpr = q.type.layout.parent
     copies, _ = gl.broadcast(gl.expand_dims(q, 0), gl.zeros((GROUP // q.shape[0], 1, 1), gl.int32, LAYOUT))
-    return gl.convert_layout(gl.reshape(copies, (GROUP, q.shape[1])), gl.DotOperandLayout(0, MMA, 2))
+    columns = gl.permute(gl.reshape(copies, (GROUP, q.shape[1])), (1, 0))
+    return gl.convert_layout(columns, gl.DotOperandLayout(1, MMA, 2))
 
 
 @gluon.jit
-def _spread_scores(score, MMA: gl.constexpr):
-    """A score of each head for the same rows."""
+def _spread_scores(score, GROUP: gl.constexpr, MMA: gl.constexpr):
+    """A score of each head for the same columns."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [1, 1], [1, 0])
     score = gl.convert_layout(score, gl.SliceLayout(0, LAYOUT))
     copies, _ = gl.broadcast(score[None, :], gl.zeros((GROUP // score.shape[0], 1), gl.int32, LAYOUT))
-    return gl.convert_layout(gl.reshape(copies, (GROUP,)), gl.SliceLayout(1, MMA))
+    return gl.convert_layout(gl.reshape(copies, (GROUP,)), gl.SliceLayout(0, MMA))
 
 
 @gluon.jit
@@ -104,6 +108,7 @@ def begin_pair(
     written on the way; else of nothing. Waits for the kernel ahead; from the second time on for nothing."""
     HALF: gl.constexpr = D // 2
     G: gl.constexpr = H // KV_HEADS
+    GROUP: gl.constexpr = group_columns(G)
     dtype: gl.constexpr = k_ptr.dtype.element_ty
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     LOADS: gl.constexpr = gl.SliceLayout(
@@ -142,40 +147,56 @@ def begin_pair(
     products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
     products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
     score = gl.where(is_last, gl.sum(products, 1) * unit, float("-inf"))
-    largest = _spread_scores(score, MMA)
-    weight = gl.full((GROUP,), is_last.to(gl.float32), gl.float32, gl.SliceLayout(1, MMA))
-    acc0 = gl.zeros((GROUP, HALF), gl.float32, MMA)
-    acc1 = gl.zeros((GROUP, HALF), gl.float32, MMA)
-    acc0 += gl.convert_layout(v0, gl.SliceLayout(0, MMA)).to(gl.float32)[None, :]
-    acc1 += gl.convert_layout(v1, gl.SliceLayout(0, MMA)).to(gl.float32)[None, :]
+    largest = _spread_scores(score, GROUP, MMA)
+    token = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
+    first = gl.where(token == 0, is_last.to(gl.float32), 0.0)
+    weight = gl.zeros((TILE, GROUP), gl.float32, MMA) + first[:, None]
+    acc0 = gl.zeros((HALF, GROUP), gl.float32, MMA)
+    acc1 = gl.zeros((HALF, GROUP), gl.float32, MMA)
+    acc0 += gl.convert_layout(v0, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    acc1 += gl.convert_layout(v1, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
     cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
     written = wanted & (own_page > 0) & (own_page < num_pages)
     gl.store(k_ptr + cell + columns, key0, mask=written)
     gl.store(k_ptr + cell + HALF + columns, key1, mask=written)
     gl.store(v_ptr + cell + columns, v0, mask=written)
     gl.store(v_ptr + cell + HALF + columns, v1, mask=written)
-    return _spread_heads(q0, MMA), _spread_heads(q1, MMA), acc0, acc1, largest, weight
+    return _spread_heads(q0, GROUP, MMA), _spread_heads(q1, GROUP, MMA), acc0, acc1, largest, weight
+
+
+@gluon.jit
+def _turn_blocks(p, MMA: gl.constexpr):
+    """Weights, [TILE, GROUP]: from where a product leaves its sums to where it has its right side, blocks of 8x8."""
+    TILE: gl.constexpr = p.shape[0]
+    GROUP: gl.constexpr = p.shape[1]
+    turned = gl.inline_asm_elementwise("movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", "=r,r", [p], p.dtype, True, 2)
+    blocks = gl.permute(gl.reshape(turned, (TILE // 8, 8, GROUP // 8, 8)), (0, 3, 2, 1))
+    return gl.convert_layout(gl.reshape(blocks, (TILE, GROUP)), gl.DotOperandLayout(1, MMA, 2), True)
 
 
 @gluon.jit
 def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, start, known):
-    """One tile in the softmax so far. A row's last tile ends with its last token (see `fetch`)."""
+    """One tile in the softmax so far. A row's last tile ends with its last token (see `fetch`).
+
+    Keys and values are the tall side of the products, a group's heads the narrow one, of 8 columns. `weight` is summed
+    over tokens at the end alone.
+    """
     MMA: gl.constexpr = acc0.type.layout
     TILE: gl.constexpr = k_ring.shape[1]
-    KEYS: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
-    WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    s = gl.zeros((GROUP, TILE), gl.float32, MMA)
-    s = mma_v2(q0, k_ring.index(stage * 2).permute((1, 0)).load(KEYS), s)
-    s = mma_v2(q1, k_ring.index(stage * 2 + 1).permute((1, 0)).load(KEYS), s)
-    places = gl.arange(0, TILE, gl.SliceLayout(0, MMA))
-    s = gl.where((places >= start + TILE - known)[None, :], s * unit, float("-inf"))
-    new = gl.maximum(largest, gl.max(s, 1))
+    GROUP: gl.constexpr = acc0.shape[1]
+    TALL: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
+    s = gl.zeros((TILE, GROUP), gl.float32, MMA)
+    s = mma_v2(k_ring.index(stage * 2).load(TALL), q0, s)
+    s = mma_v2(k_ring.index(stage * 2 + 1).load(TALL), q1, s)
+    places = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
+    s = gl.where((places >= start + TILE - known)[:, None], s, float("-inf"))
+    new = gl.maximum(largest, gl.max(s, 0) * unit)
     shrink = _exp2(largest - new)
-    weights = _exp2(s - new[:, None])
-    weight = weight * shrink + gl.sum(weights, 1)
-    p = gl.convert_layout(weights.to(v_ring.dtype), WEIGHTS)
-    acc0 = mma_v2(p, v_ring.index(stage * 2).load(KEYS), acc0 * shrink[:, None])
-    acc1 = mma_v2(p, v_ring.index(stage * 2 + 1).load(KEYS), acc1 * shrink[:, None])
+    weights = _exp2(s * unit - new[None, :])
+    weight = weight * shrink[None, :] + weights
+    p = _turn_blocks(weights.to(v_ring.dtype), MMA)
+    acc0 = mma_v2(v_ring.index(stage * 2).permute((1, 0)).load(TALL), p, acc0 * shrink[None, :])
+    acc1 = mma_v2(v_ring.index(stage * 2 + 1).permute((1, 0)).load(TALL), p, acc1 * shrink[None, :])
     return acc0, acc1, new, weight
 
 
@@ -183,27 +204,28 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
 def _store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
     """The two halves of each head of the group, in rows of D numbers."""
     MMA: gl.constexpr = y0.type.layout
-    half = gl.arange(0, D // 2, gl.SliceLayout(0, MMA))
-    group = gl.arange(0, GROUP, gl.SliceLayout(1, MMA))
-    valid = (group < G)[:, None] & (half < D // 2)[None, :]
-    ptrs = out_ptr + places[:, None] * D + half[None, :]
+    half = gl.arange(0, D // 2, gl.SliceLayout(1, MMA))
+    group = gl.arange(0, y0.shape[1], gl.SliceLayout(0, MMA))
+    valid = (half < D // 2)[:, None] & (group < G)[None, :]
+    ptrs = out_ptr + places[None, :] * D + half[:, None]
     gl.store(ptrs, y0, mask=valid)
     gl.store(ptrs + D // 2, y1, mask=valid)
 
 
 @gluon.jit
-def store_whole(out_ptr, places, acc0, acc1, weight, D: gl.constexpr, G: gl.constexpr):
-    """A pair that nobody else has a part of."""
+def store_whole(out_ptr, first, acc0, acc1, weight, D: gl.constexpr, G: gl.constexpr):
+    """A pair that nobody else has a part of. `first`: the place of its first head."""
     dtype: gl.constexpr = out_ptr.dtype.element_ty
-    y0 = (acc0 / weight[:, None]).to(dtype)
-    y1 = (acc1 / weight[:, None]).to(dtype)
-    _store_heads(out_ptr, places, y0, y1, D, G)
+    places = first + gl.arange(0, acc0.shape[1], gl.SliceLayout(0, acc0.type.layout))
+    whole = gl.sum(weight, 0)[None, :]
+    _store_heads(out_ptr, places, (acc0 / whole).to(dtype), (acc1 / whole).to(dtype), D, G)
 
 
 @gluon.jit
-def store_part(part_ptr, stats_ptr, places, acc0, acc1, largest, weight, D: gl.constexpr, G: gl.constexpr):
+def store_part(part_ptr, stats_ptr, first, acc0, acc1, largest, weight, D: gl.constexpr, G: gl.constexpr):
     """What is to be merged with other parts."""
-    group = gl.arange(0, GROUP, gl.SliceLayout(1, acc0.type.layout))
+    group = gl.arange(0, acc0.shape[1], gl.SliceLayout(0, acc0.type.layout))
+    places = first + group
     _store_heads(part_ptr, places, acc0, acc1, D, G)
     gl.store(stats_ptr + places * 2, largest, mask=group < G)
-    gl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
+    gl.store(stats_ptr + places * 2 + 1, gl.sum(weight, 0), mask=group < G)

@@ -33,7 +33,7 @@ _STAGES = 3
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
-"""Q heads of one kv head: the rows of the smallest matrix product."""
+"""Q heads of one kv head: columns of a matrix product."""
 
 _FEW_ROWS = 1
 """Up to here the kernel for few rows: for two to four it is ahead at a thousand tokens, behind at some thousands."""
@@ -151,6 +151,6 @@ def fused_decode_attention(
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
-    """Tiles of one half of the heads' numbers, each by itself: what lies ahead of one is no other, but outside."""
-    head_dim = cache.shape[3]
-    return hopper_descriptor(cache.view(-1, tile, head_dim), 1, tile, head_dim // 2)
+    """Tiles in two halves of the head, each by itself: what lies ahead of one is no other, but outside."""
+    half = cache.shape[3] // 2
+    return hopper_descriptor(cache.view(-1, tile, 2, half).transpose(1, 2), 1, 2, tile, half)
