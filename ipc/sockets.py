@@ -4,6 +4,7 @@ What arrives is decoded with the receiver's union, so a message of an unknown sh
 module knows sockets and encodings; it knows no message.
 """
 
+import math
 import socket as os_socket
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -45,7 +46,7 @@ class Inbox(Generic[Message]):
     def receive(self, timeout: float | None = None) -> Message | None:
         """The next message; waits up to `timeout` seconds (None: for ever), None if there was none."""
         if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN and (
-            timeout == 0 or not self._socket.poll(None if timeout is None else int(timeout * 1000))
+            timeout == 0 or not self._socket.poll(None if timeout is None else math.ceil(timeout * 1000))
         ):
             return None
         return self._decoder.decode(self._socket.recv(_NOBLOCK))
