@@ -185,9 +185,10 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
     TILE: gl.constexpr = k_ring.shape[1]
     GROUP: gl.constexpr = acc0.shape[1]
     TALL: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    s = gl.zeros((TILE, GROUP), gl.float32, MMA)
-    s = mma_v2(k_ring.index(stage * 2).load(TALL), q0, s)
-    s = mma_v2(k_ring.index(stage * 2 + 1).load(TALL), q1, s)
+    zeros = gl.zeros((TILE, GROUP), gl.float32, MMA)
+    # Two sums, so that half as many products wait for each other.
+    s = mma_v2(k_ring.index(stage * 2).load(TALL), q0, zeros)
+    s += mma_v2(k_ring.index(stage * 2 + 1).load(TALL), q1, zeros)
     places = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
     s = gl.where((places >= start + TILE - known)[:, None], s, float("-inf"))
     new = gl.maximum(largest, gl.max(s, 0) * unit)
