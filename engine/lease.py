@@ -1,4 +1,4 @@
-"""How many decode steps one plan may grant. Pure: no clock but the argument `now`.
+"""How many decode steps one plan may grant, and when none yet. Pure: no clock but the argument `now`.
 
 Granted steps cannot be taken back, so a new prompt waits for all that is in flight. Leases are there to hide the way of
 a message, which is a matter of time: where a step takes longer than that, a plan for one step hides it as well.
@@ -8,6 +8,8 @@ import math
 from collections import deque
 
 _NUM_INTERVALS = 8
+_LONG_PROMPTS, _BURST_SECONDS = 1024, 0.001
+"""Prompts of so many tokens keep any GPU busy for longer than this, and a plan on its way."""
 
 
 class Lease:
@@ -19,6 +21,16 @@ class Lease:
         self._intervals: deque[float] = deque(maxlen=_NUM_INTERVALS)
         self._last: float | None = None
         """When the step before was complete, if the next one followed it at once."""
+        self._burst_until = 0.0
+
+    def prompts_planned(self, num_tokens: int, now: float) -> None:
+        """A plan computes so many tokens of prompts. Others may come right behind it, and would come behind a lease."""
+        if num_tokens >= _LONG_PROMPTS:
+            self._burst_until = now + _BURST_SECONDS
+
+    def patience(self, now: float) -> float:
+        """Seconds for which it is better to grant nothing, while prompts keep the device busy."""
+        return max(0.0, self._burst_until - now)
 
     def completed(self, now: float, *, is_decode: bool, more_in_flight: bool) -> None:
         """A step is complete. Several may be at the same `now`: only their mean is taken for anything."""

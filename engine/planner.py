@@ -29,8 +29,6 @@ from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
 _NO_SLOTS = np.zeros(0, np.int32)
-_LONG_PROMPTS, _PROMPT_PATIENCE = 1024, 0.001
-"""Prompts of so many tokens keep any GPU busy for longer than this, in seconds, and a plan on its way."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +61,6 @@ class Planner:
         self._slots = self._residents.slots
         self._admission = Admission(self._waiting, self._residents, self._constraints)
         self._in_flight: deque[_InFlight] = deque()
-        self._more_prompts_until = 0.0
-        """Others may come right behind the prompts of the last plan."""
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._next_step = 0
 
@@ -191,8 +187,7 @@ class Planner:
             return None
         if draft.chunks:
             count = 1
-        if sum(length for _, _, length in draft.chunks) >= _LONG_PROMPTS:
-            self._more_prompts_until = now + _PROMPT_PATIENCE
+            self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
         masks = self._constraints.masks(self._slots, decodes, draft.chunks)
         step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks)
@@ -205,13 +200,11 @@ class Planner:
         return step
 
     def patience(self, now: float) -> float:
-        """Seconds for which planning waits, for masks or for the rest of a burst of prompts, which would else come
-        behind a lease of decodes. What is in flight keeps the workers busy meanwhile."""
+        """Seconds for which planning waits, for masks or more prompts: what is in flight keeps workers busy."""
         if not self._in_flight:
             return 0.0
-        nothing_to_add = not (self._waiting or self._residents.prefilling)
-        burst = self._more_prompts_until - now if nothing_to_add else 0.0
-        return max(burst, self._constraints.patience(self._slots, now), 0.0)
+        burst = 0.0 if self._waiting or self._residents.prefilling else self._lease.patience(now)
+        return max(burst, self._constraints.patience(self._slots, now))
 
     def _share(self, chunks: list[tuple[int, int, int]]) -> None:
         """What a plan computes of prompts serves later ones, which workers run after it."""

@@ -246,33 +246,6 @@ def test_leases_only_while_nothing_waits() -> None:
     run.finish()
 
 
-def test_decodes_behind_long_prompts_wait_a_moment_for_more_prompts() -> None:
-    long = settings(max_num_batched_tokens=4096, max_model_len=1100, num_pages=2000)
-    planner = Planner(long, b"key")
-
-    def plan(now: float) -> tuple[int, int] | None:
-        step = planner.plan(now)
-        return None if step is None else (len(step.decodes) // 4, len(step.chunks) // 12)
-
-    planner.submit(submit(1, [1] * 1024), 7.0)
-    assert plan(7.0) == (0, 1)
-    assert plan(7.0) is None
-    assert planner.patience(7.0) == pytest.approx(0.001)
-    planner.submit(submit(2, [2] * 100), 7.0004)
-    assert plan(7.0004) == (1, 1), "what has come need not wait"
-
-    planner = Planner(long, b"key")
-    planner.submit(submit(1, [1] * 1024), 7.0)
-    assert plan(7.0) == (0, 1)
-    assert planner.patience(7.0011) == 0
-    assert plan(7.0011) == (1, 0), "nobody came"
-
-    planner = Planner(long, b"key")
-    planner.submit(submit(1, [1] * 1023), 7.0)
-    assert plan(7.0) == (0, 1)
-    assert plan(7.0) == (1, 0), "the worker might be done before the next plan is there"
-
-
 def test_a_lease_never_outlives_the_longest_request() -> None:
     run = Run(settings(max_lease=8, run_ahead=3))
     run.planner.submit(submit(0, [1, 2], max_tokens=4), 0.0)

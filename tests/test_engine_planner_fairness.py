@@ -1,4 +1,4 @@
-"""However many long prompts are being computed, a short one starts within a step or two."""
+"""However many long prompts are being computed, a short one starts within a step or two; a burst is not torn apart."""
 
 import random
 
@@ -57,3 +57,37 @@ def test_short_prompts_among_long_ones(num_long: int) -> None:
     assert set(waited) == set(arrived)
     assert max(waited.values()) <= 2
     assert sorted(long_ended) == list(range(num_long)), "a long prompt starved"
+
+
+def planned(planner: Planner, now: float) -> tuple[int, int] | None:
+    """Decodes and prompts of the next plan."""
+    step = planner.plan(now)
+    return None if step is None else (len(step.decodes) // 4, len(step.chunks) // 12)
+
+
+@pytest.fixture
+def long_prompts() -> Planner:
+    """Has nothing in flight, and room for all."""
+    return Planner(settings(max_num_batched_tokens=4096, max_model_len=1100, num_pages=2000), b"key")
+
+
+def test_decodes_behind_long_prompts_wait_a_moment_for_more_prompts(long_prompts: Planner) -> None:
+    long_prompts.submit(submit(1, [1] * 1024), 7.0)
+    assert planned(long_prompts, 7.0) == (0, 1)
+    assert planned(long_prompts, 7.0) is None
+    assert long_prompts.patience(7.0) == pytest.approx(0.001)
+    long_prompts.submit(submit(2, [2] * 100), 7.0004)
+    assert planned(long_prompts, 7.0004) == (1, 1), "what has come need not wait"
+
+
+def test_decodes_behind_a_long_prompt_alone_wait_no_longer(long_prompts: Planner) -> None:
+    long_prompts.submit(submit(1, [1] * 1024), 7.0)
+    assert planned(long_prompts, 7.0) == (0, 1)
+    assert long_prompts.patience(7.0011) == 0
+    assert planned(long_prompts, 7.0011) == (1, 0)
+
+
+def test_decodes_behind_a_short_prompt_do_not_wait(long_prompts: Planner) -> None:
+    long_prompts.submit(submit(1, [1] * 1023), 7.0)
+    assert planned(long_prompts, 7.0) == (0, 1)
+    assert planned(long_prompts, 7.0) == (1, 0), "the worker might be done before the next plan is there"
