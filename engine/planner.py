@@ -28,8 +28,6 @@ from tercet.engine.waiting_line import WaitingLine, never_fits
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
-_NO_SLOTS = np.zeros(0, np.int32)
-
 
 @dataclass(frozen=True)
 class _InFlight:
@@ -218,8 +216,6 @@ class Planner:
 
     def _plan_decodes(self, draft: PlanDraft) -> tuple[NDArray[np.int32], int]:
         """Slots that decode, with room for every step of the lease."""
-        if not self._residents.running:
-            return _NO_SLOTS, 1
         slots = self._slots.that_decode()
         if not len(slots):
             return slots, 1
@@ -227,6 +223,8 @@ class Planner:
         if not (self._waiting or self._residents.prefilling or self._slots.any_constrained):
             count = min(self._lease.steps, self._slots.longest_lease(slots))
         wanted = self._slots.planned_after(slots, count)
+        if count > 1 and self._residents.num_lacking_pages(slots, wanted) > self._residents.pool.num_available:
+            count, wanted = 1, self._slots.planned_after(slots, 1)  # nobody is sent away for steps that can wait
         lacking = np.flatnonzero(wanted > self._slots.capacity[slots])
         if not len(lacking):
             return slots, count

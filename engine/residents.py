@@ -8,11 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tercet.engine.pages import PagePool
 from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
-from tercet.engine.slot_arrays import SlotArrays
+from tercet.engine.slot_arrays import SlotArrays, Slots
 from tercet.ipc.step_messages import Enter
 
 
@@ -110,6 +113,11 @@ class Residents:
         draft.enters.append(Enter(slot, request.token_ids.tobytes(), request.num_prompt, request.sampling))
         if request.family is not None:
             request.family.enter(request)
+
+    def num_lacking_pages(self, slots: Slots, num_tokens: NDArray[np.int32]) -> int:
+        """What these slots need beside their own pages, to hold so many tokens each."""
+        more = np.maximum(num_tokens - self.slots.capacity[slots], 0)
+        return int((-(-more // self._settings.page_size)).sum())
 
     def grow(self, request: Request, num_tokens: int, draft: PlanDraft) -> int:
         """Give it pages for so many tokens, all or none; returns how many are lacking."""

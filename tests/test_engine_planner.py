@@ -259,6 +259,27 @@ def test_a_lease_never_outlives_the_longest_request() -> None:
     run.finish()
 
 
+def test_nobody_is_sent_away_for_the_later_steps_of_a_lease() -> None:
+    """Two requests on two pages of four tokens each, and one free page: three steps need none, the fourth needs two."""
+    run = Run(settings(max_lease=4, run_ahead=1, num_pages=6, enable_prefix_caching=False))
+    requests = [submit(number, [number] * 5, max_tokens=9) for number in range(2)]
+    for request in requests:
+        run.planner.submit(request, 0.0)
+    counts = []
+    for _ in range(4):
+        step = run.planner.plan(0.0)
+        assert step is not None
+        counts.append(step.count)
+        assert run.planner.load().num_preemptions == 0
+        run.worker.issue(step)
+        while run.worker.in_flight:
+            run.execute()
+    assert counts == [1, 1, 1, 1]
+    run.finish()
+    assert run.planner.load().num_preemptions > 0
+    assert all(run.said[one.number] == undisturbed([one.number] * 5, one.sampling) for one in requests)
+
+
 def test_a_running_request_shares_only_what_is_computed() -> None:
     """The newest token of a full page is known before its keys and values are there."""
     run = Run(settings(run_ahead=1, max_lease=1, num_pages=200, max_num_batched_tokens=64))
