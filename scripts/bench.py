@@ -1,9 +1,10 @@
-"""Measure engines, by `bench.py offline|serve|doors|structured|host|planner|trace …`. All claims come from here.
+"""Measure engines, by `bench.py offline|serve|doors|structured|steps|host|planner|trace …`. All claims come from here.
 
 offline: the named workloads through an engine's own `LLM` (Tercet, and where importable vLLM, nano-vllm, transformers).
 serve:   requests at a rate, from a running engine or any OpenAI endpoint: waiting times, throughput, goodput.
 doors:   the same requests by the engine's socket and by HTTP: what the HTTP door adds.
 structured: what answers that have to match a grammar cost those beside them.
+steps:   decode steps alone, for seconds each: time, clock, power and energy.
 host:    the engine around a worker that computes nothing: what processes and messages alone can carry.
 planner: the scheduler's pure core alone.
 trace:   nothing new: one Chrome trace out of what the processes of an engine left in its --trace-dir.
@@ -24,6 +25,7 @@ from bench_doors import add_door_flags, run_doors
 from bench_engines import ENGINES, BenchEngine
 from bench_host import add_host_flags, run_host, run_planner
 from bench_serve import add_serve_flags, run_serve
+from bench_steps import add_step_flags, run_steps
 from bench_structured import add_structured_flags, run_structured
 from bench_trace import RunRecord, run_trace
 from engine_flags import add_engine_flags
@@ -125,6 +127,8 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             return run_doors(arguments)
         case "structured":
             return run_structured(arguments)
+        case "steps":
+            return run_steps(arguments)
         case "host":
             return run_host(arguments)
         case "serve":
@@ -161,6 +165,7 @@ def main() -> int:
     add_serve_flags(commands.add_parser("serve", help="requests at a rate, from a socket or an OpenAI endpoint"))
     add_door_flags(commands.add_parser("doors", help="what the HTTP door adds"))
     add_structured_flags(commands.add_parser("structured", help="what answers with a grammar cost those beside them"))
+    add_step_flags(commands.add_parser("steps", help="decode steps alone: time, clock, power and energy"))
     add_host_flags(commands.add_parser("host", help="the engine around a worker that computes nothing"))
     commands.add_parser("planner", help="microseconds of the scheduler's core per step")
     for command in commands.choices.values():

@@ -126,14 +126,15 @@ class CapturedStep:
         self._graph = graph
         self._rewind = rewind
         self._group = group
-        self._replays = group.min(max(2, min(40, int(_RUN_MS / self._once(1) + 1))))
+        self._replays = group.min(max(2, min(40, int(_RUN_MS / self.milliseconds(1) + 1))))
 
     def microseconds(self) -> float:
         """Of one step: the least of some rounds of replays, of the slowest rank."""
-        least = min(self._once(self._replays) for _ in range(_ROUNDS)) * 1e3
+        least = min(self.milliseconds(self._replays) for _ in range(_ROUNDS)) * 1e3
         return -self._group.min(-round(least * 100)) / 100
 
-    def _once(self, replays: int) -> float:
+    def milliseconds(self, replays: int) -> float:
+        """Of one step: the mean of so many in a row, behind one that is not timed."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._rewind()
         self._graph.replay()

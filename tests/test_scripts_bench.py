@@ -5,14 +5,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from daemon import SCRIPTS, free_port
 
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
 
+from power_meter import PowerMeter
 from workloads import STANDARD, workload
 
 
@@ -38,6 +41,34 @@ def test_workloads(name: str, measure: str, prompts: int, prompt_length: int, ou
     assert work.output_lengths == [outputs] * prompts == [outputs] * len(work.prompts)
     assert len(set(map(tuple, work.prompts))) == prompts
     assert work.prompts == workload(name).prompts
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_steps_take_a_gpu() -> None:
+    done = bench("steps", "--shape", "qwen3-0.6b")
+    assert done.returncode == 2
+    assert "found no NVIDIA GPU; want one" in done.stderr
+    assert "--rows got 0" in bench("steps", "--shape", "qwen3-0.6b", "--rows", "8", "0").stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_steps(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    done = bench("steps", "--shape", "qwen3-0.6b", "--rows", "1", "64", "--seconds", "1", "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    one, many = json.loads(report.read_text())["rows"]
+    assert one["us"] < many["us"]
+    for row in (one, many):
+        assert 100 < row["mhz"] < 3000
+        assert row["mj"] == pytest.approx(row["us"] * row["watts"] / 1e3, rel=0.3)
+
+
+def test_a_driver_that_does_not_know_the_card_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetHandleByUUID=lambda uuid, device: 6)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: nvml)
+    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID returned 6"):
+        PowerMeter("a-card")
 
 
 def test_standard_workloads_exist() -> None:

@@ -1,0 +1,74 @@
+"""Decode steps of a public shape on one GPU, replayed for seconds: how long one takes, at which clock, for what energy.
+
+What an engine's steps take without its host. A card that takes all the power it may lowers its clock after a moment, so
+a figure of a moment says little.
+"""
+
+import argparse
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from shapes import SHAPES
+
+if TYPE_CHECKING:
+    from captured_step import CapturedStep
+    from power_meter import PowerMeter
+
+_ROUND_MS = 60.0
+_MOST_REPLAYS = 250
+_SETTLE_SECONDS = 0.7
+
+
+def add_step_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=sorted(SHAPES), required=True, help="a public model's shape, random weights")
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256])
+    parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each")
+
+
+def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each number of rows."""
+    import torch  # which other measurements do without: it takes seconds
+
+    from captured_step import StepModel
+    from power_meter import PowerMeter
+    from tercet.model.config_json import parse_config
+    from tercet.model.parallel import Group
+
+    if min(arguments.rows) < 1 or arguments.context < 1:
+        raise ValueError(f"--rows got {min(arguments.rows)} and --context {arguments.context}; want 1 or more")
+    if not torch.cuda.is_available():
+        raise ValueError("`bench.py steps` found no NVIDIA GPU; want one")
+    device = torch.device("cuda", 0)
+    torch.cuda.set_device(device)
+    meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
+    config = parse_config(SHAPES[arguments.shape])
+    model = StepModel(config, Group.join(0, 1, device, "", 120.0), max(arguments.rows), arguments.context)
+    print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
+    results = []
+    for num_rows in arguments.rows:
+        row = _measure(model.decode(num_rows), meter, arguments.seconds)
+        results.append({"rows": num_rows, **row})
+        print(f"{num_rows:6} {row['us']:9.1f} {row['mhz']:6.0f} {row['watts']:6.0f} {row['mj']:9.1f}", flush=True)
+    return results
+
+
+def _measure(step: "CapturedStep", meter: "PowerMeter", seconds: float) -> dict[str, float]:
+    """Once the clock has followed the power."""
+    replays = max(4, min(_MOST_REPLAYS, int(_ROUND_MS / step.milliseconds(4))))
+    settled = time.monotonic() + _SETTLE_SECONDS
+    while time.monotonic() < settled:
+        step.milliseconds(replays)
+    rounds, clocks = list[float](), list[int]()
+    began, joules = time.monotonic(), meter.joules()
+    while not rounds or time.monotonic() < began + seconds:
+        rounds.append(step.milliseconds(replays))
+        clocks.append(meter.megahertz())
+    joules = meter.joules() - joules
+    return {
+        "us": 1e3 * statistics.median(rounds),
+        "mhz": statistics.median(clocks),
+        "watts": joules / (time.monotonic() - began),
+        "mj": 1e3 * joules / (len(rounds) * (replays + 1)),  # one more begins each round
+    }
