@@ -9,7 +9,7 @@ from collections import deque
 
 _NUM_INTERVALS = 8
 _LONG_PROMPTS, _BURST_SECONDS = 1024, 0.001
-"""Prompts of so many tokens keep any GPU busy for longer than this, and a plan on its way."""
+"""Prompts of so many tokens keep a GPU busy for longer than this and a plan's way, but for the smallest of models."""
 
 
 class Lease:
