@@ -71,6 +71,12 @@ def _load_halves(ptr, columns, HALF: gl.constexpr):
 
 
 @gluon.jit
+def _store_halves(ptr, columns, x, y, mask, HALF: gl.constexpr):
+    gl.store(ptr + columns, x, mask=mask)
+    gl.store(ptr + HALF + columns, y, mask=mask)
+
+
+@gluon.jit
 def _turn(x, y, squares, norm0, norm1, cos, sin, eps, HALF: gl.constexpr, NORM: gl.constexpr):
     """Heads in two halves, normed and turned by their position; fp32, to be rounded once."""
     if NORM:
@@ -96,6 +102,29 @@ def _spread_scores(score, GROUP: gl.constexpr, MMA: gl.constexpr):
     score = gl.convert_layout(score, gl.SliceLayout(0, LAYOUT))
     copies, _ = gl.broadcast(score[None, :], gl.zeros((GROUP // score.shape[0], 1), gl.int32, LAYOUT))
     return gl.convert_layout(gl.reshape(copies, (GROUP,)), gl.SliceLayout(0, MMA))
+
+
+@gluon.jit
+def _attend_newest(
+    q0, q1, key0, key1, v0, v1, is_last, unit, TILE: gl.constexpr, GROUP: gl.constexpr, MMA: gl.constexpr
+):
+    """The softmax before any tile: of the newest token, if `is_last`; else of nothing.
+
+    No branch around it: the loads of what it needs would move there, behind those of the queries.
+    """
+    HALF: gl.constexpr = q0.shape[1]
+    products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
+    products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
+    score = gl.where(is_last, gl.sum(products, 1) * unit, float("-inf"))
+    largest = _spread_scores(score, GROUP, MMA)
+    token = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
+    first = gl.where(token == 0, is_last.to(gl.float32), 0.0)
+    weight = gl.zeros((TILE, GROUP), gl.float32, MMA) + first[:, None]
+    acc0 = gl.zeros((HALF, GROUP), gl.float32, MMA)
+    acc1 = gl.zeros((HALF, GROUP), gl.float32, MMA)
+    acc0 += gl.convert_layout(v0, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    acc1 += gl.convert_layout(v1, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    return acc0, acc1, largest, weight
 
 
 @gluon.jit
@@ -143,24 +172,11 @@ def begin_pair(
     k0, k1 = _turn(k0, k1, gl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
     key0 = k0.to(dtype)
     key1 = k1.to(dtype)
-    # No branch around what only a last part needs: its loads would move into it, behind those of the queries.
-    products = q0.to(gl.float32) * key0.to(gl.float32)[None, :]
-    products += q1.to(gl.float32) * key1.to(gl.float32)[None, :]
-    score = gl.where(is_last, gl.sum(products, 1) * unit, float("-inf"))
-    largest = _spread_scores(score, GROUP, MMA)
-    token = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
-    first = gl.where(token == 0, is_last.to(gl.float32), 0.0)
-    weight = gl.zeros((TILE, GROUP), gl.float32, MMA) + first[:, None]
-    acc0 = gl.zeros((HALF, GROUP), gl.float32, MMA)
-    acc1 = gl.zeros((HALF, GROUP), gl.float32, MMA)
-    acc0 += gl.convert_layout(v0, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
-    acc1 += gl.convert_layout(v1, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    acc0, acc1, largest, weight = _attend_newest(q0, q1, key0, key1, v0, v1, is_last, unit, TILE, GROUP, MMA)
     cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
     written = wanted & (own_page > 0) & (own_page < num_pages)
-    gl.store(k_ptr + cell + columns, key0, mask=written)
-    gl.store(k_ptr + cell + HALF + columns, key1, mask=written)
-    gl.store(v_ptr + cell + columns, v0, mask=written)
-    gl.store(v_ptr + cell + HALF + columns, v1, mask=written)
+    _store_halves(k_ptr + cell, columns, key0, key1, written, HALF)
+    _store_halves(v_ptr + cell, columns, v0, v1, written, HALF)
     return _spread_heads(q0, GROUP, MMA), _spread_heads(q1, GROUP, MMA), acc0, acc1, largest, weight
 
 
