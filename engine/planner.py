@@ -28,6 +28,8 @@ from tercet.engine.waiting_line import WaitingLine, never_fits
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
+_NO_SLOTS = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True)
 class _InFlight:
@@ -216,7 +218,7 @@ class Planner:
 
     def _plan_decodes(self, draft: PlanDraft) -> tuple[NDArray[np.int32], int]:
         """Slots that decode, with room for every step of the lease."""
-        slots = self._slots.that_decode()
+        slots = self._slots.that_decode() if self._residents.running else _NO_SLOTS
         if not len(slots):
             return slots, 1
         count = 1
