@@ -29,17 +29,17 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
 
 def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each number of rows."""
-    import torch  # which other measurements do without: it takes seconds
+    if min(arguments.rows) < 1 or arguments.context < 1:
+        raise ValueError(f"--rows got {min(arguments.rows)} and --context {arguments.context}; want 1 or more")
+    import torch  # here, since other measurements do without: it takes seconds
 
+    if not torch.cuda.is_available():
+        raise ValueError("`bench.py steps` found no NVIDIA GPU; want one")
     from captured_step import StepModel
     from power_meter import PowerMeter
     from tercet.model.config_json import parse_config
     from tercet.model.parallel import Group
 
-    if min(arguments.rows) < 1 or arguments.context < 1:
-        raise ValueError(f"--rows got {min(arguments.rows)} and --context {arguments.context}; want 1 or more")
-    if not torch.cuda.is_available():
-        raise ValueError("`bench.py steps` found no NVIDIA GPU; want one")
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
