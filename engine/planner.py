@@ -224,10 +224,10 @@ class Planner:
         count = 1
         if not (self._waiting or self._residents.prefilling or self._slots.any_constrained):
             count = min(self._lease.steps, self._slots.longest_lease(slots))
-        wanted = self._slots.planned_after(slots, count)
-        if count > 1 and self._residents.num_lacking_pages(slots, wanted) > self._residents.pool.num_available:
-            count, wanted = 1, self._slots.planned_after(slots, 1)  # nobody is sent away for steps that can wait
-        lacking = np.flatnonzero(wanted > self._slots.capacity[slots])
+        wanted, lacking = self._slots.growth(slots, count)
+        if count > 1 and len(lacking) and self._residents.lacks_pages(slots[lacking], wanted[lacking]):
+            count = 1  # nobody is sent away for steps that can wait
+            wanted, lacking = self._slots.growth(slots, count)
         if not len(lacking):
             return slots, count
         shortage, without = 0, []

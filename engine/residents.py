@@ -114,10 +114,10 @@ class Residents:
         if request.family is not None:
             request.family.enter(request)
 
-    def num_lacking_pages(self, slots: Slots, num_tokens: NDArray[np.int32]) -> int:
-        """What these slots need beside their own pages, to hold so many tokens each."""
-        more = np.maximum(num_tokens - self.slots.capacity[slots], 0)
-        return int((-(-more // self._settings.page_size)).sum())
+    def lacks_pages(self, slots: Slots, num_tokens: NDArray[np.int32]) -> bool:
+        """Whether these slots cannot all grow to so many tokens each, more than they have room for."""
+        more = num_tokens - self.slots.capacity[slots]
+        return int((-(-more // self._settings.page_size)).sum()) > self.pool.num_available
 
     def grow(self, request: Request, num_tokens: int, draft: PlanDraft) -> int:
         """Give it pages for so many tokens, all or none; returns how many are lacking."""

@@ -75,6 +75,11 @@ class SlotArrays:
         """`planned` once these have decoded `count` steps; the last token's keys and values are never wanted."""
         return np.minimum(self.planned[slots] + count, self._max_length[slots] - 1)
 
+    def growth(self, slots: Slots, count: int) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
+        """`planned_after` so many steps, and for which of these slots that is more than their pages hold."""
+        wanted = self.planned_after(slots, count)
+        return wanted, np.flatnonzero(wanted > self.capacity[slots])
+
     def append(self, slots: Slots, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
         """One more token for each of these; returns their lengths with it."""
         lengths = self.known[slots]

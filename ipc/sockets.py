@@ -44,7 +44,10 @@ class Inbox(Generic[Message]):
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; waits up to `timeout` seconds (None: for ever), None if there was none."""
+        """The next message; waits up to `timeout` seconds (None: for ever), None if there was none.
+
+        Milliseconds are whole: a timeout that is rounded down would have its caller turn in circles for the rest.
+        """
         if not int(self._socket.getsockopt(_EVENTS)) & _POLLIN and (
             timeout == 0 or not self._socket.poll(None if timeout is None else math.ceil(timeout * 1000))
         ):

@@ -16,7 +16,7 @@ class PowerMeter:
         self._call("nvmlDeviceGetHandleByUUID", f"GPU-{uuid}".encode(), ctypes.byref(self._device))
 
     def joules(self) -> float:
-        """Since the driver was loaded; counted in steps of a tenth of a second or so."""
+        """Since the driver was loaded. It counts in steps of its own, which seconds make small."""
         millijoules = ctypes.c_ulonglong()
         self._call("nvmlDeviceGetTotalEnergyConsumption", self._device, ctypes.byref(millijoules))
         return millijoules.value / 1e3

@@ -181,7 +181,7 @@ def begin_pair(
 
 
 @gluon.jit
-def _turn_blocks(p, MMA: gl.constexpr):
+def _transpose_blocks(p, MMA: gl.constexpr):
     """Weights, [TILE, GROUP]: from where a product leaves its sums to where it has its right side, blocks of 8x8."""
     TILE: gl.constexpr = p.shape[0]
     GROUP: gl.constexpr = p.shape[1]
@@ -211,7 +211,7 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
     shrink = _exp2(largest - new)
     weights = _exp2(s * unit - new[None, :])
     weight = weight * shrink[None, :] + weights
-    p = _turn_blocks(weights.to(v_ring.dtype), MMA)
+    p = _transpose_blocks(weights.to(v_ring.dtype), MMA)
     acc0 = mma_v2(v_ring.index(stage * 2).permute((1, 0)).load(TALL), p, acc0 * shrink[None, :])
     acc1 = mma_v2(v_ring.index(stage * 2 + 1).permute((1, 0)).load(TALL), p, acc1 * shrink[None, :])
     return acc0, acc1, new, weight
