@@ -37,6 +37,7 @@ class PlanDraft:
         decodes: NDArray[np.int32],
         epoch: int,
         masks: tuple[Mask, ...],
+        longest: int,
     ) -> Step:
         return Step(
             step_id,
@@ -49,4 +50,5 @@ class PlanDraft:
             epoch,
             masks,
             np.array(self.copies, np.int32).tobytes(),
+            longest,
         )

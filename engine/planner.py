@@ -188,9 +188,10 @@ class Planner:
         if draft.chunks:
             count = 1
             self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
+        longest = self._slots.longest(decodes)
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
         masks = self._constraints.masks(self._slots, decodes, draft.chunks)
-        step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks)
+        step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest)
         self._residents.left.clear()
         slots = np.concatenate([decodes, draft.chunk_slots])
         self._in_flight.append(_InFlight(step.step_id, count, slots, is_decode=not draft.chunks))

@@ -71,6 +71,10 @@ class SlotArrays:
         """Steps after which none of these has anything left to sample."""
         return int((self._max_length[slots] - 1 - self.planned[slots]).max())
 
+    def longest(self, slots: Slots) -> int:
+        """Tokens of the longest of these with the one that it decodes next; 0 for none."""
+        return int(self.planned[slots].max(initial=-1)) + 1
+
     def planned_after(self, slots: Slots, count: int) -> NDArray[np.int32]:
         """`planned` once these have decoded `count` steps; the last token's keys and values are never wanted."""
         return np.minimum(self.planned[slots] + count, self._max_length[slots] - 1)

@@ -206,6 +206,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """For every row that samples in a slot whose request has a grammar; such plans are leases of one step."""
     copies: bytes = b""
     """int32 pairs: page, and page that becomes its copy, before any row is computed."""
+    longest: int = 0
+    """Tokens of the longest decode row in the first step, the one that it decodes included; one more in each step."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -33,9 +33,9 @@ class AttentionPlan:
     @classmethod
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
-        windows: Sequence[int], deterministic: bool,
+        windows: Sequence[int], deterministic: bool, longest: int,
     ) -> "AttentionPlan":  # fmt: skip
-        """`num_heads`: q heads of this rank; `windows`: each layer's. Graph-safe."""
+        """`num_heads`: q heads of this rank; `windows`: each layer's; `longest`: see `Decoder.forward`. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
         decode: dict[int, DecodeWork | FusedPlan] = {}
@@ -49,7 +49,7 @@ class AttentionPlan:
             for window in set(windows):
                 if can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
                     decode[window] = plan_fused_decode(
-                        *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic
+                        *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic, longest=longest
                     )
                 else:
                     decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic)

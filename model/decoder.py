@@ -63,13 +63,14 @@ class Decoder:
         return self._weights.embedding_VD.dtype
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> Tensor:
+    def forward(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0) -> Tensor:
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
-        `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages.
+        `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens of
+        the longest decode row, at most, where that is known.
         Graph-safe: fixed shapes give fixed launches.
         """
-        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=False)
+        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=False, longest=longest)
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()
@@ -81,14 +82,14 @@ class Decoder:
         return hidden_RD, residual.end()
 
     def _attend_in_last(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool, longest: int = 0
     ) -> tuple[Residual, Tensor]:
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
             rotary_dim=self._rotary_dim, windows=[layer.window for layer in self._layers],
-            deterministic=self._deterministic,
+            deterministic=self._deterministic, longest=longest,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         stream_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])

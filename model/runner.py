@@ -79,6 +79,7 @@ class Runner:
         self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
         """Of the step launched last."""
         self._shape = StepShape(0, 0, 0)
+        self._longest = 0
         self._rows_on_device = self._shape, b"", b""
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         self.limits = Limits(self._num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
@@ -96,6 +97,7 @@ class Runner:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
+        self._longest = step.longest
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
         self._extras.mask(step)
@@ -132,7 +134,7 @@ class Runner:
     def launch(self, index: int) -> Landing:
         """Run step `index` of the plan's lease."""
         self._prompt_logs = []
-        return self._launch_on_gpu() if self._on_gpu else self._launch_on_cpu()
+        return self._launch_on_gpu(index) if self._on_gpu else self._launch_on_cpu()
 
     def _copy(self, num_pairs: int) -> None:
         copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
@@ -158,12 +160,12 @@ class Runner:
             return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
         return DoneLanding(token_ids_R)
 
-    def _launch_on_gpu(self) -> Landing:
+    def _launch_on_gpu(self, index: int) -> Landing:
         answers = self._decoder.group.rank == 0  # what the others sample is the same, and nobody waits for it
         if answers:
             self._landings.reserve()
             self._landings.launching()
-        logs_RW = self._graphs.run(self._shape)
+        logs_RW = self._graphs.run(self._shapes.of_length(self._shape, self._longest + index))
         if not answers:
             return DoneLanding(np.zeros(0, np.int32))
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
@@ -181,7 +183,7 @@ class Runner:
         prepare(rows, self.table, inputs, page_size=self._page_size, num_pages=self._num_pages)
         tables = inputs, self._kv_cache, self.table.page_table_SM
         if not (shape.logged and shape.num_chunks):
-            return self._decoder.forward(*tables), rows
+            return self._decoder.forward(*tables, longest=shape.longest), rows
         hidden_RD, hidden_TD = self._decoder.forward_whole(*tables)
         chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
         self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]

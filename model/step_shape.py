@@ -26,6 +26,9 @@ _DECODES_BESIDE_FEW = (0, 8, 64)
 _DECODES_BESIDE = (0, 64)
 _DECODES_BESIDE_MANY = (64, 256)
 """Decodes beside few tokens, beside more, and beside many chunks: with the first chunks of many requests come few."""
+_LONGEST = (1024, 2048)
+"""Tokens of one row alone up to which its attention is given fewer programs: as many as it has tiles, so that none
+takes room from the products behind it for nothing."""
 _ADJUSTED_DECODES = (1, 8, 32, 128)
 """Fewer graphs than of plain steps: those that adjust logits are rarer, and start-up has to be short."""
 
@@ -42,6 +45,8 @@ class StepShape(NamedTuple):
     """Whether some row's logits are changed before sampling."""
     logged: bool = False
     """Whether somebody wants log-probabilities. With prefill, such steps and adjusted ones have no graph."""
+    longest: int = 0
+    """No decode row has more tokens; 0: they may have any number."""
 
 
 class Shapes:
@@ -62,6 +67,9 @@ class Shapes:
         """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
         # Steps of both kinds are common, and a row's bits may depend on the size: both have all sizes.
         shapes = [StepShape(size, 0, 0, whole_logits) for size in self._decodes for whole_logits in (False, True)]
+        shapes += [
+            StepShape(1, 0, 0, whole_logits, longest=longest) for whole_logits in (False, True) for longest in _LONGEST
+        ]
         shapes += [
             StepShape(size, 0, 0, True, True, logged) for size in self._adjusted_decodes for logged in (False, True)
         ]
@@ -99,6 +107,15 @@ class Shapes:
         tokens = _smallest(self._tokens_of(chunks), num_tokens)
         padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
         return self._with_chunks(padded, chunks, tokens)._replace(adjusted=adjusted, logged=logged)
+
+    def of_length(self, shape: StepShape, longest: int) -> StepShape:
+        """The shape for decode rows of so many tokens at most, where that makes a difference.
+
+        It depends on the row's length alone: so do its bits, however its steps are planned.
+        """
+        if shape.num_decodes != 1 or shape.num_chunks or shape.adjusted or shape.logged or longest > _LONGEST[-1]:
+            return shape
+        return shape._replace(longest=_smallest(_LONGEST, longest))
 
     @property
     def _largest(self) -> StepShape:

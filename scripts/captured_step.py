@@ -84,7 +84,8 @@ class StepModel:
     def decode(self, num_rows: int) -> "CapturedStep":
         """A step of one more token for each of so many rows."""
         self._table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
-        return self._capture(StepShape(num_rows, 0, 0), range(num_rows), [])
+        shape = Shapes(num_rows, MOST_TOKENS).of_length(StepShape(num_rows, 0, 0), self._context + _GROWTH)
+        return self._capture(shape, range(num_rows), [])
 
     def prompt(self, num_tokens: int) -> "CapturedStep":
         """A step of one prompt, as the engine pads it."""
@@ -114,7 +115,8 @@ class StepModel:
     def _run(self, shape: StepShape) -> None:
         inputs, rows = self._buffers.cut(shape)
         prepare(rows, self._table, inputs, page_size=_PAGE_SIZE, num_pages=self._num_pages)
-        hidden_RD = self._decoder.forward(inputs, self._kv_cache, self._table.page_table_SM)
+        tables = self._kv_cache, self._table.page_table_SM
+        hidden_RD = self._decoder.forward(inputs, *tables, longest=shape.longest)
         sample_step_into(self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras)
 
 

@@ -23,6 +23,7 @@ class Step:
     """Rows of one step, each in a slot of its own, its newest token not yet in the cache."""
 
     deterministic = False
+    longest = 0
 
     def __init__(
         self,
@@ -53,8 +54,9 @@ class Step:
         slots, cache = self.slots if slots is None else slots, self.cache
         lengths = cache.ints([self.lengths[slot] for slot in slots])
         return plan_fused_decode(
-            lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, deterministic=self.deterministic
-        )
+            lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, deterministic=self.deterministic,
+            longest=self.longest,
+        )  # fmt: skip
 
     def run(self, rows: list[int] | None = None) -> Tensor:
         """All rows, or those given."""

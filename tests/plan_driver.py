@@ -90,6 +90,7 @@ def run_jobs(
                 pack(*pages),
                 pack(*chunks),
                 pack(*(job.slot for job in decodes)),
+                longest=max((job.computed + 1 for job in decodes), default=0),
             )
         )
         landings = [runner.launch(index) for index in range(count)]

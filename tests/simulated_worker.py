@@ -146,6 +146,11 @@ class SimulatedWorker:
         step, index = self._queue.popleft()
         if index == 0:
             self._apply(step)
+        decoding = [self._slots[slot] for slot, start, _ in self._rows(step) if start < 0]
+        lengths = [len(slot.tokens) for slot in decoding if not slot.done]
+        assert max(lengths, default=0) <= step.longest + index, "a row is longer than the plan says"
+        if len(lengths) == len(decoding) > 0:  # of those that are done the plan knows no better
+            assert max(lengths) == step.longest + index
         written: dict[tuple[int, int], bytes] = {}
         token_ids = [self._run_row(*row, written) for row in self._rows(step)]
         self._cache |= written  # rows of one step do not see each other's writes

@@ -29,11 +29,13 @@ NUM_TOKENS = 48
 SETTINGS = [{"run_ahead": ahead, "max_lease": lease, "max_lease_ms": 1e6} for ahead in (1, 2, 3) for lease in (1, 8)]
 
 
+REAL_HEADS = {"head_dim": 128, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+"""Four q heads of 128 to a kv head, as in many real models."""
+
+
 @pytest.fixture(scope="module")
 def real_heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four q heads of 128 to a kv head, as in many real models."""
-    shape = {"head_dim": 128, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
-    return make_checkpoint("qwen3", tmp_path_factory.mktemp("real"), **shape, max_position_embeddings=1024)
+    return make_checkpoint("qwen3", tmp_path_factory.mktemp("real"), **REAL_HEADS, max_position_embeddings=1024)
 
 
 def engine(model: Path, **options: Any) -> LLM:
@@ -134,6 +136,20 @@ def test_run_ahead_and_leases(real_heads: Path, alone: list[list[int]], settings
     prompts, params = requests(66)
     with invariant(real_heads, max_num_seqs=20, **settings) as llm:
         assert generate(llm, prompts, params) == alone
+
+
+def test_a_row_alone_in_any_lease(tmp_path: Path) -> None:
+    """In default mode, too: where it gets so long that more programs attend to it, in the middle of a lease."""
+    model = make_checkpoint("qwen3", tmp_path, **REAL_HEADS, max_position_embeddings=4096)
+    rng = random.Random(5)
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (1001, 2029)]
+    params = [structs.replace(GREEDY, max_tokens=60, ignore_eos=True)] * 2
+    said = []
+    for lease in (1, 8):
+        limits = {"max_num_batched_tokens": 4096, "max_lease": lease, "max_lease_ms": 1e6}
+        with engine(model, dtype="bfloat16", **limits) as llm:
+            said.append(one_by_one(llm, prompts, params))
+    assert said[0] == said[1]
 
 
 @pytest.mark.parametrize("budget", [17, 64, 200])

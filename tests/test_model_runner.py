@@ -173,6 +173,21 @@ def test_there_are_graphs_for_both_ways_to_sample() -> None:
     assert all(shape.whole_logits for shape in shapes.for_warm_up())
 
 
+def test_a_row_alone_has_graphs_for_its_length() -> None:
+    """By its length alone, whatever else its plan says; others have one graph for any length."""
+    shapes = Shapes(16, 1024)
+    graphs = set(shapes.for_graphs())
+    for whole_logits in (False, True):
+        alone = shapes.fit(1, 0, 0, whole_logits)
+        for length, longest in ((1, 1024), (1024, 1024), (1025, 2048), (2048, 2048), (2049, 0), (100_000, 0)):
+            shape = shapes.of_length(alone, length)
+            assert shape == alone._replace(longest=longest)
+            assert shape in graphs
+    others = (shapes.fit(2, 0, 0), shapes.fit(1, 1, 50), shapes.fit(0, 1, 50), shapes.fit(1, 0, 0, adjusted=True))
+    for shape in others:
+        assert shapes.of_length(shape, 5) == shape
+
+
 def test_long_prompts_are_as_long_beside_decodes() -> None:
     """A product of q, k, v that fills its tiles ends in attention's prologue: with some rows more it would not."""
     shapes = Shapes(512, 16384)

@@ -8,7 +8,7 @@ from interpreted import rerun_interpreted
 from paged_attention import Heads
 from tercet.triton_kernels import fused_decode
 from tercet.triton_kernels.dispatch import INTERPRETED
-from tercet.triton_kernels.few_rows import make_few_rows, plan_few_rows
+from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 
 TILE, PAGE = 32, 64
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
@@ -73,6 +73,20 @@ def test_against_float64(
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", len(lengths))
     monkeypatch.setattr(fused_decode, "_FEW_TILE", tile)
     step = Step(heads, lengths, with_norms, "cpu", torch.float16)
+    step.check(step.run())
+
+
+@interpreted
+@pytest.mark.parametrize(("longest", "num_workers"), [(1, 4), (64, 4), (200, 14), (640, 40), (10_000, 400), (0, 0)])
+def test_no_more_workers_than_tiles(longest: int, num_workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a row of this length has, or one as long as its page table; a row that is longer is right, too."""
+    monkeypatch.setattr(fused_decode, "_FEW_TILE", TILE)
+    monkeypatch.setattr(fused_decode, "multiprocessors", lambda device: 100)
+    step = Step(Heads(4, 2, 64, PAGE), [200], True, "cpu", torch.float16)
+    step.longest = longest
+    plan = step.plan()
+    assert isinstance(plan, FewRows)
+    assert plan.num_workers == (num_workers if longest else step.cache.table.shape[1] * PAGE // TILE * 2)
     step.check(step.run())
 
 

@@ -26,7 +26,7 @@ from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
 from tercet.triton_kernels.merge_parts import merge_parts_kernel
 from tercet.triton_kernels.merge_splits import merge_splits
-from tercet.triton_kernels.tiles import hopper_descriptor
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
 _TILE = 32
 _STAGES = 3
@@ -38,7 +38,6 @@ _MOST_HEADS = 16
 _FEW_ROWS = 1
 """Up to here the kernel for few rows: for two to four it is ahead at a thousand tokens, behind at some thousands."""
 _FEW_TILE = 64
-
 _SPLIT = 8
 """Tiles of a fixed split."""
 
@@ -61,20 +60,26 @@ def plan_fused_decode(
     k_cache: Tensor,
     *,
     deterministic: bool = False,
+    longest: int = 0,
 ) -> FusedPlan:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step.
 
-    `deterministic`: a row's bits depend on nothing else in the step.
+    `deterministic`: a row's bits depend on nothing else in the step. `longest`: tokens that a row has at most, if it is
+    known: a few short rows are attended to faster then, and longer ones rightly.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
+    max_tokens = page_table_SM.shape[1] * page_size
     if deterministic:
-        max_tokens = page_table_SM.shape[1] * page_size
         splits = make_fixed_splits(decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, _TILE, _SPLIT)
         plan_fixed_splits(decode_slots_B, splits)
         return splits
     if num_rows <= _FEW_ROWS:
+        # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
+        # room to load their weights.
+        num_tiles = num_rows * num_kv_heads * cdiv(longest or max_tokens, _FEW_TILE)
+        num_workers = min(num_workers, num_tiles)
         few = make_few_rows(num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device)
         plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few

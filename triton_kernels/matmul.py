@@ -15,7 +15,7 @@ from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_launch import can_be_early, can_use_tma, launch_matmul
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_interleaved_reference
-from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, choose_matmul
+from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, choose_matmul, heuristic
 
 _NORMING = ("vector", "split", "early")
 
@@ -156,10 +156,12 @@ def _run(
 def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulConfig:
     N, K = w_NK.shape
     config = choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, deterministic, x_MK.device)
+    if config.parts == 1 and (config.kernel != "early" or can_be_early(config, x_MK, w_NK)):
+        return config
+    if x_MK.shape[0] == 1:
+        return heuristic(1, N, K, x_MK.dtype, deterministic)
     # In parts: whole, its tiles would be too few; deterministic mode has the best that are.
-    if config.parts > 1 or (config.kernel == "early" and not can_be_early(config, x_MK, w_NK)):
-        config = choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, True, x_MK.device)
-    return config
+    return choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, True, x_MK.device)
 
 
 def norming_config(
