@@ -7,14 +7,15 @@ of them, sums left out. What is tried won for other weights, or is next to it: `
 checked against float64 before it is taken; lines of deterministic mode are left as they are. Resumable: what the log
 holds is not measured again.
 
-`--rows` up to 256 are decode steps; more, prompts of so many tokens.
+`--rows` up to 256 are decode steps; more, prompts of so many tokens. `--together 5` then tries the five fastest of
+each product in all pairs: one that leaves the kernels behind it more room may pay only beside one that uses it.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from kernel_timing import Stopwatch
 from matmul_candidates import near_candidates
 from matmul_case import TOLERANCE, MatmulCase, compile_product
 from matmul_products import Product
+from pair_search import best_together
 from parallel_compile import Compilation, compile_in_processes, compile_share
 from rank_processes import run_ranks
 from shapes import SHAPES
@@ -43,64 +45,114 @@ from tuned_table import merge_into_table
 
 MOST_DECODES = 256
 """Steps of more rows are prompts."""
+_NEVER = float("inf")
 _GAIN = 0.003
 """Of the whole step: what less than this is noise."""
 
 
-def tune(arguments: argparse.Namespace, config: ModelConfig, group: Group) -> None:
-    """All ranks do the same: what they measure is the slowest's, and they agree on what is decided otherwise."""
-    end = time.monotonic() + arguments.seconds
-    size, stopwatch = arguments.tensor_parallel_size, Stopwatch()
-    log = Log(arguments.log, writes=group.rank == 0)
-    hopper = is_hopper(group.device)
-    tried = {(choice, num_rows): found for choice, num_rows, found in work(arguments, config)}
-    table = StepTable(group.device)
-    for choice in choices(config, size, alone=arguments.alone):
-        table.begin(choice, norm_apart=arguments.alone and size > 1)
-    num_layers = min(arguments.layers, config.num_layers)
-    share = share_of_rank(config, size // group.size, num_layers)
-    model = StepModel(
-        share, group, max((rows for _, rows in tried if rows <= MOST_DECODES), default=1), arguments.context
-    )
-    for (choice, num_rows), candidates in tried.items():
-        product, bucket = choice.product, row_bucket(num_rows)
+class StepTuner:
+    """One rank's. All ranks do the same: they measure the slowest, and agree on what is decided otherwise."""
 
-        def us_with(config: MatmulConfig, num_rows: int = num_rows, choice: Choice = choice) -> float:
-            table.put(choice, row_bucket(num_rows), config)
-            step = model.decode(num_rows) if num_rows <= MOST_DECODES else model.prompt(num_rows)
-            return step.microseconds()
+    def __init__(self, arguments: argparse.Namespace, config: ModelConfig, group: Group) -> None:
+        self._end = time.monotonic() + arguments.seconds
+        self._arguments = arguments
+        self._group = group
+        self._stopwatch = Stopwatch()
+        self._log = Log(arguments.log, writes=group.rank == 0)
+        self._work = list(work(arguments, config))
+        size = arguments.tensor_parallel_size
+        self._table = StepTable(group.device)
+        for choice in choices(config, size, alone=arguments.alone):
+            self._table.begin(choice, norm_apart=arguments.alone and size > 1)
+        share = share_of_rank(config, size // group.size, min(arguments.layers, config.num_layers))
+        decodes = [num_rows for _, num_rows, _ in self._work if num_rows <= MOST_DECODES]
+        self._model = StepModel(share, group, max(decodes, default=1), arguments.context)
+        self._fastest: dict[int, dict[Choice, list[MatmulConfig]]] = {}
+        """Of steps of so many rows each product's configurations: the chosen one, then the others by their times."""
 
-        chosen = table.get(choice, bucket)
-        us_with(chosen)  # what is new is loaded
-        best = first = us_with(chosen)
+    def run(self) -> None:
+        for choice, num_rows, candidates in self._work:
+            self._choose(choice, num_rows, candidates)
+        for num_rows in self._fastest if self._arguments.together > 1 else ():
+            self._choose_together(num_rows)
+
+    def _choose(self, choice: Choice, num_rows: int, candidates: list[MatmulConfig]) -> None:
+        """A product's configuration, while the others stay as they are."""
+        hopper = is_hopper(self._group.device)
+        chosen = self._table.get(choice, row_bucket(num_rows))
+        self._us(num_rows, {choice: chosen})  # what is new is loaded
+        best = first = self._us(num_rows, {choice: chosen})
+        times: dict[MatmulConfig, float] = {}
         for candidate in candidates:
-            if not group.min(int(time.monotonic() < end)):
+            if not self._in_time():
                 break
             if candidate.kernel in NEED_TMA and not hopper:
                 continue
-            key = [_name(arguments), product.name, num_rows, asdict(candidate)]
-            us = log.get(key)
-            if us is None:
-                try:
-                    us = us_with(candidate)
-                except (OutOfResources, ValueError, RuntimeError) as error:
-                    us = float("inf")
-                    if "CUDA error" in str(error):
-                        raise
-                log.put(key, us)
-            if us >= best * (1 - _GAIN):
+            key = [_name(self._arguments), choice.product.name, num_rows, asdict(candidate)]
+            us = times[candidate] = self._logged(key, num_rows, {choice: candidate})
+            if us >= best * (1 - _GAIN) or not self._is_right({choice: candidate}, num_rows):
                 continue
-            if not group.min(int(is_right(stopwatch, product, num_rows, candidate))):
-                continue
-            before, us = us_with(chosen), us_with(candidate)  # at once: a card gets slower as it gets warm
-            if us < before * (1 - _GAIN):
+            before, us = self._us(num_rows, {choice: chosen}), self._us(num_rows, {choice: candidate})
+            if us < before * (1 - _GAIN):  # at once: a card gets slower as it gets warm
                 chosen, best = candidate, us
-        table.put(choice, bucket, chosen)
-        if group.rank != 0:
-            continue
-        print(f"{num_rows:5} {product.name:8} {first:9.1f} -> {best:9.1f} us: {chosen}", flush=True)
-        if arguments.table is not None:
-            merge_into_table({choice.line: table.row(choice, bucket)}, arguments.table)
+        self._table.put(choice, row_bucket(num_rows), chosen)
+        self._say({choice: chosen}, num_rows, first, best)
+        others = sorted((us, repr(config), config) for config, us in times.items() if config != chosen and us < _NEVER)
+        self._fastest.setdefault(num_rows, {})[choice] = [chosen, *(config for *_, config in others)]
+
+    def _choose_together(self, num_rows: int) -> None:
+        """All products' configurations, from the fastest of each."""
+        fastest = {choice: found[: self._arguments.together] for choice, found in self._fastest[num_rows].items()}
+
+        def cost(configs: Mapping[Choice, MatmulConfig]) -> float:
+            named = [[choice.product.name, asdict(config)] for choice, config in configs.items()]
+            return self._logged([_name(self._arguments), "together", num_rows, named], num_rows, configs)
+
+        chosen = {choice: found[0] for choice, found in fastest.items()}
+        best = best_together(fastest, cost, gain=_GAIN, in_time=self._in_time)
+        before, after = self._us(num_rows, chosen), self._us(num_rows, best)
+        if after >= before * (1 - _GAIN) or not self._is_right(best, num_rows):
+            self._us(num_rows, chosen)
+            return
+        changed = {choice: config for choice, config in best.items() if config != chosen[choice]}
+        self._say(changed, num_rows, before, after)
+
+    def _us(self, num_rows: int, configs: Mapping[Choice, MatmulConfig]) -> float:
+        """Of a step with these in the table from now on."""
+        torch.cuda.empty_cache()  # what earlier graphs had is not free before
+        for choice, config in configs.items():
+            self._table.put(choice, row_bucket(num_rows), config)
+        step = self._model.decode(num_rows) if num_rows <= MOST_DECODES else self._model.prompt(num_rows)
+        return step.microseconds()
+
+    def _logged(self, key: list[Any], num_rows: int, configs: Mapping[Choice, MatmulConfig]) -> float:
+        """The same, unless the log has it; infinite for what a card has no room for."""
+        us = self._log.get(key)
+        if us is None:
+            try:
+                us = self._us(num_rows, configs)
+            except (OutOfResources, ValueError, RuntimeError) as error:
+                us = _NEVER
+                if "CUDA error" in str(error):
+                    raise
+            self._log.put(key, us)
+        return us
+
+    def _is_right(self, configs: Mapping[Choice, MatmulConfig], num_rows: int) -> bool:
+        right = [is_right(self._stopwatch, choice.product, num_rows, config) for choice, config in configs.items()]
+        return bool(self._group.min(int(all(right))))
+
+    def _in_time(self) -> bool:
+        return bool(self._group.min(int(time.monotonic() < self._end)))
+
+    def _say(self, configs: Mapping[Choice, MatmulConfig], num_rows: int, before: float, after: float) -> None:
+        """Print what has been chosen, and write it into the table."""
+        if self._group.rank != 0:
+            return
+        for choice, config in configs.items():
+            print(f"{num_rows:5} {choice.product.name:8} {before:9.1f} -> {after:9.1f} us: {config}", flush=True)
+            if self._arguments.table is not None:
+                merge_into_table({choice.line: self._table.row(choice, row_bucket(num_rows))}, self._arguments.table)
 
 
 def work(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[tuple[Choice, int, list[MatmulConfig]]]:
@@ -158,7 +210,8 @@ def tune_on_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
     if size == 1 or arguments.rank is not None:
         rank = arguments.rank or 0
         torch.cuda.set_device(rank)
-        tune(arguments, config, Group.join(rank, size, torch.device("cuda", rank), arguments.rendezvous, 120.0))
+        group = Group.join(rank, size, torch.device("cuda", rank), arguments.rendezvous, 120.0)
+        StepTuner(arguments, config, group).run()
         return
     if torch.cuda.device_count() < size:
         raise SystemExit(f"{size} ranks, but there are {torch.cuda.device_count()} GPUs; --alone plays one of them")
@@ -193,6 +246,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=1024, help="tokens behind each row")
     parser.add_argument("--layers", type=int, default=12, help="of the model, at most: more take longer to capture")
     parser.add_argument("--products", default="", help="gate_up,down,qkv,o,lm_head; by default all")
+    parser.add_argument("--together", type=int, default=0, help="how many of each product are tried in pairs")
     parser.add_argument("--gpu", default="NVIDIA H200", help="whose table's winners are tried")
     parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"), help="what was measured")
     parser.add_argument("--table", type=Path, help="merge what won into this table")

@@ -1,17 +1,24 @@
 """What the tuner inside a step tries and writes; the measuring needs a GPU."""
 
+import argparse
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import tune_step
 from captured_step import share_of_rank
 from matmul_candidates import near_candidates
 from matmul_products import PRODUCTS
+from pair_search import best_together
 from shapes import SHAPES
-from step_table import choices
+from step_table import Choice, choices
 from tercet.model.config_json import parse_config
+from tercet.model.parallel import Group
 from tercet.triton_kernels import tuning
 from tercet.triton_kernels.matmul_launch import can_divide
 from tercet.triton_kernels.tuning import MatmulConfig, load_table
@@ -67,3 +74,76 @@ def test_a_bucket_is_merged_into_its_line(tmp_path: Path) -> None:
     assert list(lines["line"]) == ["8", "16", "64"]
     assert lines == {"line": {"8": other, "16": other, "64": one}, "next": {"1": one}}
     assert MatmulConfig(**lines["line"]["64"]).num_stages == 3
+
+
+def test_pairs_find_what_pays_only_together() -> None:
+    costs = {(0, 0, 0): 10.0, (1, 0, 0): 11.0, (0, 1, 0): 12.0, (1, 1, 0): 8.0, (1, 1, 1): 7.99, (1, 1, 2): 5.0}
+    asked: list[tuple[int, ...]] = []
+
+    def cost(tried: Mapping[str, int]) -> float:
+        asked.append(tuple(tried[name] for name in "abc"))
+        return costs.get(asked[-1], 20.0)
+
+    values = {"a": [0, 1], "b": [0, 1], "c": [0, 1, 2]}
+    assert best_together(values, cost, gain=0.01, in_time=lambda: True) == {"a": 1, "b": 1, "c": 2}
+    # A gain of a thousandth is none; and what was found in time is kept.
+    del costs[1, 1, 2]
+    assert best_together(values, cost, gain=0.01, in_time=lambda: True) == {"a": 1, "b": 1, "c": 0}
+    asked.clear()
+    assert best_together(values, cost, gain=0.01, in_time=lambda: len(asked) < 4) == {"a": 1, "b": 1, "c": 0}
+    assert len(asked) == 4
+
+
+class PretendedStep:
+    """A step on no GPU, which is faster only if two products' configurations are others, both of them."""
+
+    def __init__(self, *sizes: Any) -> None:
+        pass
+
+    def decode(self, num_rows: int) -> "PretendedStep":
+        return self
+
+    def microseconds(self) -> float:
+        lines = load_table("")
+        changed = {line.split()[1] for line, buckets in lines.items() if buckets[8].num_warps == 2}
+        together = {"1024x2048", "1024x3072"}
+        return 100.0 + 3 * len(changed) - 30 * (together <= changed)
+
+
+@pytest.fixture
+def empty_table() -> Iterator[None]:
+    """Of a GPU without a name; nothing of what is put into it stays."""
+    assert load_table("") == {}
+    yield
+    load_table("").clear()
+    for cached in (tuning._choose, tuning._tuned):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_the_tuner_tries_products_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def two(choice: Choice) -> list[MatmulConfig]:
+        return [MatmulConfig("skinny", 8, 32, 128, num_warps=warps) for warps in (2, 8)]
+
+    config, group = parse_config(SHAPES["qwen3-0.6b"]), Group.single(torch.device("cpu"))
+    monkeypatch.setattr(tune_step, "StepModel", PretendedStep)
+    monkeypatch.setattr(tune_step, "Stopwatch", lambda: None)
+    monkeypatch.setattr(tune_step, "is_right", lambda *case: True)
+    monkeypatch.setattr(
+        tune_step, "work", lambda arguments, config: [(one, 8, two(one)) for one in choices(config, 1, alone=False)]
+    )
+    arguments = argparse.Namespace(
+        seconds=60, log=tmp_path / "log", tensor_parallel_size=1, alone=False, layers=2, context=9, model=None,
+        shape="qwen3-0.6b", table=tmp_path / "card.json", together=0,
+    )  # fmt: skip
+    tune_step.StepTuner(arguments, config, group).run()
+    alone = json.loads(arguments.table.read_text())["matmul"]
+    assert not any(line["8"]["num_warps"] == 2 for line in alone.values())
+    arguments.together = 3
+    tune_step.StepTuner(arguments, config, group).run()
+    lines = json.loads(arguments.table.read_text())["matmul"]
+    changed = {name.split()[1] for name, line in lines.items() if line["8"]["num_warps"] == 2}
+    assert changed == {"1024x2048", "1024x3072"}
+    assert "100.0 ->      76.0 us" in capsys.readouterr().out
