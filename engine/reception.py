@@ -14,6 +14,7 @@ from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client, Live
+from tercet.engine.nesting import is_nested_deeper
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
@@ -38,6 +39,8 @@ MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""
 MAX_CHAT_MESSAGES = 10_000
 MAX_TOOLS = 128
+_MAX_DEPTH = 128
+"""Levels of what goes to the template and has no shape of its own: tools, and arguments of their calls."""
 _QUICK_CHARACTERS = 2000
 """Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth."""
 
@@ -119,17 +122,24 @@ class Reception:
         """Whether `encode` may be called in the event loop."""
         if isinstance(request, Generate | GenerateIds | Chat) and request.params.structured is not None:
             return False
-        return _num_characters(request) <= _QUICK_CHARACTERS
+        try:
+            return _num_characters(request) <= _QUICK_CHARACTERS
+        except RecursionError:  # nested too deep, which `encode` says
+            return False
 
     def encode(self, request: Request) -> Sequence[int]:
         """The prompt's token ids; the answer's grammar is compiled for a try. Thread-safe. Raises `Refusal`."""
         if request.params.structured is not None:
             check_compiles(request.params.structured)
+        return self._prompt_ids(request)
+
+    def _prompt_ids(self, request: Request) -> Sequence[int]:
         try:
             match request:
                 case Generate(prompt=prompt):
                     return self._codec.encode(prompt)
                 case Chat(messages=messages, options=options):
+                    _check_depth(request)
                     return self._codec.encode_chat(messages, options, partial(check_text_length, rules=self._rules))
                 case GenerateIds(prompt_ids=prompt_ids):
                     return unpack_ids(prompt_ids)
@@ -143,7 +153,7 @@ class Reception:
             match question:
                 case Tokenize(request=request):
                     self._check_prompt(request)
-                    return Tokenized(request_id, array("i", self.encode(request)).tobytes())
+                    return Tokenized(request_id, array("i", self._prompt_ids(request)).tobytes())
                 case Detokenize(token_ids=packed):
                     token_ids = unpack_ids(packed, "tokens")
                     check_prompt_ids(token_ids, self._rules, "tokens")
@@ -199,6 +209,16 @@ class Reception:
             raise Refusal("invalid_request", f"tools has {len(request.options.tools)}; want at most {MAX_TOOLS}")
         for message in request.messages:
             check_text_length(message.content or "", self._rules)
+
+
+def _check_depth(chat: Chat) -> None:
+    if is_nested_deeper(list(chat.options.tools), _MAX_DEPTH + 1):
+        raise Refusal("invalid_request", f"tools has one nested deeper than {_MAX_DEPTH} levels; want at most those")
+    for message in chat.messages:
+        for call in message.tool_calls:
+            if is_nested_deeper(call.function.arguments, _MAX_DEPTH):
+                text = f"messages has arguments of a call nested deeper than {_MAX_DEPTH} levels; want at most those"
+                raise Refusal("invalid_request", text)
 
 
 def _num_characters(request: Request | Question) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tercet.engine.nesting import is_nested_deeper
 from tercet.engine.refusal import Refusal, invalid
 from tercet.ipc.messages import SamplingParams, Structured
 
@@ -41,11 +42,23 @@ def check_structured(params: SamplingParams, *, takes_text: bool, has_eos: bool)
         raise invalid("min_tokens", params.min_tokens, "0 beside structured: the grammar says when the text may end")
     if asked.choice is not None and not 1 <= len(asked.choice) <= MAX_CHOICES:
         raise invalid("structured choice", f"of {len(asked.choice)} texts", f"1 to {MAX_CHOICES}")
-    size = len(msgspec.json.encode(asked))
+    try:
+        size = len(msgspec.json.encode(asked))
+    except (TypeError, RecursionError) as error:
+        raise invalid("structured", f"not to be written as JSON ({error})", "what JSON has") from None
     if size > MAX_GRAMMAR_BYTES:
         raise invalid("structured", f"of {size} bytes", f"at most {MAX_GRAMMAR_BYTES}")
-    if isinstance(asked.json_schema, dict) and _depth(asked.json_schema) > _MAX_DEPTH:
+    if isinstance(asked.json_schema, dict):
+        _check_schema(asked.json_schema)
+
+
+def _check_schema(schema: dict[str, Any]) -> None:
+    if is_nested_deeper(schema, _MAX_DEPTH):
         raise invalid("structured json_schema", "nested deeper", f"at most {_MAX_DEPTH} levels")
+    try:
+        json.dumps(schema)
+    except TypeError as error:  # MessagePack has kinds that JSON has not
+        raise invalid("structured json_schema", f"not to be written as JSON ({error})", "what JSON has") from None
 
 
 def check_compiles(asked: Structured) -> None:
@@ -78,10 +91,3 @@ def write_grammar(asked: Structured) -> str:
 
 def _matcher() -> Any:
     return importlib.import_module("llguidance").LLMatcher
-
-
-def _depth(value: object, level: int = 0) -> int:
-    if level > _MAX_DEPTH:
-        return level
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return max((_depth(part, level + 1) for part in parts), default=level)
