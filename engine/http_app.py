@@ -64,7 +64,8 @@ def make_app(door: Door) -> ASGIApp:
         return _json(described)
 
     routes += [Route("/openapi.json", openapi), *page_routes()]
-    app = Starlette(routes=routes, exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error})
+    handlers = {ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_failure}
+    app = Starlette(routes=routes, exception_handlers=handlers)
     plain = {(types.method, types.path): handler for types, handler in _ROUTES if "{" not in types.path}
     return _Guard(app, plain, door)
 
@@ -111,8 +112,12 @@ class _Guard:
                 await self._app(scope, receive, send_named)
         except ClientGone:
             record.status = 499  # what it waited for has been cancelled
+        except Exception as error:
+            if not record.status:
+                await _on_failure(Request(scope), error)(scope, receive, send_named)
+            raise  # the server writes it down
         finally:
-            record.status = record.status or 500  # which the server sends, when something here fails
+            record.status = record.status or 500
             route = scope.get("route")
             path = record.path if handler else route.path if isinstance(route, Route) else "other"
             self._door.metrics.answers[path, record.status] += 1
@@ -152,6 +157,12 @@ def _on_http_error(request: Request, error: Exception) -> Response:
     request.state.record.error = str(error.status_code)
     response.headers.update(error.headers or {})
     return response
+
+
+def _on_failure(request: Request, error: Exception) -> Response:
+    """What nobody has thought of."""
+    request.state.record.error = "internal_error"
+    return ApiError(500, "the HTTP door failed at this request; its log says how", code="internal_error").response()
 
 
 async def _models(_: Request, door: Door) -> Response:

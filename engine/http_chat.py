@@ -43,9 +43,10 @@ async def chat(request: Request, door: Door) -> Any:
     body = await read_body(request, ChatCompletionRequest)
     body.check()
     door.check_model(body.model)
+    options = body.to_options()
     with as_http({"prompt": "tools"}):
         params = await _params(body, door)
-    answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, body.to_options())
+    answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, options)
     with_ids = bool(body.return_token_ids)
 
     def reader() -> ChatReader:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tercet.engine.http_errors import ApiError
+from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -92,6 +93,10 @@ def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
 
 def chat_options(tools: Sequence[Tool] | None, template_kwargs: dict[str, bool | int | str] | None) -> ChatOptions:
     """What goes to the chat template besides the conversation."""
+    for index, tool in enumerate(tools or ()):
+        if is_nested_deeper(tool.function.parameters, MAX_LEVELS):
+            where = f"tools[{index}].function.parameters"
+            raise ApiError(400, f"{where} is nested deeper than {MAX_LEVELS} levels; want at most those", param=where)
     return ChatOptions(
         tools=tuple(msgspec.to_builtins(_shown(tool)) for tool in tools or ()), template_kwargs=template_kwargs or {}
     )

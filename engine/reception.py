@@ -14,7 +14,7 @@ from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client, Live
-from tercet.engine.nesting import is_nested_deeper
+from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
@@ -39,8 +39,6 @@ MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""
 MAX_CHAT_MESSAGES = 10_000
 MAX_TOOLS = 128
-_MAX_DEPTH = 128
-"""Levels of what goes to the template and has no shape of its own: tools, and arguments of their calls."""
 _QUICK_CHARACTERS = 2000
 """Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth."""
 
@@ -212,12 +210,12 @@ class Reception:
 
 
 def _check_depth(chat: Chat) -> None:
-    if is_nested_deeper(list(chat.options.tools), _MAX_DEPTH + 1):
-        raise Refusal("invalid_request", f"tools has one nested deeper than {_MAX_DEPTH} levels; want at most those")
+    if is_nested_deeper(list(chat.options.tools), MAX_LEVELS + 1):
+        raise Refusal("invalid_request", f"tools has one nested deeper than {MAX_LEVELS} levels; want at most those")
     for message in chat.messages:
         for call in message.tool_calls:
-            if is_nested_deeper(call.function.arguments, _MAX_DEPTH):
-                text = f"messages has arguments of a call nested deeper than {_MAX_DEPTH} levels; want at most those"
+            if is_nested_deeper(call.function.arguments, MAX_LEVELS):
+                text = f"messages has arguments of a call nested deeper than {MAX_LEVELS} levels; want at most those"
                 raise Refusal("invalid_request", text)
 
 

@@ -56,10 +56,25 @@ def pack_ids(prompt: Sequence[int]) -> bytes:
 
 
 def encode(message: FromClient) -> bytes:
-    """Raises `RequestRefused` for more than a message may have: of that, the connection and all that runs on it end."""
-    encoded = msgspec.msgpack.encode(message)
+    """Raises `RequestRefused` for what no message can hold, and for more than one may have: of that, the connection and
+    all that runs on it end.
+    """
+    try:
+        encoded = msgspec.msgpack.encode(message)
+    except (OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise RequestRefused("invalid_request", f"{_complaint(error)}; want what MessagePack can hold") from None
     if len(encoded) > MAX_MESSAGE_BYTES:
         raise RequestRefused(
             "prompt_too_long", f"the request has {len(encoded)} bytes; want at most {MAX_MESSAGE_BYTES}"
         )
     return encoded
+
+
+def _complaint(error: OverflowError | UnicodeEncodeError | RecursionError) -> str:
+    match error:
+        case OverflowError():
+            return "a whole number came that has more than 64 bits"
+        case UnicodeEncodeError(object=text, start=start):
+            return f"a text came that has half of a character, {text[start]!r}"
+        case _:
+            return "a value came that is nested too deep"

@@ -6,7 +6,10 @@ The tokenizer process is real as well; the test plays the model.
 import asyncio
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,7 +17,10 @@ import pytest
 
 from daemon import free_port
 from http_process import http_process
+from tercet.engine.http_app import make_app
+from tercet.engine.http_door import Door
 from tercet.engine.http_server import bind
+from tercet.engine.request_log import RequestLog
 from tercet.ipc.step_messages import Ended
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
@@ -112,6 +118,71 @@ def test_an_offer_of_another_protocol(url: str, name: bytes) -> None:
 def test_the_log_has_no_room_for_everything(url: str) -> None:
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "hi", "user": "x" * 513})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "user")
+
+
+def called_with(arguments: str) -> dict[str, Any]:
+    call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "1"}]
+    return {"messages": turns}
+
+
+def shaped_by(schema: dict[str, Any]) -> dict[str, Any]:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    return {"messages": [{"role": "user", "content": "x"}], "response_format": form}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (called_with('{"x":123456789012345678901234567890}'), "more than 64 bits"),
+        (shaped_by({"properties": {"x": {"type": "integer", "maximum": 2**70}}}), "more than 64 bits"),
+        (called_with('{"x":"\\ud83d"}'), "half of a character, '\\ud83d'"),
+        (called_with('{"\\ud83d":1}'), "half of a character, '\\ud83d'"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_no_message_to_the_engine_can_hold(url: str, body: dict[str, Any], words: str, stream: bool) -> None:
+    answer = httpx.post(f"{url}/v1/chat/completions", json={**body, "stream": stream})
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]["message"]
+    assert answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+def test_nested_as_deep_as_can_be_read_and_deeper(url: str, path: str) -> None:
+    with httpx.Client(base_url=url) as client:
+        for depth in (*range(130, 900, 110), *range(940, 1000)):
+            inside = "[" * depth + "]" * depth
+            tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": "here"}}}]
+            tooled = json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": tools})
+            called = json.dumps(called_with('{"x":here}')).replace("here", inside)
+            for body in (tooled.replace('"here"', inside), called):
+                answer = client.post(path, content=body)
+                assert answer.status_code == 400, (depth, answer.text)
+                assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/tiny", "/tokenize"])
+async def test_what_nobody_has_thought_of(path: str) -> None:
+    """By both ways: those that the router finds, and those that it need not look for."""
+    door = SimpleNamespace(info=SimpleNamespace(version="1"), is_guarded=True, admits=lambda key: True)
+    door.log, door.metrics = RequestLog(False), SimpleNamespace(answers=Counter())
+    app = make_app(cast("Door", door))  # which lacks what it takes to answer
+
+    async def stated(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": {}}, receive, send)
+
+    through = httpx.ASGITransport(stated, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=through, base_url="http://x") as client:
+        method = "POST" if path == "/tokenize" else "GET"
+        answer = await client.request(method, path, content=b'{"prompt": "x"}', headers={"x-request-id": "mine"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine")
+    assert (answer.json()["error"]["type"], answer.json()["error"]["code"]) == ("server_error", "internal_error")
+    assert list(door.metrics.answers.elements()) == [(path.replace("/tiny", "/{model:path}"), 500)]
+    failing = httpx.ASGITransport(stated)
+    async with httpx.AsyncClient(transport=failing, base_url="http://x") as client:
+        with pytest.raises(AttributeError):  # for the server to write down
+            await client.request(method, path, content=b'{"prompt": "x"}')
 
 
 def test_somebody_else_listens_before_we_do(engine: TokenizerProcess) -> None:
