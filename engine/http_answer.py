@@ -143,7 +143,7 @@ async def _merged(streams: Sequence[AsyncGenerator[Indexed, None]]) -> AsyncGene
 def _generator(client: Any, *arguments: Any) -> AsyncGenerator[Piece, None]:
     """The client's streams are generators, and can be closed."""
     prompt, params, handling = arguments
-    stream: AsyncIterator[Piece] = client.stream(prompt, params, **handling)
+    stream: AsyncIterator[Piece] = client.stream(prompt, params, **handling, keep_logprobs=False)
     assert isinstance(stream, AsyncGenerator)
     return stream
 

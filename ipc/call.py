@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 import anyio
 import msgspec
 
-from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, TokenLogprob, Usage
+from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, Usage
 from tercet.ipc.messages import Request
+from tercet.ipc.rows import PackedRows, Row
 
 
 class ClientError(Exception):
@@ -43,10 +44,6 @@ class RequestTimedOut(ClientError, TimeoutError):
     """The request waited or took longer than the caller allowed, and was cancelled."""
 
 
-Row = tuple[TokenLogprob, ...]
-"""Of one token: itself, then the likeliest in its place."""
-
-
 class Generation(msgspec.Struct, frozen=True):
     """A finished answer."""
 
@@ -56,9 +53,9 @@ class Generation(msgspec.Struct, frozen=True):
     stop: str | int | None
     """The stop string or token id that ended it, if one did."""
     usage: Usage
-    logprobs: list[Row] | None = None
-    """Of each token, if they were asked for."""
-    prompt_logprobs: list[Row] | None = None
+    logprobs: Sequence[Row] | None = None
+    """Of each token, if they were asked for. Unpacked anew at each look."""
+    prompt_logprobs: Sequence[Row] | None = None
     """The same of the prompt's tokens from the second on; of several answers, the first has them."""
 
 
@@ -80,14 +77,17 @@ class _Answer:
     def __init__(self) -> None:
         self.texts: list[str] = []
         self.token_ids = bytearray()
-        self.logprobs: list[Row] = []
+        self.logprobs = PackedRows()
+        self.fresh_logprobs: list[Row] = []
+        """Of a stream's tokens that come next."""
         self.generation: Generation | None = None
 
 
 class Call:
     """One request in the making. Not streamed: its parts are only kept, nobody is woken for them."""
 
-    def __init__(self, request: Request, streamed: bool) -> None:
+    def __init__(self, request: Request, streamed: bool, keeps_logprobs: bool = True) -> None:
+        """`keeps_logprobs`: for the whole at the end."""
         self.request = request
         self.num_losses = 0
         """Connections that ended since there was any news."""
@@ -100,7 +100,8 @@ class Call:
         self._num_left = request.params.n
         self._fresh: list[tuple[Delta | Finished, list[Row] | None]] = []
         self._wants_logprobs = request.params.logprobs is not None
-        self._prompt_logprobs: list[Row] | None = None if request.params.prompt_logprobs is None else []
+        self._keeps_logprobs = keeps_logprobs and self._wants_logprobs
+        self._prompt_logprobs = None if request.params.prompt_logprobs is None else PackedRows()
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: ClientError | None = None
@@ -136,30 +137,35 @@ class Call:
         answer.texts.append(delta.text)
         answer.token_ids += delta.token_ids
         if self._streamed:
-            self._fresh.append((delta, self._logs_of(delta) if self._wants_logprobs else None))
+            self._fresh.append((delta, self._take_logs(answer) if self._wants_logprobs else None))
             self._announce()
 
     def log(self, logprobs: Logprobs) -> None:
         """Of the tokens that come next."""
-        self._answers[logprobs.index].logprobs += logprobs.tokens
+        answer = self._answers[logprobs.index]
+        if self._keeps_logprobs:
+            answer.logprobs.extend(logprobs.tokens)
+        if self._streamed:
+            answer.fresh_logprobs += logprobs.tokens
 
     def log_prompt(self, logprobs: PromptLogprobs) -> None:
         """After a loss they may come again."""
         if self._prompt_logprobs is not None:
-            self._prompt_logprobs += logprobs.tokens[len(self._prompt_logprobs) + 1 - logprobs.position :]
+            self._prompt_logprobs.extend(logprobs.tokens[len(self._prompt_logprobs) + 1 - logprobs.position :])
 
-    def _logs_of(self, item: Delta | Finished) -> list[Row] | None:
-        rows = self._answers[item.index].logprobs
-        return rows[len(rows) - len(item.token_ids) // 4 :] if self._wants_logprobs else None
+    @staticmethod
+    def _take_logs(answer: _Answer) -> list[Row]:
+        rows, answer.fresh_logprobs = answer.fresh_logprobs, []
+        return rows
 
     def end(self, finished: Finished) -> bool:
         """Whether all its answers have ended now."""
         answer = self._answers[finished.index]
         text = "".join(answer.texts) + finished.text
         token_ids = unpack_ids(bytes(answer.token_ids) + finished.token_ids)
-        logs = answer.logprobs if self._wants_logprobs else None, self._prompt_logprobs if not finished.index else None
+        logs = answer.logprobs if self._keeps_logprobs else None, self._prompt_logprobs if not finished.index else None
         answer.generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage, *logs)
-        self._fresh.append((finished, self._logs_of(finished)))
+        self._fresh.append((finished, self._take_logs(answer)))
         self._num_left -= 1
         if self._streamed or not self._num_left:
             self._announce()

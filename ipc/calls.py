@@ -33,9 +33,9 @@ class Calls:
     def __iter__(self) -> Iterator[Call]:
         return iter(list(self._calls.values()))
 
-    def open(self, request: Request, *, streamed: bool) -> Call:
+    def open(self, request: Request, *, streamed: bool, keeps_logprobs: bool = True) -> Call:
         """It has been asked, or is about to be."""
-        call = self._calls[request.request_id] = Call(request, streamed)
+        call = self._calls[request.request_id] = Call(request, streamed, keeps_logprobs)
         self._waiting.add(request.request_id)
         return call
 

@@ -165,14 +165,16 @@ class Client:
         priority: int = 0,
         queue_timeout: float | None = None,
         timeout: float | None = None,
+        keep_logprobs: bool = True,
     ) -> AsyncIterator[Piece]:
         """The answer, piece by piece; of n answers, each piece is of one (`index`). Leaving the loop cancels them all.
 
         `options`: tools and more, for a conversation's chat template. Requests of lower `priority` go first.
-        `queue_timeout`: seconds that it may wait before it is begun; `timeout`: seconds that it may take in all.
+        `queue_timeout`: seconds that it may wait before it is begun; `timeout`: that it may take in all. Without
+        `keep_logprobs`, only the pieces have them, and the whole in the last one has none.
         """
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        call = await self._start(make_request(prompt, params, cache_salt, handling, options), streamed=True)
+        call = await self._start(make_request(prompt, params, cache_salt, handling, options), True, keep_logprobs)
         try:
             async for piece in call.pieces(timeout):
                 yield piece
@@ -219,7 +221,7 @@ class Client:
         finally:
             self._calls.close(call)
 
-    async def _start(self, request: Request, streamed: bool) -> Call:
+    async def _start(self, request: Request, streamed: bool, keeps_logprobs: bool = True) -> Call:
         request = msgspec.structs.replace(request, request_id=self._new_name())
         if not await self._line.is_up(within=max(self._connect_timeout, self._reconnect_timeout)):
             raise EngineDied("no_answer", f"nothing listens at {self._address}")
@@ -228,7 +230,7 @@ class Client:
         encoded = encode(request)
         if not self._calls:
             self._line.last_heard = asyncio.get_running_loop().time()
-        call = self._calls.open(request, streamed=streamed)
+        call = self._calls.open(request, streamed=streamed, keeps_logprobs=keeps_logprobs)
         self._line.send(encoded)
         return call
 
