@@ -25,6 +25,7 @@ from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, from_engine
 from tercet.engine.http_presence import ClientGone, unless_gone
+from tercet.engine.http_stream import Stream, json_answer
 from tercet.engine.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -178,7 +179,7 @@ def _card(door: Door) -> ModelCard:
     return ModelCard(id=door.info.model, created=door.created, max_model_len=door.info.max_model_len)
 
 
-async def _tokenize(request: Request, door: Door) -> Response:
+async def _tokenize(request: Request, door: Door) -> Response | Stream:
     body = await read_body(request, TokenizeRequest)
     door.check_model(body.model)
     prompt = body.to_prompt()
@@ -186,16 +187,17 @@ async def _tokenize(request: Request, door: Door) -> Response:
         tokens = await unless_gone(request.receive, door.client.tokenize(prompt, options=body.to_options()))
     except ClientError as error:
         raise from_engine(error, {"prompt": "prompt" if isinstance(prompt, str) else "messages"}) from None
-    return _json(Tokens(len(tokens), door.info.max_model_len, tokens))
+    return json_answer(msgspec.json.encode(Tokens(len(tokens), door.info.max_model_len, tokens)))
 
 
-async def _detokenize(request: Request, door: Door) -> Response:
+async def _detokenize(request: Request, door: Door) -> Response | Stream:
     body = await read_body(request, DetokenizeRequest)
     door.check_model(body.model)
     try:
-        return _json(Text(await unless_gone(request.receive, door.client.detokenize(body.tokens))))
+        text = await unless_gone(request.receive, door.client.detokenize(body.tokens))
     except ClientError as error:
         raise from_engine(error, {"prompt": "tokens"}) from None
+    return json_answer(msgspec.json.encode(Text(text)))
 
 
 async def _health(_: Request, door: Door) -> Response:

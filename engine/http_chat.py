@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
 
 from tercet.engine.chat_reader import ChatReader
 from tercet.engine.http_answer import Answer
@@ -14,7 +13,9 @@ from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_events import Chunks, events
 from tercet.engine.http_presence import unless_gone
-from tercet.engine.openai_logprobs import chat_logprobs, prompt_logprobs
+from tercet.engine.http_stream import json_answer
+from tercet.engine.json_parts import LATER
+from tercet.engine.openai_logprobs import Later, chat_logprobs, later_chat_logprobs, prompt_logprobs
 from tercet.engine.openai_messages import NamedTool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.openai_responses import (
@@ -57,16 +58,19 @@ async def chat(request: Request, door: Door) -> Any:
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage_chunk, body.names))
     with as_http(body.names):
         generations = await unless_gone(request.receive, answer.whole())
-    choices = [_choice(index, one, reader(), with_ids) for index, one in enumerate(generations)]
+    later: Later = []
+    choices = [_choice(index, one, reader(), with_ids, later) for index, one in enumerate(generations)]
+    if (of_prompt := generations[0].prompt_logprobs) is not None:
+        later.append(prompt_logprobs(of_prompt, body.prompt_logprobs or 0))
     completion = ChatCompletion(
         id=answer.id,
         created=answer.created,
         model=answer.model,
         choices=choices,
         usage=answer.usage(generations),
-        prompt_logprobs=prompt_logprobs(generations[0].prompt_logprobs, body.prompt_logprobs or 0),
+        prompt_logprobs=msgspec.UNSET if of_prompt is None else LATER,
     )
-    return Response(_encode(completion), media_type="application/json")
+    return json_answer(_encode(completion), later)
 
 
 async def _params(body: ChatCompletionRequest, door: Door) -> SamplingParams:
@@ -119,7 +123,7 @@ def _reason(generation: Generation, num_calls: int) -> FinishReason:
     return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bool) -> ChatChoice:
+def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bool, later: Later) -> ChatChoice:
     deltas = [*reader.feed(generation.text), *reader.finish()]
     content = "".join(delta.content for delta in deltas if delta.content is not None)
     reasoning = "".join(delta.reasoning_content for delta in deltas if delta.reasoning_content is not None)
@@ -130,7 +134,7 @@ def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bo
         tool_calls=calls or msgspec.UNSET,
     )
     token_ids = generation.token_ids if with_ids else msgspec.UNSET
-    logprobs = chat_logprobs(generation.logprobs)
+    logprobs = later_chat_logprobs(generation.logprobs, later)
     return ChatChoice(index, message, logprobs, _reason(generation, len(calls)), token_ids)
 
 

@@ -1,11 +1,11 @@
 """POST /v1/completions: continuations of plain prompts, in OpenAI's shapes."""
 
+from collections.abc import Sequence
+from itertools import tee
 from typing import Any
 
 import msgspec
-from msgspec import structs
 from starlette.requests import Request
-from starlette.responses import Response
 
 from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
@@ -14,7 +14,18 @@ from tercet.engine.http_echo import Echo, read_echoes, without_answer
 from tercet.engine.http_errors import as_http
 from tercet.engine.http_events import Chunks, events
 from tercet.engine.http_presence import unless_gone
-from tercet.engine.openai_logprobs import Rows, completion_logprobs, prompt_logprobs
+from tercet.engine.http_stream import json_answer
+from tercet.engine.json_parts import LATER
+from tercet.engine.openai_logprobs import (
+    Columns,
+    Later,
+    Rows,
+    columns,
+    completion_logprobs,
+    copies,
+    later_completion_logprobs,
+    prompt_logprobs,
+)
 from tercet.engine.openai_requests import CompletionRequest
 from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason
 from tercet.engine.sse import EventStream
@@ -41,27 +52,43 @@ async def complete(request: Request, door: Door) -> Any:
         if body.echo:
             echoes = await unless_gone(request.receive, read_echoes(door.client, prompts))
     num_each = len(generations) // len(prompts)
-    # Those of a prompt may come once, with its first answer.
-    firsts = [generations[index - index % num_each] for index in range(len(generations))]
-    generations = [
-        structs.replace(one, prompt_logprobs=first.prompt_logprobs)
-        for one, first in zip(generations, firsts, strict=True)
-    ]
-    choices = [_choice(body, chunks, index, one, echoes[index // num_each]) for index, one in enumerate(generations)]
-    return Response(chunks.chunk(choices, answer.usage(generations)), media_type="application/json")
+    choices: list[CompletionChoice] = []
+    later: Later = []
+    for echo in echoes:
+        answers = generations[len(choices) : len(choices) + num_each]
+        choices += _choices(body, len(choices), answers, echo, later)
+    return json_answer(chunks.chunk(choices, answer.usage(generations)), later)
 
 
-def _choice(
-    body: CompletionRequest, chunks: "_CompletionChunks", index: int, one: Generation, echo: Echo | None
-) -> CompletionChoice:
-    choice = chunks.choice(index, one.text, one.token_ids, one, one.logprobs)
-    if echo is not None:
-        shown = None if body.logprobs is None else echo.logprobs(one, body.logprobs)
-        choice = structs.replace(choice, text=echo.text + one.text, logprobs=shown)
-    if body.prompt_logprobs is not None:
-        shown_prompt = prompt_logprobs(one.prompt_logprobs, body.prompt_logprobs)
-        choice = structs.replace(choice, prompt_logprobs=shown_prompt)
-    return choice
+def _choices(
+    body: CompletionRequest, first: int, answers: Sequence[Generation], echo: Echo | None, later: Later
+) -> list[CompletionChoice]:
+    """All answers to one prompt, from index `first` on. What they tell of the prompt is made once."""
+    text = "" if echo is None else echo.text
+    rows = answers[0].prompt_logprobs or ()  # may come once, with the first
+    of_prompt = tee(prompt_logprobs(rows, body.prompt_logprobs or 0), len(answers))
+    before: list[list[Columns]] = [[]] * len(answers)
+    if echo is not None and body.logprobs is not None:
+        before = [[one] for one in copies(echo.columns(rows, body.logprobs), len(answers))]
+    choices = []
+    for place, one in enumerate(answers):
+        logprobs = None
+        if one.logprobs is not None:
+            logprobs = later_completion_logprobs([*before[place], columns(one.logprobs, len(text))], later)
+        if body.prompt_logprobs is not None:
+            later.append(of_prompt[place])
+        choices.append(
+            CompletionChoice(
+                first + place,
+                text + one.text,
+                logprobs,
+                finish_reason(one),
+                one.stop,
+                one.token_ids if body.return_token_ids else msgspec.UNSET,
+                msgspec.UNSET if body.prompt_logprobs is None else LATER,
+            )
+        )
+    return choices
 
 
 class _CompletionChunks(Chunks[CompletionChoice]):

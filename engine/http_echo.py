@@ -4,11 +4,12 @@ What tokens and text a prompt has, the engine says.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import chain
 
 import msgspec
 
-from tercet.engine.openai_logprobs import CompletionLogprobs, Rows, completion_logprobs
+from tercet.engine.json_parts import run
+from tercet.engine.openai_logprobs import Columns, Rows, columns
 from tercet.ipc.client import Client, Generation
 
 
@@ -19,24 +20,17 @@ class Echo(msgspec.Struct, frozen=True):
     first_token: str
     """The only one that has no log-probability."""
 
-    def logprobs(self, generation: Generation, num_top: int) -> CompletionLogprobs | None:
-        """Of prompt and answer."""
-        rows = [row[: 1 + num_top] for row in generation.prompt_logprobs or ()]
-        answer = completion_logprobs(generation.logprobs, len(self.text))
-        prompt = completion_logprobs(rows, 0)
-        if answer is None or prompt is None:
-            return None
-        return CompletionLogprobs(
-            [self.first_token, *prompt.tokens, *answer.tokens],
-            [None, *prompt.token_logprobs, *answer.token_logprobs],
-            [None, *prompt.top_logprobs, *answer.top_logprobs],
-            [*self._offsets(rows), *answer.text_offset],
-        )
-
-    def _offsets(self, rows: Rows) -> list[int]:
-        """A beginning of sequence that the tokenizer has added is a token and no text."""
+    def columns(self, rows: Rows, num_top: int) -> Columns:
+        """Of the prompt, whose tokens but the first have `rows`."""
+        # A beginning of sequence that the tokenizer has added is a token and no text.
         begins = len(self.first_token) if self.text.startswith(self.first_token) else 0
-        return [0, *accumulate((len(row[0].text) for row in rows), initial=begins)][: 1 + len(rows)]
+        others = columns(rows, begins, num_top)
+        return Columns(
+            chain([run([self.first_token])], others.tokens),
+            chain([run([None])], others.token_logprobs),
+            chain([run([None])], others.top_logprobs),
+            chain([run([0])], others.text_offset),
+        )
 
 
 async def read_echoes(client: Client, prompts: Sequence[str | list[int]]) -> list[Echo]:

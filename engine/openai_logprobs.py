@@ -1,13 +1,21 @@
-"""Log-probabilities in OpenAI's two shapes. Pure."""
+"""Log-probabilities in OpenAI's two shapes. Those of whole answers and prompts, which may be many, are made as they are
+sent. Pure.
+"""
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import accumulate, tee
 
 import msgspec
 
+from tercet.engine.json_parts import LATER, as_list, in_runs, run
 from tercet.ipc.answers import TokenLogprob
+from tercet.ipc.messages import MAX_LOGPROBS
 
-Rows = Sequence[Sequence[TokenLogprob]]
+Row = Sequence[TokenLogprob]
+Rows = Sequence[Row]
+Later = list[Iterable[bytes]]
+"""What stands in an answer as `LATER`, in its order."""
 
 
 class TopLogprob(msgspec.Struct, frozen=True):
@@ -57,31 +65,88 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 def chat_logprobs(rows: Rows | None) -> ChatLogprobs | None:
     """None if nobody asked, or of no token."""
+    return ChatLogprobs([_chat_row(row) for row in rows]) if rows else None
+
+
+def later_chat_logprobs(rows: Rows | None, later: Later) -> ChatLogprobs | None:
+    """The same, of any number."""
     if not rows:
         return None
-    content = []
-    for own, *others in rows:
-        top = [TopLogprob(one.text, one.logprob, list(one.token)) for one in others]
-        content.append(ChatLogprob(own.text, own.logprob, list(own.token), top))
-    return ChatLogprobs(content)
+    later.append(as_list(in_runs(rows, _chat_row)))
+    return ChatLogprobs(LATER)
+
+
+def _chat_row(row: Row) -> ChatLogprob:
+    own, *others = row
+    top = [TopLogprob(one.text, one.logprob, list(one.token)) for one in others]
+    return ChatLogprob(own.text, own.logprob, list(own.token), top)
 
 
 def completion_logprobs(rows: Rows | None, offset: int) -> CompletionLogprobs | None:
     """`offset`: characters of the answer before these tokens."""
     if rows is None:
         return None
-    tokens = [row[0].text for row in rows]
+    tokens = [_own_text(row) for row in rows]
     offsets = list(accumulate(map(len, tokens), initial=offset))[:-1]
-    top: list[dict[str, float] | None] = [{one.text: one.logprob for one in reversed(row)} for row in rows]
-    return CompletionLogprobs(tokens, [row[0].logprob for row in rows], top, offsets)
+    return CompletionLogprobs(tokens, [row[0].logprob for row in rows], [_likely(row) for row in rows], offsets)
 
 
-def prompt_logprobs(rows: Rows | None, num_top: int) -> PromptLogprobs | msgspec.UnsetType:
-    """A place for each token of the prompt, the first of which has no log-probability. Nothing if nobody asked."""
-    if rows is None:
-        return msgspec.UNSET
-    shown: PromptLogprobs = [None]
-    for row in rows:
-        likely = row[: 1 + num_top]
-        shown.append({str(one.token_id): PromptLogprob(one.logprob, one.rank, one.text) for one in likely})
-    return shown
+class Columns(msgspec.Struct, frozen=True):
+    """What a `CompletionLogprobs` is made of, as it is sent: runs of elements of each of its lists."""
+
+    tokens: Iterable[bytes]
+    token_logprobs: Iterable[bytes]
+    top_logprobs: Iterable[bytes]
+    text_offset: Iterable[bytes]
+
+
+def columns(rows: Rows, offset: int, num_top: int = MAX_LOGPROBS) -> Columns:
+    """Of any number of rows, each of which may have more than `num_top` others."""
+    return Columns(
+        in_runs(rows, _own_text),
+        in_runs(rows, _own_logprob),
+        in_runs(rows, partial(_likely, num_top=num_top)),
+        _offsets(rows, offset),
+    )
+
+
+def copies(one: Columns, count: int) -> list[Columns]:
+    """To be sent one after the other; what is in them is made once."""
+    parts = [tee(getattr(one, name), count) for name in Columns.__struct_fields__]
+    return [Columns(*each) for each in zip(*parts, strict=True)]
+
+
+def later_completion_logprobs(parts: Sequence[Columns], later: Later) -> CompletionLogprobs:
+    """Of what comes one after the other."""
+    later += [as_list(*[getattr(part, name) for part in parts]) for name in Columns.__struct_fields__]
+    return CompletionLogprobs(LATER, LATER, LATER, LATER)
+
+
+def _own_text(row: Row) -> str:
+    return row[0].text
+
+
+def _own_logprob(row: Row) -> float:
+    return row[0].logprob
+
+
+def _likely(row: Row, num_top: int = MAX_LOGPROBS) -> dict[str, float]:
+    return {one.text: one.logprob for one in reversed(row[: 1 + num_top])}
+
+
+def _offsets(rows: Rows, offset: int) -> Iterator[bytes]:
+    def place(row: Row) -> int:
+        nonlocal offset
+        begins, offset = offset, offset + len(row[0].text)
+        return begins
+
+    return in_runs(rows, place)
+
+
+def prompt_logprobs(rows: Rows, num_top: int) -> Iterator[bytes]:
+    """A list with a place for each token of the prompt, the first of which has no log-probability; as it is sent."""
+    return as_list([run([None])], in_runs(rows, partial(_prompt_row, num_top=num_top)))
+
+
+def _prompt_row(row: Row, num_top: int) -> dict[str, PromptLogprob]:
+    return {str(one.token_id): PromptLogprob(one.logprob, one.rank, one.text) for one in row[: 1 + num_top]}

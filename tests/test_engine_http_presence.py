@@ -138,7 +138,7 @@ async def test_all_events_in_order_and_the_first_at_once(count: int) -> None:
     await EventStream(numbers(count, closed, settle))({}, peer.receive, peer.send)
     assert peer.sent[0]["type"] == "http.response.start"
     assert peer.body == b"".join(b"%d " % number for number in range(count))
-    assert [message.get("more_body", True) for message in peer.sent] == [True] * (count + 1) + [False]
+    assert [message.get("more_body", True) for message in peer.sent] == [True] * (count + 2) + [False]
     assert peer.senders[: 1 + min(count, 1)] == [asyncio.current_task()] * (1 + min(count, 1)), "no task in between"
     assert closed == [count]
 
