@@ -153,6 +153,7 @@ class _CappedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": transport.abort}
         self._num_header_bytes = 0
         self._in_headers = True
         self._too_late: asyncio.TimerHandle | None = None

@@ -10,7 +10,7 @@ from itertools import chain
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tercet.engine.http_presence import Presence
+from tercet.engine.http_presence import ClientGone, Presence
 from tercet.engine.json_parts import in_parts
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -42,6 +42,11 @@ class Stream:
                 await asyncio.create_task(self._send_rest(direct))
             # Past the watch over its presence: who has had the end is gone as well.
             await direct({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientGone:  # who perhaps only takes nothing: what waits in the server for it goes, too
+            abort = scope.get("state", {}).get("abort")
+            if abort is not None:
+                abort()
+            raise
         finally:
             await self._parts.aclose()
 

@@ -14,6 +14,9 @@ from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, 
 from tercet.ipc.messages import Request
 from tercet.ipc.rows import PackedRows, Row
 
+_MOST_AT_ONCE = 64
+"""Parts of an answer that are handed out before other tasks have a turn."""
+
 
 class ClientError(Exception):
     """What a client may have to deal with. `code` is the engine's word for it."""
@@ -98,7 +101,7 @@ class Call:
         self._streamed = streamed
         self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
         self._num_left = request.params.n
-        self._fresh: list[tuple[Delta | Finished, list[Row] | None]] = []
+        self._fresh: list[tuple[Delta | Finished, Sequence[Row] | None]] = []
         self._wants_logprobs = request.params.logprobs is not None
         self._keeps_logprobs = keeps_logprobs and self._wants_logprobs
         self._prompt_logprobs = None if request.params.prompt_logprobs is None else PackedRows()
@@ -153,10 +156,9 @@ class Call:
         if self._prompt_logprobs is not None:
             self._prompt_logprobs.extend(logprobs.tokens[len(self._prompt_logprobs) + 1 - logprobs.position :])
 
-    @staticmethod
-    def _take_logs(answer: _Answer) -> list[Row]:
+    def _take_logs(self, answer: _Answer) -> Sequence[Row]:
         rows, answer.fresh_logprobs = answer.fresh_logprobs, []
-        return rows
+        return PackedRows(rows) if self._has_news else rows  # who has not taken what came before reads slowly
 
     def end(self, finished: Finished) -> bool:
         """Whether all its answers have ended now."""
@@ -189,23 +191,28 @@ class Call:
             if not self._has_news:
                 await (self._news() if deadline is None else self._wait(timeout, deadline))
             self._has_news = False
-            fresh, self._fresh = self._fresh, []
+            fresh, self._fresh = self._fresh[:_MOST_AT_ONCE], self._fresh[_MOST_AT_ONCE:]
+            is_behind = bool(self._fresh)
             is_over = self._num_left == 0
             if len(fresh) == 1:  # as nearly always
                 yield self._piece(fresh[0][0].index, fresh)
             else:
                 for index in dict.fromkeys(item.index for item, _ in fresh):
                     yield self._piece(index, [one for one in fresh if one[0].index == index])
+            if is_behind:
+                self._has_news = True
+                await asyncio.sleep(0)
+                continue
             if is_over:
                 return
             if self._error is not None:
                 raise self._error
 
-    def _piece(self, index: int, fresh: list[tuple[Delta | Finished, list[Row] | None]]) -> Piece:
+    def _piece(self, index: int, fresh: list[tuple[Delta | Finished, Sequence[Row] | None]]) -> Piece:
         """All that has come since the last look: who reads slowly gets more at once."""
         if len(fresh) == 1 and isinstance(fresh[0][0], Delta):
             ((delta, logs),) = fresh
-            return Piece(delta.text, unpack_ids(delta.token_ids), None, logs, index)
+            return Piece(delta.text, unpack_ids(delta.token_ids), None, None if logs is None else list(logs), index)
         text = "".join([item.text for item, _ in fresh])
         token_ids = unpack_ids(b"".join([item.token_ids for item, _ in fresh]))
         logs = [row for _, rows in fresh for row in rows or ()] if self._wants_logprobs else None

@@ -181,7 +181,7 @@ async def test_the_end_waits_until_all_is_taken(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_over_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads has it all; who does not has it kept for no longer than the others of this file."""
+    """Who reads has it all; of who does not, nothing is left."""
     monkeypatch.setattr(http_presence, "_STALLED_SECONDS", 0.1)
     gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     text = b'"%b"' % (b"x" * 2**24)
@@ -200,8 +200,13 @@ async def test_over_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
         host, port = listener.getsockname()
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"http://{host}:{port}/", timeout=30)).content == text
+        while server.server_state.connections:
+            await asyncio.sleep(0.01)
         with socket.create_connection((host, port)) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.wait_for(gone, 30)
+            async with asyncio.timeout(30):
+                await gone
+                while server.server_state.connections:
+                    await asyncio.sleep(0.01)
         server.should_exit = True
         await serving

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from tercet.ipc.answers import Delta, Finished, Logprobs, TokenLogprob, Usage
-from tercet.ipc.call import Call, Piece
+from tercet.ipc.call import Call, Piece, RequestRefused
 from tercet.ipc.messages import Generate, SamplingParams
 from tercet.ipc.rows import PackedRows, Row
 
@@ -64,16 +64,52 @@ async def test_a_stream_keeps_what_its_reader_is_promised(keeps: bool) -> None:
     assert last.generation.logprobs == (rows if keeps else None)
 
 
-@pytest.mark.parametrize(("streamed", "most"), [(False, 800), (True, 120)])
+async def test_who_has_fallen_behind_holds_nobody_up() -> None:
+    """What has piled up comes in pieces, in order, whole, and with turns for others between them."""
+    call = Call(Generate("a", "x", SamplingParams(logprobs=0, n=2)), streamed=True, keeps_logprobs=False)
+    rows = [row(number, 0) for number in range(1001)]
+    for number in range(1000):
+        call.log(Logprobs("a", (rows[number],), number % 2))
+        call.add(Delta("a", f"{number} ", ID, None, number % 2))
+    num_turns = 0
+    reading = asyncio.ensure_future(read(call))
+    for index in (0, 1):
+        call.log(Logprobs("a", (rows[1000],), index))
+        call.end(Finished("a", "end", ID, "length", None, USAGE, index))
+    while not reading.done():
+        num_turns += 1
+        await asyncio.sleep(0)
+    pieces = await reading
+    assert num_turns > 10
+    for index in (0, 1):
+        mine = [piece for piece in pieces if piece.index == index]
+        assert "".join(piece.text for piece in mine) == "".join(f"{n} " for n in range(index, 1000, 2)) + "end"
+        assert [one for piece in mine for one in piece.logprobs or ()] == [*rows[index:1000:2], rows[1000]]
+        assert max(len(piece.token_ids) for piece in mine) <= 64
+        assert [piece.generation is not None for piece in mine] == [False] * (len(mine) - 1) + [True]
+
+
+async def test_what_came_before_a_failure_comes_first() -> None:
+    call = Call(Generate("a", "x", SamplingParams()), streamed=True)
+    for _ in range(200):
+        call.add(Delta("a", "x", ID))
+    call.fail(RequestRefused("slow_client", "the end"))
+    texts = []
+    with pytest.raises(RequestRefused):
+        async for piece in call.pieces(None):
+            texts.append(piece.text)
+    assert "".join(texts) == "x" * 200
+
+
+@pytest.mark.parametrize(("streamed", "most"), [(False, 800), (True, 1100)])
 def test_what_an_answer_in_the_making_holds(streamed: bool, most: int) -> None:
-    """Bytes of a token with 20 others; a stream's are its reader's from then on, and it need not keep them."""
+    """Bytes of a token with 20 others; of a stream, whose reader takes nothing."""
     num_tokens = 2000
     call = Call(Generate("a", "x", SamplingParams(logprobs=20)), streamed, keeps_logprobs=not streamed)
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         say(call, num_tokens)
-        call._fresh.clear()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
