@@ -217,6 +217,7 @@ async def _version(_: Request, door: Door) -> Response:
 
 
 async def _metrics(_: Request, door: Door) -> Response:
+    door.metrics.num_generated_tokens = door.client.num_tokens
     text = door.metrics.render(await door.gauges(), read_loads(os.getppid()))
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 

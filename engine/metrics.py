@@ -48,6 +48,7 @@ class Metrics:
         self._labels = f'model_name="{_escaped(model)}",engine="0"'
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
+        """Whatever became of their requests."""
         self.ends: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.answers: Counter[tuple[str, int]] = Counter()
         """HTTP answers by path and status."""
@@ -127,7 +128,6 @@ class RequestTimer:
             histograms["inter_token_latency_seconds"].observe((now - self._last) / num_tokens, num_tokens)
         self._last = now
         self._num_tokens += num_tokens
-        self._metrics.num_generated_tokens += num_tokens
 
     def end_whole(self, generation: Generation) -> None:
         """It was not streamed: the engine knows when its tokens came."""
@@ -135,7 +135,6 @@ class RequestTimer:
         histograms["time_to_first_token_seconds"].observe(usage.queued_s + usage.prefill_s)
         if (gaps := usage.num_generated_tokens - 1) > 0:
             histograms["inter_token_latency_seconds"].observe(usage.decode_s / gaps, gaps)
-        self._metrics.num_generated_tokens += usage.num_generated_tokens
         self.end(generation)
 
     def end(self, generation: Generation) -> None:

@@ -26,6 +26,8 @@ class Calls:
         self._calls: dict[str, Call] = {}
         self._waiting: set[str] = set()
         """For the first token."""
+        self.num_tokens = 0
+        """That have come so far, of all requests, those that are no more included."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -58,6 +60,8 @@ class Calls:
 
     def take(self, item: Item) -> None:
         """News of one of them, or of one that is no more."""
+        if isinstance(item, Delta | Finished):
+            self.num_tokens += len(item.token_ids) // 4
         call = self._calls.get(item.request_id)
         if call is None:
             if isinstance(item, Delta):

@@ -28,7 +28,6 @@ from tercet.ipc.calls import Calls
 from tercet.ipc.head_start import HeadStart
 from tercet.ipc.lifeline import Lifeline
 from tercet.ipc.messages import (
-    MAX_ANSWERS,
     ChatMessage,
     ChatOptions,
     Detokenize,
@@ -78,7 +77,6 @@ class Client:
         Entering waits at most `connect_timeout` seconds for an answer. When the connection ends, requests wait at most
         `reconnect_timeout` seconds for the engine to come back. When it is shutting down, they fail as `Overloaded`; or
         wait `successor_timeout` seconds for another engine to take its address, and go on there.
-
         `head_start`: turns of the event loop by which readers of first tokens go ahead of others, for a program that
         hands pieces on through so many tasks.
         """
@@ -116,6 +114,11 @@ class Client:
     def last_heard(self) -> float:
         """When the last message came, in the event loop's time; that of the news for who has just been told some."""
         return self._line.last_heard
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers, as far as they have come; those that nobody waited for to their end as well."""
+        return self._calls.num_tokens
 
     async def info(self) -> EngineInfo:
         """What the engine is and how busy."""
@@ -196,8 +199,7 @@ class Client:
         if params is not None and params.n > 1:
             raise ValueError(f"n is {params.n}, and generate gives one answer; want generate_several, or stream")
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        (generation,) = await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout)
-        return generation
+        return (await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout))[0]
 
     async def generate_several(
         self,
@@ -225,8 +227,6 @@ class Client:
         request = msgspec.structs.replace(request, request_id=self._new_name())
         if not await self._line.is_up(within=max(self._connect_timeout, self._reconnect_timeout)):
             raise EngineDied("no_answer", f"nothing listens at {self._address}")
-        if not 1 <= request.params.n <= MAX_ANSWERS:
-            raise ValueError(f"n is {request.params.n}; want 1 to {MAX_ANSWERS}")
         encoded = encode(request)
         if not self._calls:
             self._line.last_heard = asyncio.get_running_loop().time()

@@ -8,6 +8,7 @@ import msgspec
 
 from tercet.ipc.call import RequestRefused
 from tercet.ipc.messages import (
+    MAX_ANSWERS,
     Chat,
     ChatMessage,
     ChatOptions,
@@ -32,6 +33,8 @@ def make_request(
 ) -> Request:
     """Still without a name. `options` are of conversations only."""
     params, handling = params or SamplingParams(), handling or Handling()
+    if not 1 <= params.n <= MAX_ANSWERS:
+        raise ValueError(f"n is {params.n}; want 1 to {MAX_ANSWERS}")
     if isinstance(prompt, str) and options is None:
         return Generate("", prompt, params, cache_salt, handling)
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):

@@ -1,7 +1,9 @@
 """What Prometheus reads and what the log says, of a live engine, after requests whose numbers are known."""
 
+import asyncio
 import json
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -10,9 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
+from http_process import http_process
+from tokenizer_process import byte_checkpoint, tokenizer_process
 
 SECRET = "pomegranate"
 MORE = {"ignore_eos": True, "safety_identifier": "s1", "metadata": {"job": "j1"}}
+GENERATED, ABORTED = "tercet:generation_tokens_total", "tercet:request_success_totalabort"
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -108,3 +113,26 @@ def check_log(said: str, num_prompt: int) -> None:
     assert (bad["request_id"], bad["status"], bad["error"]) == ("bad", 400, "invalid_request")
     assert lost["status"] == 404
     assert "/metrics" not in {record["path"] for record in records}
+
+
+async def test_tokens_of_a_whole_answer_that_nobody_waits_for(tmp_path: Path) -> None:
+    """The test plays the model."""
+    with tokenizer_process(byte_checkpoint(tmp_path)) as engine, http_process(engine) as url:
+        async with httpx.AsyncClient(base_url=url) as client, asyncio.timeout(30):
+            asked = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 50}))
+            engine.sample((await asyncio.to_thread(engine.next_submit)).number, "12345")
+            while (await said_of(client))[GENERATED] < 5:
+                await asyncio.sleep(0.05)
+            asked.cancel()
+            while not (said := await said_of(client))[ABORTED]:
+                await asyncio.sleep(0.05)
+            assert said[GENERATED] == 5
+
+
+async def said_of(client: httpx.AsyncClient) -> dict[str, float]:
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    return {
+        sample.name + sample.labels.get("finished_reason", ""): sample.value
+        for family in families
+        for sample in family.samples
+    }
