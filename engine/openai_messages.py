@@ -8,7 +8,7 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
-from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
+from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, ChatOptions, FunctionCall, ToolCall
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -87,7 +87,9 @@ class NamedTool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
-    """A conversation as the engine takes it."""
+    """A conversation as the engine takes it. One that is too long for it is not read through first."""
+    if len(messages) > MAX_CHAT_MESSAGES:
+        raise ApiError(400, f"messages has {len(messages)}; want at most {MAX_CHAT_MESSAGES}", param="messages")
     return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 

@@ -32,12 +32,21 @@ from tercet.engine.request_check import (
 from tercet.engine.structured_check import check_compiles
 from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, ReasoningFormat, Rejected, Tokenized, ToolFormat
-from tercet.ipc.messages import Chat, Detokenize, FromClient, Generate, GenerateIds, Question, Request, Tokenize
+from tercet.ipc.messages import (
+    MAX_CHAT_MESSAGES,
+    Chat,
+    Detokenize,
+    FromClient,
+    Generate,
+    GenerateIds,
+    Question,
+    Request,
+    Tokenize,
+)
 from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""
-MAX_CHAT_MESSAGES = 10_000
 MAX_TOOLS = 128
 _QUICK_CHARACTERS = 2000
 """Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth."""

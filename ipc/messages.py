@@ -66,6 +66,8 @@ class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """A context-free grammar in Lark's notation, whose first rule is `start`."""
 
 
+MAX_CHAT_MESSAGES = 10_000
+"""In one conversation."""
 MAX_ANSWERS = 256
 """To one prompt."""
 

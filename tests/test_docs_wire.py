@@ -174,7 +174,7 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
         ("A message may have {} MiB", [MAX_MESSAGE_BYTES // 2**20]),
         ("A client that leaves {:,} messages unread", [front_door._UNREAD_BATCHES]),
         ("`request_id` is 1 to {} characters", [request_check.MAX_NAME_LENGTH]),
-        ("a conversation of 1 to {:,} messages", [reception.MAX_CHAT_MESSAGES]),
+        ("a conversation of 1 to {:,} messages", [messages.MAX_CHAT_MESSAGES]),
         ("at most {} functions", [reception.MAX_TOOLS]),
         ("up to {:,} token ids, -{:.0f} to 100 each", [logits_check.MAX_BIASES, logits_check._LARGEST_BIAS]),
         ("0 to {}: say how likely", [messages.MAX_LOGPROBS]),

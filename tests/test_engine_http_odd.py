@@ -162,6 +162,13 @@ def test_nested_as_deep_as_can_be_read_and_deeper(url: str, path: str) -> None:
                 assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+def test_more_turns_than_a_conversation_has(url: str, path: str) -> None:
+    answer = httpx.post(url + path, json={"messages": [{"role": "user", "content": "x"}] * 10_001})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+    assert "has 10001; want at most 10000" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", ["/v1/models/tiny", "/tokenize"])
 async def test_what_nobody_has_thought_of(path: str) -> None:
     """By both ways: those that the router finds, and those that it need not look for."""
