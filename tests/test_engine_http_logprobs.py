@@ -153,6 +153,26 @@ async def test_echo(daemon: Daemon, client: OpenAI, max_tokens: int) -> None:
         assert [None if one is None else len(one) for one in shown.top_logprobs[:2]] in ([None, 2], [None, 3])
         assert choice.model_extra is not None
         assert all(len(one) <= 2 for one in choice.model_extra["prompt_logprobs"][1:])
+    several = client.completions.create(
+        model="tiny", prompt=[prompt, ids], echo=True, logprobs=2, max_tokens=max_tokens or 1, temperature=0, n=3,
+        extra_body={**IGNORE_EOS, "prompt_logprobs": 1},
+    )  # fmt: skip
+    assert len(several.choices) == 6
+    whole = several.choices[0].logprobs
+    assert whole is not None
+    for choice in several.choices:
+        shown = choice.logprobs
+        assert shown is not None
+        assert (choice.text, shown.tokens, shown.text_offset) == (
+            several.choices[0].text,
+            whole.tokens,
+            whole.text_offset,
+        )
+        assert shown.token_logprobs is not None
+        assert shown.token_logprobs[1:] == pytest.approx((whole.token_logprobs or [])[1:], **CLOSE)
+        assert len(shown.top_logprobs or ()) == len(shown.tokens or ()) == len(ids) + (max_tokens or 1)
+        assert choice.model_extra is not None
+        assert len(choice.model_extra["prompt_logprobs"]) == len(ids)
     plain = client.completions.create(model="tiny", prompt=[prompt, ids], echo=True, max_tokens=5, temperature=0,
                                       extra_body=IGNORE_EOS)  # type: ignore[arg-type]  # fmt: skip
     assert [choice.text for choice in plain.choices] == [prompt + answer.text] * 2
