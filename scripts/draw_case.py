@@ -10,11 +10,11 @@ from kernel_timing import Stopwatch
 from matmul_products import Product
 from tercet.model.slots import make_slot_table
 from tercet.triton_kernels.matmul import matmul
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_sample import draw_into
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.sample_shard import VocabShard, sample_shard_into
 from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.tuning import MatmulConfig
 
 _DEPTH = 2
 

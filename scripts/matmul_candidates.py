@@ -9,8 +9,9 @@ from dataclasses import replace
 import triton
 
 from matmul_products import NORMED, Product
+from tercet.triton_kernels.matmul_config import ASKING, EARLY_BYTES, PLAIN_ORDER, MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_divide, fits_early
-from tercet.triton_kernels.tuning import ASKING, EARLY_BYTES, PLAIN_ORDER, ROW_BUCKETS, MatmulConfig, row_bucket
+from tercet.triton_kernels.tuning import ROW_BUCKETS, row_bucket
 
 _SHARED_BYTES = 227 * 1024
 _MULTIPROCESSORS = 132
@@ -49,29 +50,36 @@ def _all(product: Product, num_rows: int) -> list[MatmulConfig]:
 def near_candidates(
     product: Product, num_rows: int, table: Mapping[str, Mapping[int, MatmulConfig]], *, divided: bool
 ) -> list[MatmulConfig]:
-    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them."""
+    """What won for other weights and about as many rows. `divided`: by parts of K too, as what comes next adds them.
+
+    For few rows also programs that have all their weights at once, whose sizes go with the weights'.
+    """
     place = ROW_BUCKETS.index(row_bucket(num_rows))
     near = ROW_BUCKETS[max(place - 1, 0) : place + 2]
     won = {
         replace(config, parts=1, prefetch=0)
         for key, buckets in table.items()
-        if key.endswith(" default") and not key.startswith(NORMED) and "sample" not in key
+        if key.endswith(" default") and key.startswith(NORMED) == product.normed and "sample" not in key
         for bucket, config in buckets.items()
-        if bucket in near and (config.kernel != "vector" or num_rows == 1)
+        if bucket in near and config.kernel != "apart" and (config.kernel != "vector" or num_rows == 1)
     }
+    if num_rows <= 16:
+        won.update(early_candidates(num_rows, product.N, product.K))
     if num_rows >= 128:
         won.update(_hopper(num_rows, product.N))
     if 32 <= num_rows <= 512:
         waves = [one for one in _waves(num_rows, product.N, product.K) if one.block_k == 64 and not one.prefetch]
         won.update({replace(one, num_stages=0): one for one in waves}.values())  # of each tile the most stages
     all_parts = (1, 2, 3, 4) if divided and 1 < num_rows <= 512 else (1,)
-    found = {
-        replace(config, parts=parts, prefetch=prefetch)
-        for config in won
-        for parts in all_parts
-        for prefetch in (_ahead(product.K) if num_rows <= 512 and config.kernel in ASKING else (0,))
-    }
+    found = {replace(config, parts=parts) for config in won for parts in all_parts}
     return sorted((config for config in found if _fills(config, num_rows, product)), key=repr)
+
+
+def asking_ahead(config: MatmulConfig, num_rows: int, K: int) -> list[MatmulConfig]:
+    """The same in the other ways to ask the L2 cache for weights, if the kernel can."""
+    if config.kernel not in ASKING or num_rows > 512:
+        return []
+    return [replace(config, prefetch=columns) for columns in _ahead(K) if columns != config.prefetch]
 
 
 def _fills(config: MatmulConfig, num_rows: int, product: Product) -> bool:
@@ -82,6 +90,8 @@ def _fills(config: MatmulConfig, num_rows: int, product: Product) -> bool:
         return False
     if config.kernel == "early":
         return fits_early(config, num_rows, product.N, product.K, config.parts)
+    if product.normed:
+        return num_rows <= 16
     if config.width * config.height < 8192 or product.N > 50000:
         return True
     tiles = -(-num_rows // config.height) * -(-product.N // config.width) * config.parts

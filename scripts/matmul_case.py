@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kernel_timing import Stopwatch
 from matmul_products import Product
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.tuning import MatmulConfig
 
 _EPS = 1e-6
 TOLERANCE = 5e-3
@@ -39,12 +39,18 @@ class MatmulCase:
         torch.mm(self.x, self.weights[index].t(), out=self._peer_out)
 
     def error(self, config: MatmulConfig) -> float:
-        """Distance from float64 on some rows and columns, relative to the size of the numbers there."""
+        """Distance from float64 on some rows and columns, relative to the numbers there. Parts are added up."""
         product, w = self.product, self.weights[1]
         before = torch.randn_like(self.out)
         self.out.copy_(before) if product.epilogue == "add" else self.out.fill_(float("nan"))
         torch.cuda.synchronize()
-        self.run(config, 1)
+        if config.parts > 1:
+            parts = torch.full((config.parts, *self.out.shape), float("nan"), dtype=torch.float32, device="cuda")
+            launch_matmul(config, self.x, w, parts, "parts")
+            total = parts.sum(0)
+            self.out.copy_(total + before if product.epilogue == "add" else total)
+        else:
+            self.run(config, 1)
         rows = torch.randint(self.x.shape[0], (min(self.x.shape[0], 48),), device="cuda")
         columns = torch.randint(product.N // 2, (128,), device="cuda")
         both = torch.stack((columns * 2, columns * 2 + 1), 1).flatten()

@@ -34,35 +34,43 @@ def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: boo
     }
 
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
-    "qwen3-8b": _qwen3(4096, 12288, 36, 32),
-    "qwen3-32b": _qwen3(5120, 25600, 64, 64),
-    "llama-3.1-8b": {
+def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: bool = False) -> dict[str, Any]:
+    return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "bos_token_id": 128000,
         "eos_token_id": [128001, 128008, 128009],
+        "head_dim": head_dim,
         "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
         "max_position_embeddings": 131072,
         "num_attention_heads": 32,
-        "num_hidden_layers": 32,
+        "num_hidden_layers": layers,
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,
         "rope_scaling": {
-            "factor": 8.0,
+            "factor": 32.0 if tied else 8.0,
             "high_freq_factor": 4.0,
             "low_freq_factor": 1.0,
             "original_max_position_embeddings": 8192,
             "rope_type": "llama3",
         },
         "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": tied,
         "torch_dtype": "bfloat16",
         "vocab_size": 128256,
-    },
+    }
+
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
+    "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
+    "qwen3-8b": _qwen3(4096, 12288, 36, 32),
+    "qwen3-32b": _qwen3(5120, 25600, 64, 64),
+    "llama-3.1-8b": _llama(4096, 14336, 32, 128),
+    "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
 }
 
 

@@ -8,14 +8,20 @@ from typing import Any
 
 import torch
 
-from matmul_products import Product
+from matmul_products import NORMED, Product
 from tercet.model.config import ModelConfig
 from tercet.triton_kernels import tuning
 from tercet.triton_kernels.dispatch import gpu_name
-from tercet.triton_kernels.tuning import MatmulConfig, load_table, table_key
+from tercet.triton_kernels.matmul_config import MatmulConfig
+from tercet.triton_kernels.tuning import load_table, table_key
 
 _ADDING = ("o", "down")
 """What they make is added to the residual: by the product itself where there is one rank, else behind the sum."""
+_NORMING = ("gate_up", "qkv", "lm_head")
+"""What they read is normed first: by themselves where few rows make that pay."""
+_APART = MatmulConfig("apart", 0, 0, 0, 0)
+_NORMED_BUCKETS = (1, 8, 16)
+"""Of more rows no product norms its own."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,20 @@ class Choice:
         """Whether what comes next adds up parts of it."""
         return self.product.name in _ADDING
 
+    @property
+    def normed(self) -> str:
+        """The line of the same product with the norm before it, whether there is one or not."""
+        return self._line(NORMED + self.product.op)
+
     def _line(self, op: str) -> str:
         return table_key(op, self.product.N, self.product.K, torch.bfloat16, False)
 
 
 def choices(config: ModelConfig, size: int, *, alone: bool) -> list[Choice]:
-    """The products of one of `size` ranks, the largest first. `alone`: one GPU plays it."""
+    """The products of one of `size` ranks, the largest first. `alone`: one GPU plays it.
+
+    Where nothing is summed between a norm and the product behind it, both together are one more.
+    """
     D, H, F = config.hidden_size, config.num_heads // size * config.head_dim, config.intermediate_size // size
     qkv = H + 2 * config.kv_heads_per_rank(size) * config.head_dim
     sums = size > 1 and not alone
@@ -59,6 +73,8 @@ def choices(config: ModelConfig, size: int, *, alone: bool) -> list[Choice]:
         own_op = "matmul" if name in _ADDING and size > 1 else op
         product = Product(name, own_op, N, K)
         found.append(Choice(product, own_op if sums else op))
+        if name in _NORMING and size == 1:
+            found.append(Choice(Product(f"norm_{name}", NORMED + op, N, K), NORMED + op))
     return found
 
 
@@ -75,13 +91,17 @@ class StepTable:
         N, K = choice.product.N, choice.product.K
         so_far = {
             bucket: tuning.choose_matmul(choice.asked_op, bucket, N, K, torch.bfloat16, False, self._device)
-            for bucket in tuning.ROW_BUCKETS
+            for bucket in (_NORMED_BUCKETS if choice.product.normed else tuning.ROW_BUCKETS)
         }
         self._lines.setdefault(choice.asked, so_far)
         if norm_apart:  # as where a sum over ranks stands before the norm
-            for op in ("rms_norm_matmul", "rms_norm_matmul_silu_and_mul"):
-                apart = {bucket: MatmulConfig("apart", 0, 0, 0, 0) for bucket in tuning.ROW_BUCKETS}
-                self._lines[table_key(op, N, K, torch.bfloat16, False)] = apart
+            self._lines[choice.normed] = dict.fromkeys(tuning.ROW_BUCKETS, _APART)
+        _forget_choices()
+
+    def part_norm(self, choice: Choice, bucket: int) -> None:
+        """Have the norm before a product on its own for so many rows, so that the product is asked for at all."""
+        if bucket in self._lines.get(choice.normed, ()):
+            self._lines[choice.normed][bucket] = _APART
         _forget_choices()
 
     def put(self, choice: Choice, bucket: int, config: MatmulConfig) -> None:
@@ -100,5 +120,4 @@ class StepTable:
 
 
 def _forget_choices() -> None:
-    for cached in (tuning._choose, tuning._tuned):
-        cached.cache_clear()
+    tuning._choose.cache_clear()

@@ -31,7 +31,8 @@ from matmul_case import TOLERANCE, MatmulCase, compile_product
 from matmul_products import DRAWS, PRODUCTS, Product
 from parallel_compile import Compilation, compile_in_processes, compile_share
 from program_parser import ProgramParser, names, numbers
-from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, table_key
+from tercet.triton_kernels.matmul_config import PLAIN_ORDER, MatmulConfig
+from tercet.triton_kernels.tuning import table_key
 from tuned_table import write_table
 
 _HANG_SECONDS = 15.0

@@ -26,7 +26,7 @@ from triton.runtime.errors import OutOfResources
 
 from captured_step import MOST_TOKENS, StepModel, share_of_rank
 from kernel_timing import Stopwatch
-from matmul_candidates import near_candidates
+from matmul_candidates import asking_ahead, near_candidates
 from matmul_case import TOLERANCE, MatmulCase, compile_product
 from matmul_products import Product
 from pair_search import best_together
@@ -42,7 +42,8 @@ from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config
 from tercet.model.parallel import Group
 from tercet.triton_kernels.dispatch import is_hopper
-from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, load_table, row_bucket
+from tercet.triton_kernels.matmul_config import NEED_TMA, MatmulConfig
+from tercet.triton_kernels.tuning import load_table, row_bucket
 from tuned_table import merge_into_table
 
 MOST_DECODES = 256
@@ -79,12 +80,31 @@ class StepTuner:
             self._choose_together(num_rows)
 
     def _choose(self, choice: Choice, num_rows: int, candidates: list[MatmulConfig]) -> None:
-        """A product's configuration, while the others stay as they are."""
-        hopper = is_hopper(self._group.device)
+        """A product's configuration, while the others stay as they are; then what it asks the L2 cache for ahead."""
+        self._table.part_norm(choice, row_bucket(num_rows))
         chosen = self._table.get(choice, row_bucket(num_rows))
         self._us(num_rows, {choice: chosen})  # what is new is loaded
-        best = first = self._us(num_rows, {choice: chosen})
+        first = self._us(num_rows, {choice: chosen})
         times: dict[MatmulConfig, float] = {}
+        chosen, best = self._fastest_of(candidates, choice, num_rows, (chosen, first), times)
+        ahead = asking_ahead(chosen, num_rows, choice.product.K)
+        chosen, best = self._fastest_of(ahead, choice, num_rows, (chosen, best), {})
+        self._table.put(choice, row_bucket(num_rows), chosen)
+        self._say({choice: chosen}, num_rows, first, best)
+        others = sorted((us, repr(config), config) for config, us in times.items() if config != chosen and us < _NEVER)
+        self._fastest.setdefault(num_rows, {})[choice] = [chosen, *(config for *_, config in others)]
+
+    def _fastest_of(
+        self,
+        candidates: list[MatmulConfig],
+        choice: Choice,
+        num_rows: int,
+        so_far: tuple[MatmulConfig, float],
+        times: dict[MatmulConfig, float],
+    ) -> tuple[MatmulConfig, float]:
+        """The fastest right one and the step with it; what was tried goes into `times`."""
+        hopper = is_hopper(self._group.device)
+        chosen, best = so_far
         for candidate in candidates:
             if not self._in_time():
                 break
@@ -97,10 +117,7 @@ class StepTuner:
             before, us = self._us(num_rows, {choice: chosen}), self._us(num_rows, {choice: candidate})
             if us < before * (1 - _GAIN):  # at once: a card gets slower as it gets warm
                 chosen, best = candidate, us
-        self._table.put(choice, row_bucket(num_rows), chosen)
-        self._say({choice: chosen}, num_rows, first, best)
-        others = sorted((us, repr(config), config) for config, us in times.items() if config != chosen and us < _NEVER)
-        self._fastest.setdefault(num_rows, {})[choice] = [chosen, *(config for *_, config in others)]
+        return chosen, best
 
     def _choose_together(self, num_rows: int) -> None:
         """All products' configurations, from the fastest of each."""
@@ -164,12 +181,14 @@ def work(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[tuple[C
     for num_rows in arguments.rows:
         for choice in choices(config, arguments.tensor_parallel_size, alone=arguments.alone):
             if not arguments.products or choice.product.name in arguments.products:
-                yield choice, num_rows, near_candidates(choice.product, num_rows, table, divided=choice.divided)
+                found = near_candidates(choice.product, num_rows, table, divided=choice.divided)
+                if found:  # of many rows no product norms its own
+                    yield choice, num_rows, found
 
 
 def is_right(stopwatch: Stopwatch, product: Product, num_rows: int, config: MatmulConfig) -> bool:
-    """Against float64; what is in parts, whole."""
-    return MatmulCase(stopwatch, product, num_rows).error(replace(config, parts=1)) < TOLERANCE
+    """Against float64."""
+    return MatmulCase(stopwatch, product, num_rows).error(config) < TOLERANCE
 
 
 def compilations(arguments: argparse.Namespace, config: ModelConfig) -> Iterator[Compilation]:

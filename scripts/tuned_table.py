@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tercet.triton_kernels.tuning import MatmulConfig
+from tercet.triton_kernels.matmul_config import MatmulConfig
 
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """For each line of the table, and each bucket of rows, a configuration's fields."""

@@ -85,8 +85,9 @@ def tuned_products() -> list[str]:
     """Of this GPU's table, what deterministic mode uses; elsewhere the heuristic's choices for such sizes."""
     name = gpu_name(torch.device("cuda", 0)) if torch.cuda.is_available() else ""
     tuned = [key.removesuffix(" bfloat16 deterministic") for key in load_table(name) if key.endswith(" deterministic")]
-    # (N, K) that no table knows.
-    return [*tuned, "matmul 1000x360", "matmul_add 576x1536", "matmul_silu_and_mul 2560x640"]
+    # (N, K) that no table knows: odd ones, and those of Llama-3.2-1B.
+    odd = ["matmul 1000x360", "matmul_add 576x1536", "matmul_silu_and_mul 2560x640"]
+    return [*tuned, *odd, "matmul 3072x2048", "matmul_add 2048x8192", "matmul_silu_and_mul 16384x2048"]
 
 
 @pytest.mark.gpu

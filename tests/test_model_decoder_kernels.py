@@ -10,7 +10,7 @@ from interpreted import rerun_interpreted
 from paged_sequences import Sequences, make_decoder
 from tercet.triton_kernels import matmul_parts
 from tercet.triton_kernels.matmul import matmul_add
-from tercet.triton_kernels.tuning import MatmulConfig
+from tercet.triton_kernels.matmul_config import MatmulConfig
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from peer_rank import mapped, mapped_exchange
 from quick_interpreter import quicken
 import tercet.model.exchange
 from tercet.triton_kernels import matmul_parts
-from tercet.triton_kernels.tuning import MatmulConfig
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.model.parallel import Group
 from tercet.model.peers import Limits, Peers
 from tercet.triton_kernels.inbox import RowInboxes, WordInboxes

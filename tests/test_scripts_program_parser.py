@@ -59,7 +59,7 @@ def test_help_tells_defaults_that_say_something() -> None:
         ("tune_step.py", "`tune_step.py measure` found no NVIDIA GPU; want one"),
         ("tune_step.py time --alone", "`tune_step.py time` found no NVIDIA GPU; want one"),
         ("tune_step.py count --rows x", "argument --rows: 'x'; want numbers with commas between them"),
-        ("tune_step.py count --products mine", "--products got mine; want some of gate_up, down, qkv, o, lm_head"),
+        ("tune_step.py count --products mine", "--products got mine; want some of gate_up, norm_gate_up, down, qkv,"),
         ("tune_step.py count --model ./gone", "model './gone': no such folder or file"),
         ("tune_step.py count --tensor-parallel-size 3", "--tensor-parallel-size is 3"),
         ("trace_picture.py gone.json out.svg", "No such file or directory: 'gone.json'"),

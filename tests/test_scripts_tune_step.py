@@ -12,29 +12,35 @@ import torch
 
 import tune_step
 from captured_step import share_of_rank
-from matmul_candidates import near_candidates
+from matmul_candidates import asking_ahead, near_candidates
 from matmul_products import PRODUCTS
 from pair_search import best_together
 from shapes import SHAPES
-from step_table import Choice, choices
+from step_table import Choice, StepTable, choices
 from tercet.model.config_json import parse_config
 from tercet.model.parallel import Group
 from tercet.triton_kernels import tuning
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_divide
-from tercet.triton_kernels.tuning import MatmulConfig, load_table
+from tercet.triton_kernels.tuning import load_table
 from tuned_table import merge_into_table, write_table
 
+CONFIG = parse_config(SHAPES["qwen3-0.6b"])
 TABLES = sorted(Path(tuning.__file__).parent.glob("tuned/*.json"))
+
+
+def _head(found: list[Choice]) -> tuple[int, int]:
+    return next((one.product.N, one.product.K) for one in found if one.product.name == "lm_head")
 
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize(("name", "prefix", "size"), [("0.6b", "0.6b.", 1), ("8b", "8b.", 1), ("8b", "8b_tp2.", 2)])
 def test_products_of_a_rank(name: str, prefix: str, size: int, alone: bool) -> None:
     found = choices(parse_config(SHAPES[f"qwen3-{name}"]), size, alone=alone)
-    listed = [one for one in PRODUCTS if one.name.startswith(prefix) and not one.normed]
-    assert {(one.product.op, one.product.N, one.product.K) for one in found} == {
-        (one.op, one.N, one.K) for one in listed
-    }
+    listed = {(one.op, one.N, one.K) for one in PRODUCTS if one.name.startswith(prefix)}
+    asked = {(one.product.op, one.product.N, one.product.K) for one in found}
+    assert asked - listed == ({("rms_norm_matmul", *_head(found))} if size == 1 else set())
+    assert listed <= asked
     assert {one.asked != one.line for one in found if one.divided} == {size > 1 and alone}
 
 
@@ -54,9 +60,35 @@ def test_candidates_fit_the_product(num_rows: int) -> None:
         assert len(set(found)) == len(found) > 5
         assert all(one.parts == 1 or can_divide(one, choice.product.K) for one in found)
         assert all((one.kernel == "vector") <= (num_rows == 1) for one in found)
-        asks = {one for one in found if one.prefetch}
-        assert bool(asks) == (8 <= num_rows <= 256)
-        assert {replace(one, prefetch=0) for one in asks} <= set(found)
+        ahead = {two for one in found for two in asking_ahead(one, num_rows, choice.product.K)}
+        assert bool(ahead) == (8 <= num_rows <= 256)
+        assert {replace(one, prefetch=0) for one in ahead} <= set(found)
+
+
+@pytest.mark.parametrize(("num_rows", "some"), [(1, True), (8, True), (16, True), (64, False)])
+def test_candidates_that_norm_their_rows(num_rows: int, some: bool) -> None:
+    table = load_table("NVIDIA H200")
+    normed = [one for one in choices(parse_config(SHAPES["qwen3-0.6b"]), 1, alone=False) if one.product.normed]
+    assert [one.product.name for one in normed] == ["norm_gate_up", "norm_qkv", "norm_lm_head"]
+    for choice in normed:
+        found = near_candidates(choice.product, num_rows, table, divided=choice.divided)
+        assert {one.kernel for one in found} <= {"vector", "split", "early"}
+        assert bool(found) == some or choice.product.N > 50_000
+        chosen = table[choice.line].get(num_rows)
+        assert chosen is None or chosen.kernel == "apart" or replace(chosen, prefetch=0) in found
+
+
+@pytest.mark.usefixtures("empty_table")
+def test_a_product_is_asked_for_where_its_norm_is_apart() -> None:
+    table = StepTable(torch.device("cpu"))
+    plain, normed, *_ = choices(parse_config(SHAPES["qwen3-0.6b"]), 1, alone=False)
+    for choice in (plain, normed):
+        table.begin(choice, norm_apart=False)
+    assert (plain.normed, {table.get(normed, bucket).kernel for bucket in (8, 16)}) == (normed.line, {"split"})
+    table.part_norm(plain, 8)
+    assert [table.get(normed, bucket).kernel for bucket in (8, 16)] == ["apart", "split"]
+    table.part_norm(plain, 64)  # of so many rows every norm is apart
+    assert set(table.row(normed, 8)) == {"1", "8", "16"}
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
@@ -116,33 +148,50 @@ def empty_table() -> Iterator[None]:
     assert load_table("") == {}
     yield
     load_table("").clear()
-    for cached in (tuning._choose, tuning._tuned):
-        cached.cache_clear()
+    tuning._choose.cache_clear()
 
 
-@pytest.mark.usefixtures("empty_table")
+@pytest.fixture
+def _pretended_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_step, "StepModel", PretendedStep)
+    monkeypatch.setattr(tune_step, "Stopwatch", lambda: None)
+    monkeypatch.setattr(tune_step, "is_right", lambda *case: True)
+
+
+def tuner_arguments(folder: Path) -> argparse.Namespace:
+    return argparse.Namespace(
+        seconds=60, log=folder / "log", tensor_parallel_size=1, alone=False, layers=2, context=9, model=None,
+        shape="qwen3-0.6b", table=folder / "card.json", together=0, rows=[8, 64], products=[], gpu="NVIDIA H200",
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("empty_table", "_pretended_steps")
+def test_the_tuner_goes_through_what_there_is_to_try(tmp_path: Path) -> None:
+    """Of products that norm their own rows there is nothing to try for 64."""
+    arguments = tuner_arguments(tmp_path)
+    tune_step.StepTuner(arguments, CONFIG, Group.single(torch.device("cpu"))).run()
+    lines = json.loads(arguments.table.read_text())["matmul"]
+    for choice in choices(CONFIG, 1, alone=False):
+        assert {"8"} | ({"64"} if not choice.product.normed else set()) <= lines[choice.line].keys()
+        assert choice.product.normed or lines[choice.line]["64"]["kernel"] != "apart"
+
+
+@pytest.mark.usefixtures("empty_table", "_pretended_steps")
 def test_the_tuner_tries_products_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def two(choice: Choice) -> list[MatmulConfig]:
         return [MatmulConfig("skinny", 8, 32, 128, num_warps=warps) for warps in (2, 8)]
 
-    config, group = parse_config(SHAPES["qwen3-0.6b"]), Group.single(torch.device("cpu"))
-    monkeypatch.setattr(tune_step, "StepModel", PretendedStep)
-    monkeypatch.setattr(tune_step, "Stopwatch", lambda: None)
-    monkeypatch.setattr(tune_step, "is_right", lambda *case: True)
     monkeypatch.setattr(
         tune_step, "work", lambda arguments, config: [(one, 8, two(one)) for one in choices(config, 1, alone=False)]
     )
-    arguments = argparse.Namespace(
-        seconds=60, log=tmp_path / "log", tensor_parallel_size=1, alone=False, layers=2, context=9, model=None,
-        shape="qwen3-0.6b", table=tmp_path / "card.json", together=0,
-    )  # fmt: skip
-    tune_step.StepTuner(arguments, config, group).run()
+    arguments = tuner_arguments(tmp_path)
+    tune_step.StepTuner(arguments, CONFIG, Group.single(torch.device("cpu"))).run()
     alone = json.loads(arguments.table.read_text())["matmul"]
     assert not any(line["8"]["num_warps"] == 2 for line in alone.values())
     arguments.together = 3
-    tune_step.StepTuner(arguments, config, group).run()
+    tune_step.StepTuner(arguments, CONFIG, Group.single(torch.device("cpu"))).run()
     lines = json.loads(arguments.table.read_text())["matmul"]
     changed = {name.split()[1] for name, line in lines.items() if line["8"]["num_warps"] == 2}
     assert changed == {"1024x2048", "1024x3072"}

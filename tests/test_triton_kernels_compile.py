@@ -13,8 +13,10 @@ from triton.compiler import CompiledKernel
 from tercet.triton_kernels import add_rms_norm, embedding, matmul_launch, overlap, rotary, silu_and_mul, tuning
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_divide, launch_matmul
-from tercet.triton_kernels.tuning import MatmulConfig, heuristic, load_table
+from tercet.triton_kernels.tuning import load_table
+from tercet.triton_kernels.untuned import heuristic
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 TABLES = sorted(Path(tuning.__file__).parent.glob("tuned/*.json"))
@@ -92,10 +94,10 @@ def test_tiles_of_192_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "mma.sync" not in kernel.asm["ptx"]
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", [80, 89])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: capability == 90)
+    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: False)
     for bucket, dtype, op, K in (
         (1, torch.bfloat16, "rms_norm_matmul", 3072),
         (8, torch.bfloat16, "matmul_add", 1024),
@@ -104,8 +106,29 @@ def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: p
         (1024, torch.bfloat16, "matmul", 1024),
         (8192, torch.float32, "matmul", 1000),
     ):
-        config = heuristic(bucket, 1536, K, dtype, deterministic, hopper=capability == 90)
-        compile_product(config, op, 1536, K, capability, dtype)
+        compile_product(heuristic(op, bucket, 1536, K, dtype, deterministic), op, 1536, K, capability, dtype)
+
+
+def test_heuristic_products_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each configuration that the weights of a Llama of 1B are given, and of a Qwen of 1.5B."""
+    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
+    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
+    seen = {}
+    for op, N, K in (
+        ("rms_norm_matmul", 3072, 2048),
+        ("matmul", 2048, 1536),
+        ("matmul_add", 2048, 8192),
+        ("matmul_add", 1536, 1536),
+        ("matmul_silu_and_mul", 16384, 2048),
+    ):
+        for bucket in tuning.ROW_BUCKETS:
+            for deterministic in (False, True):
+                config = heuristic(op, bucket, N, K, torch.bfloat16, deterministic, hopper=True)
+                if config.kernel != "apart":
+                    seen.setdefault((op, config), (N, K))
+    assert {config.kernel for _, config in seen} >= {"vector", "early", "split", "skinny", "wave", "hopper"}
+    for (op, config), (N, K) in seen.items():
+        compile_product(config, op, N, K, 90)
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])

@@ -17,8 +17,10 @@ from tercet.triton_kernels.matmul import (
     rms_norm_matmul,
     rms_norm_matmul_silu_and_mul,
 )
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.tuning import MatmulConfig, choose_matmul, heuristic
+from tercet.triton_kernels.tuning import choose_matmul
+from tercet.triton_kernels.untuned import heuristic
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16]
@@ -144,25 +146,6 @@ def test_bad_input(message: str, call: object) -> None:
         call()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("bucket", tuning.ROW_BUCKETS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_heuristic_keeps_plain_order(bucket: int, dtype: torch.dtype) -> None:
-    assert heuristic(bucket, 4096, 1024, dtype, True).kernel in ("skinny", "tile", "persistent", "wave", "hopper")
-
-
-def test_weights_of_nearly_the_same_size_share_what_was_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning, "gpu_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
-
-    def choose(op: str, rows: int, N: int, K: int, deterministic: bool = False) -> MatmulConfig:
-        return choose_matmul(op, rows, N, K, torch.bfloat16, deterministic, torch.device("cuda"))
-
-    for rows in (1, 8, 64, 256, 8192):
-        assert choose("matmul", rows, 128_256, 4096) == choose("matmul", rows, 151_936, 4096)
-        assert choose("matmul_add", rows, 3000, 4096, True) == choose("matmul", rows, 3072, 4096, True)
-        assert choose("matmul", rows, 50, 64) == heuristic(rows, 50, 64, torch.bfloat16, False, True)
-
-
 def test_buckets_that_no_table_has_are_served_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """192 rows came late: older tables serve them as they did."""
     line = tuning.table_key("matmul", 512, 512, torch.bfloat16, True)
@@ -180,7 +163,7 @@ def test_buckets_that_no_table_has_are_served_by_the_next(monkeypatch: pytest.Mo
     sizes = (64, 65, 128, 129, 160, 192, 193, 256)
     assert [chosen("old", rows) for rows in sizes] == [few, *[some] * 2, *[many] * 5]
     assert [chosen("new", rows) for rows in sizes] == [few, *[some] * 2, *[tall] * 3, *[many] * 2]
-    assert {chosen(gpu, 300) for gpu in tables} == {heuristic(512, 512, 512, torch.bfloat16, True, True)}
+    assert {chosen(gpu, 300) for gpu in tables} == {heuristic("matmul", 512, 512, 512, torch.bfloat16, True, True)}
 
 
 def test_interpreted() -> None:

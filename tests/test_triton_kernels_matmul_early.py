@@ -11,8 +11,8 @@ from torch import Tensor
 from tercet.triton_kernels import matmul, matmul_launch, matmul_parts, tuning
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_be_early, launch_matmul
-from tercet.triton_kernels.tuning import MatmulConfig
 
 EPS = 1e-5
 CONFIGS = [

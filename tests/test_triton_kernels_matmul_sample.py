@@ -13,12 +13,13 @@ from slot_tables import random_table
 from tercet.triton_kernels import matmul_sample, sample_shard, tuning
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul import rms_norm_matmul
+from tercet.triton_kernels.matmul_config import PLAIN_ORDER, MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.sample import TokenRing, sample
 from tercet.triton_kernels.sample_shard import VocabShard
 from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.tuning import PLAIN_ORDER, MatmulConfig, choose_matmul, choose_matmul_sample
+from tercet.triton_kernels.tuning import choose_matmul, choose_matmul_sample
 
 INTS, CPU = torch.int32, torch.device("cpu")
 EPS = 1e-5

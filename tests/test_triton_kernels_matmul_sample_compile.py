@@ -13,10 +13,11 @@ from tercet.triton_kernels import matmul_launch, sample_shard, tuning
 from tercet.triton_kernels import sample as sample_module
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_launch import launch_matmul, num_tiles
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
-from tercet.triton_kernels.tuning import MatmulConfig, choose_matmul_sample, heuristic
+from tercet.triton_kernels.tuning import choose_matmul_sample
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 V = 151936
@@ -74,17 +75,24 @@ def test_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_heuristic(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untuned(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: capability == 90)
-    for bucket, dtype, normed in (
+    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(tuning, "gpu_name", lambda device: "")
+    monkeypatch.setattr(tuning, "is_hopper", lambda device: capability == 90)
+    for rows, dtype, normed in (
         (1, torch.bfloat16, True),
         (8, torch.bfloat16, True),
         (64, torch.float16, False),
         (256, torch.bfloat16, False),
         (256, torch.float32, False),
     ):
-        config = heuristic(bucket, V, 1024, dtype, False, hopper=capability == 90)
-        drawing, storing = compile_draw(config, 1024, capability, dtype, normed)
+        config = choose_matmul_sample(rows, V, 1024, dtype, False, torch.device("cpu"))
+        assert (config.kernel == "apart") == (rows == 1)
+        if config.kernel == "apart":
+            continue
+        norms = normed and config.kernel == "split"
+        drawing, storing = compile_draw(config, 1024, capability, dtype, norms)
         assert drawing.asm["cubin"]
         assert storing is None or sums(drawing) == sums(storing) != []
 

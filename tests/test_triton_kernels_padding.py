@@ -16,8 +16,8 @@ from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul, rms_norm_matmul
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.tuning import MatmulConfig
 
 EPS, PAGE = 1e-6, 16
 NAN = float("nan")

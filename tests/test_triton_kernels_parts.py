@@ -14,9 +14,9 @@ from tercet.triton_kernels import matmul, matmul_launch, matmul_parts, tuning
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
+from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.residual_add import residual_add
-from tercet.triton_kernels.tuning import MatmulConfig
 
 EPS = 1e-6
 CONFIGS = [

@@ -6,6 +6,8 @@ Knows which kernel serves which size; knows neither layers nor ranks. `rows`: ho
 Shape suffixes: M rows (tokens), K reduced size, N output size, F intermediate size, 2F gate and up rows in turns.
 """
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,9 +15,11 @@ from torch import Tensor
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.matmul_config import NEED_TMA, MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_be_early, can_use_tma, launch_matmul
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
-from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, choose_matmul, heuristic
+from tercet.triton_kernels.tuning import choose_matmul
+from tercet.triton_kernels.untuned import heuristic
 
 _NORMING = ("vector", "split", "early")
 
@@ -150,7 +154,7 @@ def _run(
     if config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK, out):
         config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
     elif config.kernel == "hopper" and bias_N is not None:
-        config = MatmulConfig("persistent", 128, 256, 64, num_warps=8)
+        config = replace(config, kernel="persistent", num_warps=8, num_stages=3)
     launch_matmul(config, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
 
 
@@ -160,7 +164,7 @@ def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulC
     if config.parts == 1 and (config.kernel != "early" or can_be_early(config, x_MK, w_NK)):
         return config
     if x_MK.shape[0] == 1:
-        return heuristic(1, N, K, x_MK.dtype, deterministic)
+        return heuristic(op, 1, N, K, x_MK.dtype, deterministic)
     # In parts: whole, its tiles would be too few; deterministic mode has the best that are.
     return choose_matmul(op, x_MK.shape[0], N, K, x_MK.dtype, True, x_MK.device)
 

@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.matmul_config import EARLY_BYTES, IN_PARTS, KERNELS, MatmulConfig
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_early import early_kernel
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
@@ -20,7 +21,6 @@ from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
-from tercet.triton_kernels.tuning import EARLY_BYTES, IN_PARTS, KERNELS, MatmulConfig
 
 EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
 

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.matmul_config import NEED_TMA
 from tercet.triton_kernels.matmul_launch import can_be_early, can_divide, can_use_tma, launch_matmul
-from tercet.triton_kernels.tuning import NEED_TMA, choose_matmul
+from tercet.triton_kernels.tuning import choose_matmul
 
 
 def matmul_parts(x_MK: Tensor, w_NK: Tensor, rows: Tensor | None = None, *, whole: str = "matmul_add") -> Tensor | None:

@@ -13,12 +13,13 @@ from torch import Tensor
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import check_same, check_shape
 from tercet.triton_kernels.matmul import norming_config, rms_norm_matmul
+from tercet.triton_kernels.matmul_config import NEED_TMA, MatmulConfig
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_launch import can_use_tma, launch_matmul, num_tiles
 from tercet.triton_kernels.sample import GREEDY_BELOW, TokenRing, check_rows
 from tercet.triton_kernels.sample_shard import VocabShard, append_best, sample_shard_into
 from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.tuning import NEED_TMA, MatmulConfig, choose_matmul_sample
+from tercet.triton_kernels.tuning import choose_matmul_sample
 
 
 def rms_norm_matmul_sample(
