@@ -8,6 +8,7 @@ from starlette.requests import Request
 
 from tercet.engine.http_errors import ApiError, from_decoding
 from tercet.engine.http_presence import ClientGone
+from tercet.engine.part_count import MAX_PARTS, has_too_many_parts_of_json
 
 MAX_BODY_BYTES = 16 * 2**20
 _BODY_SECONDS = 60.0
@@ -17,6 +18,8 @@ _T = TypeVar("_T")
 async def read_body(request: Request, kind: type[_T]) -> _T:
     """The body as `kind`; what is wrong with it becomes an `ApiError` that names the field."""
     body = await _bytes_of(request)
+    if has_too_many_parts_of_json(body):
+        raise ApiError(400, f"the body has more than {MAX_PARTS} lists and objects", code="invalid_request")
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:

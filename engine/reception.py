@@ -17,6 +17,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client, Live
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
+from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
@@ -100,6 +101,9 @@ class Reception:
             return Rejected(
                 None, "bad_message", f"a message of {len(frames)} frames came; want 1 frame, as from a DEALER"
             )
+        if has_too_many_parts(frames[0]):
+            text = f"tools, calls and params have more than {MAX_PARTS} lists and maps; want at most those"
+            return Rejected(_request_id_in(frames[0]), "bad_message", text)
         gc.disable()  # of millions of parts it would look through those made so far again and again, and find nothing
         try:
             message = self._decoder.decode(frames[0])
@@ -261,12 +265,10 @@ def _bad_name(request_id: str) -> Rejected:
 def _request_id_in(message: bytes) -> str | None:
     """The request id of a message that is wrong elsewhere, so that its sender knows which one was meant."""
     try:
-        fields = msgspec.msgpack.decode(message)
+        fields = msgspec.msgpack.decode(message, type=list[msgspec.Raw])
+        return msgspec.msgpack.decode(fields[1], type=str)[:MAX_NAME_LENGTH] if len(fields) > 1 else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-    if isinstance(fields, list) and len(fields) > 1 and isinstance(fields[1], str):
-        return fields[1][:MAX_NAME_LENGTH]
-    return None
 
 
 def _formats(codec: TextCodec, config: EngineConfig) -> tuple[ToolFormat, ReasoningFormat]:

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from raw_client import RawClient
-from tercet.engine import logits_check, reception, request_check, structured_check
+from tercet.engine import logits_check, part_count, reception, request_check, structured_check
 from tercet.ipc import answers, front_door, messages
 from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 from tercet.ipc.step_messages import Abort, Ended
@@ -172,6 +172,7 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
     ("words", "limits"),
     [
         ("A message may have {} MiB", [MAX_MESSAGE_BYTES // 2**20]),
+        ("may have {:,} lists and maps together", [part_count.MAX_PARTS]),
         ("A client that leaves {:,} messages unread", [front_door._UNREAD_BATCHES]),
         ("`request_id` is 1 to {} characters", [request_check.MAX_NAME_LENGTH]),
         ("a conversation of 1 to {:,} messages", [messages.MAX_CHAT_MESSAGES]),

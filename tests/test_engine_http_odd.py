@@ -20,6 +20,7 @@ from http_process import http_process
 from tercet.engine.http_app import make_app
 from tercet.engine.http_door import Door
 from tercet.engine.http_server import bind
+from tercet.engine.part_count import MAX_PARTS
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.step_messages import Ended
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
@@ -160,6 +161,15 @@ def test_nested_as_deep_as_can_be_read_and_deeper(url: str, path: str) -> None:
                 answer = client.post(path, content=body)
                 assert answer.status_code == 400, (depth, answer.text)
                 assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("inside", ["[]", "{}", "[{}]"])
+def test_more_parts_than_are_read(url: str, path: str, inside: str) -> None:
+    body = '{"model":[' + ",".join([inside] * (MAX_PARTS + 1)) + "]}"
+    answer = httpx.post(url + path, content=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")
+    assert f"more than {MAX_PARTS} lists and objects" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])

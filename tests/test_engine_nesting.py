@@ -1,5 +1,5 @@
-"""Messages nested as deep as can be read, and values that JSON has no word for, to a real tokenizer process: each gets
-its answer, and the process goes on."""
+"""Messages nested as deep as can be read, or of more parts than are read, and values that JSON has no word for, to a
+real tokenizer process: each gets its answer, and the process goes on."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import msgpack
 import pytest
 
 from tercet.engine.nesting import is_nested_deeper
+from tercet.engine.part_count import MAX_PARTS
 from tercet.ipc.answers import Failed, Rejected, Tokenized
 from tokenizer_process import TokenizerProcess
 from wire_peer import Peer, still_serves
@@ -41,6 +42,19 @@ def test_as_deep_as_can_be_read_and_deeper(shared: TokenizerProcess, peer: Peer)
             answer = peer.receive()
             assert isinstance(answer, Failed | Rejected), (depth, fields[0])
             assert isinstance(answer, Rejected) or "want " in answer.message
+    still_serves(shared, peer)
+
+
+def test_more_parts_than_are_read(shared: TokenizerProcess, peer: Peer) -> None:
+    """Each would be a list of its own, 60 bytes long."""
+    many = b"\xdd" + (2 * MAX_PARTS).to_bytes(4, "big") + b"\x90" * (2 * MAX_PARTS)
+    for name, fields in zip("abcde", questions("here too"), strict=True):
+        fields[1] = name
+        peer.raw(packed(fields, many))
+        answer = peer.receive()
+        assert isinstance(answer, Rejected)
+        assert (answer.request_id, answer.code) == (name, "bad_message")
+        assert f"more than {MAX_PARTS} lists and maps" in answer.message
     still_serves(shared, peer)
 
 
