@@ -18,6 +18,8 @@ _HEAD = 50_000
 _FEW = 16
 """Rows up to which a product waits for weights alone."""
 _MULTIPROCESSORS = 132
+"""Of most Hopper cards; some have a few less."""
+_APART = MatmulConfig("apart", 0, 0, 0, 0)
 
 
 class _Tile(NamedTuple):
@@ -65,7 +67,7 @@ def heuristic(
     """Block sizes that are never far off: few rows stream weights, many rows fill tiles. `hopper`: what may use TMA."""
     wide = dtype.itemsize == 4
     if hopper and not wide:
-        return (_few_on_hopper if bucket <= _FEW else _many_on_hopper)(op, bucket, N, K, deterministic)
+        return _on_hopper(op, bucket, N, K, deterministic)
     if bucket == 1 and not deterministic:
         return MatmulConfig("vector", 1, 4 if K <= 4096 else 2, min(next_power_of_2(K), 4096), num_warps=4)
     if bucket <= 16 and not deterministic:
@@ -81,54 +83,76 @@ def heuristic(
     return MatmulConfig("tile", 128, 128, 64, num_warps=8, num_stages=3)
 
 
-def _few_on_hopper(op: str, bucket: int, N: int, K: int, deterministic: bool) -> MatmulConfig:
-    rows, head = max(bucket, 8), N > _HEAD
-    fits = N % 32 == 0 and K % 512 == 0 and 32 * K * 2 <= EARLY_BYTES
-    early = MatmulConfig("early", rows, 32, 32, num_warps=4, splits=16)
+def _on_hopper(op: str, bucket: int, N: int, K: int, deterministic: bool) -> MatmulConfig:
+    # Parts are added up by the norm behind, in an order of their own.
+    parts_allowed = op == "matmul_add" and not deterministic
     if op.startswith("rms_norm_"):
-        pays = N * K <= 2**23 or (bucket <= 8 and (K <= 2048 or N * K <= 2**24))
-        return early if fits and pays and not head and not deterministic else MatmulConfig("apart", 0, 0, 0, 0)
-    if bucket == 1 and not deterministic:
-        if fits and N * K <= 2**23:
-            return early
-        if head and K >= 2048:
-            return MatmulConfig("vector", 1, 2, 1024, num_warps=2)
-        block_k = 2048 if K >= 4096 and N < 4096 else 1024
-        return MatmulConfig("vector", 1, 4, min(next_power_of_2(K), block_k), num_warps=4)
-    if head:
+        return _norming(bucket, N, K) if bucket <= _FEW and not deterministic else _APART
+    if bucket > _FEW:
+        return _first_through(bucket, N, K, parts_allowed)
+    if N > _HEAD and (bucket > 1 or deterministic):
+        rows = max(bucket, 8)
         return MatmulConfig("skinny", rows, 128, 128, num_warps=4 if rows == 8 else 1, num_stages=3)
-    # Parts, where one for each tile would be too few programs, are added up by the norm behind.
-    parts = 2 if op == "matmul_add" and not deterministic and N <= 5120 else 1
-    if rows == 16:
-        if N * K <= 2**22 and not deterministic:
-            return MatmulConfig("split", 16, 16, 128, num_warps=4, num_stages=5, splits=4)
-        return MatmulConfig("skinny", 16, 64, 128, num_warps=4, num_stages=8, parts=parts if K % 256 == 0 else 1)
-    if fits and not deterministic and (K <= 2048 or N * K <= 2**24):
-        return early
+    if deterministic:
+        return _few_in_plain_order(bucket, K, 1)
+    return _one_row(N, K) if bucket == 1 else _few_rows(bucket, N, K, parts_allowed)
+
+
+def _norming(bucket: int, N: int, K: int) -> MatmulConfig:
+    """Every program norms the rows once more: that pays for small weights, and for few rows or short ones."""
+    pays = N * K <= 2**23 or (bucket <= 8 and (K <= 2048 or N * K <= 2**24))
+    return _early(bucket) if pays and N <= _HEAD and _is_early(N, K) else _APART
+
+
+def _one_row(N: int, K: int) -> MatmulConfig:
+    if N * K <= 2**23 and _is_early(N, K):
+        return _early(1)
+    if N > _HEAD and K >= 2048:
+        return MatmulConfig("vector", 1, 2, 1024, num_warps=2)
+    block_k = 2048 if K >= 4096 and N < 4096 else 1024
+    return MatmulConfig("vector", 1, 4, min(next_power_of_2(K), block_k), num_warps=4)
+
+
+def _few_rows(bucket: int, N: int, K: int, parts_allowed: bool) -> MatmulConfig:
+    if bucket == 16 and N * K <= 2**22:
+        return MatmulConfig("split", 16, 16, 128, num_warps=4, num_stages=5, splits=4)
+    if bucket < 16 and (K <= 2048 or N * K <= 2**24) and _is_early(N, K):
+        return _early(bucket)
+    # So narrow that one program for each tile would be too few.
+    divided = parts_allowed and N <= 5120 and K % 256 == 0 and (bucket == 16 or K >= 5120)
+    return _few_in_plain_order(bucket, K, 2 if divided else 1)
+
+
+def _few_in_plain_order(bucket: int, K: int, parts: int) -> MatmulConfig:
+    """Narrow tiles, many of them on the way."""
     if bucket == 1:
         return MatmulConfig("skinny", 8, 32, 256, num_warps=2, num_stages=8)
-    parts = parts if K >= 5120 and K % 256 == 0 else 1
+    if bucket == 16:
+        return MatmulConfig("skinny", 16, 64, 128, num_warps=4, num_stages=8, parts=parts)
     block_k = 256 if K % (256 * parts) == 0 else 128
     return MatmulConfig("skinny", 8, 16, block_k, num_warps=1, num_stages=5, parts=parts)
 
 
-def _many_on_hopper(op: str, bucket: int, N: int, K: int, deterministic: bool) -> MatmulConfig:
-    """The tiles that are through first: the multiprocessors take them in rounds, of which the last may be nearly empty.
+def _early(bucket: int) -> MatmulConfig:
+    """A program has all weights of 32 columns on their way before rows are there."""
+    return MatmulConfig("early", max(bucket, 8), 32, 32, num_warps=4, splits=16)
 
-    Also by parts of K, where the norm behind adds them.
-    """
-    if op.startswith("rms_norm_"):
-        return MatmulConfig("apart", 0, 0, 0, 0)
+
+def _is_early(N: int, K: int) -> bool:
+    return N % 32 == 0 and K % 512 == 0 and 32 * K * 2 <= EARLY_BYTES
+
+
+def _first_through(bucket: int, N: int, K: int, parts_allowed: bool) -> MatmulConfig:
+    """The tiles that are through first: multiprocessors take them in rounds, of which the last may be nearly empty."""
     best, least = None, math.inf
     for tile in _TILES:
         if not tile.least <= bucket <= tile.most:
             continue
-        divided = op == "matmul_add" and not deterministic and bucket <= 512 and tile.config.kernel != "hopper"
+        divided = parts_allowed and bucket <= 512 and tile.config.kernel != "hopper"
         for parts in _PARTS if divided else (1,):
-            config = replace(tile.config, parts=parts)
             us = _microseconds(tile, parts, bucket, N, K)
-            if us < least and (parts == 1 or K % (parts * config.block_k) == 0):
-                best, least = config, us
+            if us < least and (parts == 1 or K % (parts * tile.config.block_k) == 0):
+                best, least = replace(tile.config, parts=parts), us
     assert best is not None
     return best
 
