@@ -35,17 +35,18 @@ async def test_the_tokenizer_dies(ids_only_model: Path, tmp_path: Path, acts: tu
     flags = ("--load-format", "null", "--null-step-ms", "5", "--listen", f"ipc://{tmp_path}/engine")
     with Daemon(str(ids_only_model), *flags) as daemon:
         async with Client(daemon.address) as client:
-            begun = asyncio.Event()
 
-            async def answer() -> int:
+            async def answer(begun: asyncio.Event) -> int:
                 count = 0
                 async for piece in client.stream([1, 2, 3], _ANSWER):
                     count += len(piece.token_ids)
                     begun.set()
                 return count
 
-            answers = [asyncio.create_task(answer()) for _ in range(4)]
-            await asyncio.wait_for(begun.wait(), 20)
+            beginnings = [asyncio.Event() for _ in range(4)]
+            answers = [asyncio.create_task(answer(begun)) for begun in beginnings]
+            for begun in beginnings:
+                await asyncio.wait_for(begun.wait(), 20)
             for act in acts:
                 await asyncio.to_thread(act, daemon)
                 await asyncio.sleep(0.1)

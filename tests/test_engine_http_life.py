@@ -68,9 +68,10 @@ async def test_a_death_is_a_pause_and_draining_lets_finish() -> None:
             door.wait(10)
             await ready(daemon.http, 200)
         async with AsyncOpenAI(**base) as client:  # type: ignore[arg-type]
-            begun = asyncio.Event()
-            readings = [asyncio.ensure_future(read(client, begun)) for _ in range(4)]
-            await begun.wait()
+            beginnings = [asyncio.Event() for _ in range(4)]
+            readings = [asyncio.ensure_future(read(client, begun)) for begun in beginnings]
+            for begun in beginnings:
+                await begun.wait()
             daemon.process.send_signal(signal.SIGTERM)
             await ready(daemon.http, 503)
             refused = httpx.post(f"{daemon.http}/v1/completions", json={"prompt": "x"})
