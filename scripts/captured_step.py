@@ -4,6 +4,7 @@ Ranks of a group do all of it together. One GPU can play one of several: `share_
 model of its own, with nothing to sum.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ _GROWTH = 512
 """A step's rows get longer by a token each time that it runs."""
 _RUN_MS = 20.0
 _ROUNDS = 4
+_FAR = 1.05
+"""By how much a round may exceed the least of several."""
 
 
 def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfig:
@@ -131,10 +134,16 @@ class CapturedStep:
         self._group = group
         self._replays = group.min(max(2, min(40, int(_RUN_MS / self.milliseconds(1) + 1))))
 
-    def microseconds(self) -> float:
-        """Of one step: the least of some rounds of replays, of the slowest rank."""
-        least = min(self.milliseconds(self._replays) for _ in range(_ROUNDS)) * 1e3
-        return -self._group.min(-round(least * 100)) / 100
+    def microseconds(self, at_most: float = math.inf) -> float:
+        """Of one step: the least of some rounds of replays, of the slowest rank; one round if far above `at_most`."""
+        least = self._round()
+        if least > at_most * _FAR:
+            return least
+        return min(least, *(self._round() for _ in range(_ROUNDS - 1)))
+
+    def _round(self) -> float:
+        """Of the slowest rank, so that all do the same."""
+        return -self._group.min(-round(self.milliseconds(self._replays) * 1e5)) / 100
 
     def milliseconds(self, replays: int) -> float:
         """Of one step: the mean of so many in a row, behind one that is not timed."""

@@ -111,7 +111,7 @@ class StepTuner:
             if candidate.kernel in NEED_TMA and not hopper:
                 continue
             key = [_name(self._arguments), choice.product.name, num_rows, asdict(candidate)]
-            us = times[candidate] = self._logged(key, num_rows, {choice: candidate})
+            us = times[candidate] = self._logged(key, num_rows, {choice: candidate}, best)
             if us >= best * (1 - _GAIN) or not self._is_right({choice: candidate}, num_rows):
                 continue
             before, us = self._us(num_rows, {choice: chosen}), self._us(num_rows, {choice: candidate})
@@ -136,20 +136,22 @@ class StepTuner:
         changed = {choice: config for choice, config in best.items() if config != chosen[choice]}
         self._say(changed, num_rows, before, after)
 
-    def _us(self, num_rows: int, configs: Mapping[Choice, MatmulConfig]) -> float:
-        """Of a step with these in the table from now on."""
+    def _us(self, num_rows: int, configs: Mapping[Choice, MatmulConfig], at_most: float = _NEVER) -> float:
+        """Of a step with these in the table from now on, roughly if it is far above `at_most`."""
         torch.cuda.empty_cache()  # what earlier graphs had is not free before
         for choice, config in configs.items():
             self._table.put(choice, row_bucket(num_rows), config)
         step = self._model.decode(num_rows) if num_rows <= MOST_DECODES else self._model.prompt(num_rows)
-        return step.microseconds()
+        return step.microseconds(at_most)
 
-    def _logged(self, key: list[Any], num_rows: int, configs: Mapping[Choice, MatmulConfig]) -> float:
+    def _logged(
+        self, key: list[Any], num_rows: int, configs: Mapping[Choice, MatmulConfig], at_most: float = _NEVER
+    ) -> float:
         """The same, unless the log has it; infinite for what a card has no room for."""
         us = self._log.get(key)
         if us is None:
             try:
-                us = self._us(num_rows, configs)
+                us = self._us(num_rows, configs, at_most)
             except (OutOfResources, ValueError, RuntimeError) as error:
                 us = _NEVER
                 if "CUDA error" in str(error):
