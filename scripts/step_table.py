@@ -4,6 +4,7 @@ Knows which lines of the table a step asks; measures nothing.
 """
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tercet.model.config import ModelConfig
 from tercet.triton_kernels import tuning
 from tercet.triton_kernels.dispatch import gpu_name
 from tercet.triton_kernels.matmul_config import MatmulConfig
-from tercet.triton_kernels.tuning import load_table, table_key
+from tercet.triton_kernels.tuning import load_table, read_table, table_key
 
 _ADDING = ("o", "down")
 """What they make is added to the residual: by the product itself where there is one rank, else behind the sum."""
@@ -81,10 +82,14 @@ def choices(config: ModelConfig, size: int, *, alone: bool) -> list[Choice]:
 class StepTable:
     """The table of this GPU as the engine reads it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, found: Path | None = None) -> None:
+        """`found`: what the tuner wrote in earlier runs, ahead of what the GPU's own table says."""
         self._device = device
         self._lines = load_table(gpu_name(device))
         self._known = set(self._lines)
+        if found is not None and found.exists():
+            for line, buckets in read_table(found).items():
+                self._lines.setdefault(line, {}).update(buckets)
 
     def begin(self, choice: Choice, *, norm_apart: bool) -> None:
         """Give a product a line of its own in every bucket, with what serves it so far."""

@@ -4,8 +4,7 @@
 
 In a chain of kernels the fastest alone is not the fastest. Ranks run on as many GPUs; with `--alone` one GPU plays one
 of them, sums left out. What is tried won for other weights, or is next to it: `tune.py` looks further. A winner is
-checked against float64 before it is taken; lines of deterministic mode are left as they are. Resumable: what the log
-holds is not measured again.
+checked against float64 before it is taken; lines of deterministic mode stay as they are. Resumable by log and table.
 
 `--rows` up to 256 are decode steps; more, prompts of so many tokens. `--together 5` then tries the five fastest of
 each product in all pairs: one that leaves the kernels behind it more room may pay only beside one that uses it.
@@ -64,7 +63,7 @@ class StepTuner:
         self._log = Log(arguments.log, writes=group.rank == 0)
         self._work = list(work(arguments, config))
         size = arguments.tensor_parallel_size
-        self._table = StepTable(group.device)
+        self._table = StepTable(group.device, arguments.table)
         for choice in choices(config, size, alone=arguments.alone):
             self._table.begin(choice, norm_apart=arguments.alone and size > 1)
         share = share_of_rank(config, size // group.size, min(arguments.layers, config.num_layers))
@@ -266,8 +265,8 @@ def main() -> None:
     parser.add_argument("--products", type=names, default="", help="gate_up,down,qkv,o,lm_head; by default all")
     parser.add_argument("--together", type=int, default=0, help="how many of each product are tried in pairs")
     parser.add_argument("--gpu", default="NVIDIA H200", help="whose table's winners are tried")
-    parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"), help="what was measured")
-    parser.add_argument("--table", type=Path, help="merge what won into this table")
+    parser.add_argument("--log", type=Path, default=Path("tune_step.jsonl"), help="what was measured, and is not again")
+    parser.add_argument("--table", type=Path, help="merge what won into it; begin with what it holds")
     parser.add_argument("--seconds", type=float, default=480, help="when to stop measuring")
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tercet.model.parallel import Group
 from tercet.triton_kernels import tuning
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_divide
-from tercet.triton_kernels.tuning import load_table
+from tercet.triton_kernels.tuning import load_table, read_table
 from tuned_table import merge_into_table, write_table
 
 CONFIG = parse_config(SHAPES["qwen3-0.6b"])
@@ -135,7 +135,7 @@ class PretendedStep:
     def decode(self, num_rows: int) -> "PretendedStep":
         return self
 
-    def microseconds(self) -> float:
+    def microseconds(self, at_most: float) -> float:
         lines = load_table("")
         changed = {line.split()[1] for line, buckets in lines.items() if buckets[8].num_warps == 2}
         together = {"1024x2048", "1024x3072"}
@@ -174,6 +174,21 @@ def test_the_tuner_goes_through_what_there_is_to_try(tmp_path: Path) -> None:
     for choice in choices(CONFIG, 1, alone=False):
         assert {"8"} | ({"64"} if not choice.product.normed else set()) <= lines[choice.line].keys()
         assert choice.product.normed or lines[choice.line]["64"]["kernel"] != "apart"
+
+
+@pytest.mark.usefixtures("empty_table", "_pretended_steps")
+def test_a_later_run_for_other_rows_keeps_what_an_earlier_one_found(tmp_path: Path) -> None:
+    """A line that the GPU's table lacks is written with all of its buckets, those of earlier runs among them."""
+    arguments = tuner_arguments(tmp_path)
+    tune_step.StepTuner(arguments, CONFIG, Group.single(torch.device("cpu"))).run()
+    found = read_table(arguments.table)
+    line = next(choice.line for choice in choices(CONFIG, 1, alone=False) if choice.product.name == "down")
+    found[line][8] = MatmulConfig("skinny", 8, 16, 64, num_warps=4)
+    merge_into_table({line: {"8": asdict(found[line][8])}}, arguments.table)
+    load_table("").clear()  # as in a process of its own
+    arguments.rows, arguments.log = [64], tmp_path / "another log"
+    tune_step.StepTuner(arguments, CONFIG, Group.single(torch.device("cpu"))).run()
+    assert read_table(arguments.table)[line][8] == found[line][8]
 
 
 @pytest.mark.usefixtures("empty_table", "_pretended_steps")

@@ -62,8 +62,11 @@ def choose_matmul_sample(
 def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
     """The table of one GPU by name, empty for a GPU that nobody has tuned."""
     path = Path(__file__).parent / "tuned" / f"{gpu.replace(' ', '_')}.json"
-    if not gpu or not path.exists():
-        return {}
+    return read_table(path) if gpu and path.exists() else {}
+
+
+def read_table(path: Path) -> dict[str, dict[int, MatmulConfig]]:
+    """What a tuner has written: for each line, a configuration for each bucket."""
     rows = json.loads(path.read_text())["matmul"]
     return {key: {int(m): MatmulConfig(**config) for m, config in buckets.items()} for key, buckets in rows.items()}
 
