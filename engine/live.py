@@ -18,7 +18,7 @@ _NOT_STARTED = Started(0, 0, 0.0, 0.0)
 class Asked:
     """A request as its client knows it."""
 
-    __slots__ = ("answers", "client", "has_begun", "request_id")
+    __slots__ = ("answers", "client", "has_begun", "request_id", "waits_since")
 
     def __init__(self, client: Client, request_id: str) -> None:
         self.client = client
@@ -27,13 +27,17 @@ class Asked:
         """Those that have not ended. The request is over when there are none."""
         self.has_begun = False
         """Whether any answer has a token."""
+        self.waits_since: float | None = None
+        """When a scheduler was asked for it first."""
 
     @property
     def numbers(self) -> list[int]:
         return [one.number for one in self.answers]
 
-    def submit(self, *, again: bool = False) -> Submit:
+    def submit(self, now: float, *, again: bool = False) -> Submit:
         """For a scheduler that does not know it, under its present numbers."""
+        if self.waits_since is None:
+            self.waits_since = now
         first, *others = self.answers
         assert first.submit is not None
         siblings = []
@@ -46,6 +50,7 @@ class Asked:
             generated_ids=first.generated.tobytes(),
             again=again or first.submit.again,
             queue_timeout=None if self.has_begun else first.submit.queue_timeout,  # it has had its turn
+            waited=0.0 if self.has_begun else now - self.waits_since,
             siblings=tuple(siblings),
         )
 

@@ -191,7 +191,7 @@ class Reception:
         except Refusal as refusal:
             return Failed(request_id, refusal.code, str(refusal))
 
-    def submit(self, live: Live, request: Request, prepared: Prepared) -> Submit:
+    def submit(self, live: Live, request: Request, prepared: Prepared, now: float) -> Submit:
         """What the scheduler gets."""
         handling, again = request.handling, goes_on(prepared.received, request.params.n)
         for answer in live.asked.answers:
@@ -206,7 +206,7 @@ class Reception:
                 queue_timeout=None if again else handling.queue_timeout,
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
-        return live.asked.submit()
+        return live.asked.submit(now)
 
     def _check_prompt(self, request: Request) -> None:
         if isinstance(request, GenerateIds):

@@ -136,7 +136,8 @@ def make_requests(
     """The answers that a message asks for, with the full pages of what they bring hashed."""
     prompt_ids = np.frombuffer(message.prompt_ids, np.int32)
     hashes = extended_hashes([b"" if hasher is None else hasher.root(message.cache_salt)], hasher, prompt_ids)
-    expires = math.inf if message.queue_timeout is None else now + message.queue_timeout
+    arrived = now - message.waited
+    expires = math.inf if message.queue_timeout is None else arrived + message.queue_timeout
     family = Family() if message.siblings else None
     of_siblings = structs.replace(message.sampling, prompt_logprobs=None)
     answers = [(message.number, message.sampling, message.generated_ids)]
@@ -152,7 +153,7 @@ def make_requests(
             sampling=sampling,
             num_prompt=len(prompt_ids),
             token_ids=token_ids,
-            arrived=now,
+            arrived=arrived,
             hashes=extended_hashes(hashes, hasher, token_ids),
             priority=message.priority,
             queue_timeout=message.queue_timeout,

@@ -4,6 +4,7 @@ It knows what is to be said; what for is the desk's matter.
 """
 
 import asyncio
+import time
 from array import array
 from collections.abc import Callable, Sequence
 
@@ -56,7 +57,7 @@ class SchedulerLine:
             self.forget(desk.next_number)
             for asked in desk.renumber():
                 while asked.answers and not self._succeeded.is_set():
-                    if self.submit(asked.submit(again=True)):
+                    if self.submit(asked.submit(time.monotonic(), again=True)):
                         break
                     await anyio.sleep(_RETRY_S)
 

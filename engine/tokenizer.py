@@ -159,7 +159,7 @@ class Tokenizer:
         return self._reception.prepare(live, request) if live.asked.answers else None
 
     def _submit(self, live: Live, request: Request, prepared: Prepared) -> None:
-        if not self._scheduler.submit(self._reception.submit(live, request, prepared)):
+        if not self._scheduler.submit(self._reception.submit(live, request, prepared, time.monotonic())):
             raise Refusal("overloaded", "the scheduler is far behind; ask again later")
 
     def _refuse(self, live: Live, refusal: Refusal) -> None:

@@ -68,6 +68,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     """It was accepted before, so no bound on new requests holds it up."""
     priority: int = 0
     queue_timeout: float | None = None
+    waited: float = 0.0
+    """Seconds that it waited for its turn with a scheduler that died."""
     siblings: tuple[Sibling, ...] = ()
     """Requests of their own from here on, but the prompt is computed once. None of them tells its log-probabilities."""
 

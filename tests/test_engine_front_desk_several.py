@@ -100,7 +100,7 @@ def test_a_new_scheduler_is_asked_for_what_is_left(desk: FrontDesk) -> None:
     desk.accept([tokens({y.number: byte("b"), z.number: byte("c")})], 1.0)
     desk.accept([tokens({}, Ended(x.number, "length", None, USAGE))], 1.0)
     (asked,) = desk.renumber()
-    submit = asked.submit(again=True)
+    submit = asked.submit(1.0, again=True)
     assert (submit.number, submit.sampling.seed, submit.generated_ids, submit.again) == (4, 51, packed("b"), True)
     ((number, seed, generated_ids),) = [(one.number, one.seed, one.generated_ids) for one in submit.siblings]
     assert (number, seed, generated_ids) == (5, 52, packed("c"))
@@ -109,9 +109,12 @@ def test_a_new_scheduler_is_asked_for_what_is_left(desk: FrontDesk) -> None:
 
 
 def test_what_has_begun_waits_for_a_new_scheduler_as_long_as_that_takes(desk: FrontDesk) -> None:
+    """What has not begun has waited from when it was asked for first."""
     x, y = several(desk, "begun", 2)
-    several(desk, "not begun", 2)
+    waiting, _ = several(desk, "not begun", 2)
+    assert [one.asked.submit(1.0).waited for one in (x, waiting)] == [0.0, 0.0]
     desk.accept([tokens({x.number: byte("a")}, Ended(x.number, "length", None, USAGE))], 1.0)
-    timeouts = {asked.request_id: asked.submit(again=True).queue_timeout for asked in desk.renumber()}
-    assert timeouts == {"begun": None, "not begun": 9.0}
+    submits = {asked.request_id: asked.submit(4.0, again=True) for asked in desk.renumber()}
+    waits = {name: (submit.queue_timeout, submit.waited) for name, submit in submits.items()}
+    assert waits == {"begun": (None, 0.0), "not begun": (9.0, 3.0)}
     assert y.generated.tolist() == []

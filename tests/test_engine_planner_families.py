@@ -154,6 +154,18 @@ def test_a_request_whose_first_answer_has_begun_has_had_its_turn() -> None:
     assert sorted(run.ended) == [1, 2, 3]
 
 
+def test_who_waited_for_a_scheduler_that_died_waits_for_the_rest() -> None:
+    run = Run(settings(max_num_seqs=1))
+    run.planner.submit(several(1, [1, 2], 1, max_tokens=3), 0.0)
+    run.planner.submit(replace(several(9, [1, 2], 2), queue_timeout=5.0, waited=4.0), 0.0)
+    run.planner.submit(replace(several(19, [1, 2], 1), queue_timeout=5.0), 0.0)
+    run.plan()
+    assert run.planner.expire(0.9) == []
+    expired = run.planner.expire(1.1)
+    assert sorted(one.number for one in expired) == [9, 10]
+    assert {one.message for one in expired} == {"the request waited for its turn for queue_timeout, 5 s"}
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_loads_say_what_single_answers_say(seed: int) -> None:
     """Tiny pools, cancels of single answers, deaths of workers, requests alone among them."""

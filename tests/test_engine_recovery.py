@@ -89,7 +89,7 @@ class Parts:
             submit = Submit(one.number, prompt_ids, question.samplings[one.index], "", received, again)
             params = SamplingParams(seed=1)
             self.desk.submit(one, submit, params, make_detokenizer(None, params))
-        self.to_scheduler[-1].append(live.asked.submit())
+        self.to_scheduler[-1].append(live.asked.submit(0.0))
 
     def cancel(self, question: Question) -> None:
         numbers, ends = self.desk.cancel(self._client, question.name, 0.0)
@@ -190,7 +190,7 @@ class Parts:
             self._untold_scheduler = False
             self._lose(self.to_scheduler[-1])
             self.to_scheduler.append(deque([Forget(self.desk.next_number)]))
-            self.to_scheduler[-1] += [asked.submit(again=True) for asked in self.desk.renumber()]
+            self.to_scheduler[-1] += [asked.submit(0.0, again=True) for asked in self.desk.renumber()]
 
     @property
     def at_rest(self) -> bool:
