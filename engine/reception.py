@@ -15,6 +15,7 @@ import msgspec
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
+from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.live import Client, Live
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
@@ -32,7 +33,6 @@ from tercet.engine.request_check import (
     sampling_of,
     unpack_ids,
 )
-from tercet.engine.structured_check import check_compiles
 from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, ReasoningFormat, Rejected, Tokenized, ToolFormat
 from tercet.ipc.messages import (
@@ -69,6 +69,7 @@ class Reception:
         self._decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
         self._name, self._version = config.served_model_name or config.model, version("tercet")
         self._formats = _formats(codec, config)
+        self._trial = GrammarTrial()
         self.draining = False
 
     def measure_by(self, limits: Limits) -> None:
@@ -157,7 +158,7 @@ class Reception:
     def prepare(self, live: Live, request: Request) -> Prepared:
         """What has to be known to submit it; its grammar is compiled for a try. Thread-safe. Raises `Refusal`."""
         if request.params.structured is not None:
-            check_compiles(request.params.structured)
+            self._trial.check(request.params.structured)
         return prepare(request, self._prompt_ids(request), live.number, self._codec.pieces, self._rules)
 
     def _prompt_ids(self, request: Request) -> Sequence[int]:

@@ -32,8 +32,11 @@ DECK = [
     *product(["tokenizer", "scheduler", "worker", "http"], [KILLED, HANGS, PAUSES]),
     ("supervisor", PAUSES),
     ("grammar_process", KILLED),
+    ("grammar_trial", KILLED),
 ]
 """Each kind of fault once; kills are dealt more often."""
+HELPERS = {"grammar_process": "scheduler", "grammar_trial": "tokenizer"}
+"""Processes that others start when they need them, and whose children they are."""
 ROLES = ("tokenizer", "scheduler", "worker", "http")
 
 
@@ -74,8 +77,9 @@ async def strike(
     match name:
         case "supervisor":
             found = [supervisor]
-        case "grammar_process":
-            found = [one for parent in children(supervisor.pid, "scheduler") for one in children(parent.pid, name)]
+        case "grammar_process" | "grammar_trial":
+            parents = children(supervisor.pid, HELPERS[name])
+            found = [one for parent in parents for one in children(parent.pid, name)]
         case _:
             found = children(supervisor.pid, name)
     if not found:  # it is just being replaced
@@ -115,10 +119,11 @@ async def episode(
     await anyio.to_thread.run_sync(wait_until_empty, process.address)
     counts = [len(children(supervisor.pid, name)) for name in ROLES]
     assert counts == [1, 1, num_ranks, 1], counts
-    (scheduler,) = children(supervisor.pid, "scheduler")
-    num_helpers = len(children(scheduler.pid, "grammar_process"))
-    assert num_helpers <= 1
-    assert len(supervisor.children(recursive=True)) == 3 + num_ranks + num_helpers
+    num_helpers = [
+        len(children(parent.pid, name)) for name, role in HELPERS.items() for parent in children(supervisor.pid, role)
+    ]
+    assert max(num_helpers) <= 1, num_helpers
+    assert len(supervisor.children(recursive=True)) == 3 + num_ranks + sum(num_helpers)
     assert supervisor.num_fds() == num_files, "the supervisor has files of the dead open"
     (door,) = children(supervisor.pid, "http")
     connections = [one for one in door.net_connections("tcp") if one.status != psutil.CONN_LISTEN]

@@ -9,7 +9,7 @@ import pytest
 from checkpoints import random_prompts
 from engine_children import children, is_alive
 from tercet.engine.llm import LLM
-from tercet.ipc.client import Client
+from tercet.ipc.client import Client, RequestRefused
 from tercet.ipc.messages import SamplingParams, Structured
 from whole_engine import generate, tiny_engine, wait_until_empty
 
@@ -99,3 +99,25 @@ async def test_the_others_do_not_wait(llm: LLM, alone: list[list[int]]) -> None:
             assert set(got) == {0, 4, 5, 6, 7}
             process.send_signal(signal.SIGCONT)
     assert [got[index] for index in range(8)] == alone
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        Structured(json_schema={"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}),
+        Structured(grammar="start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(3500)) + 'r3500: "a"\n'),
+    ],
+    ids=["endless recursion", "deep recursion"],
+)
+async def test_a_form_that_overflows_the_library_s_stack(llm: LLM, alone: list[list[int]], form: Structured) -> None:
+    """Is refused, or held to; whoever else is there goes on."""
+    (tokenizer,) = children(llm._engine.process.pid, "tokenizer")
+    with anyio.fail_after(60):
+        async with Client(llm.address) as client:
+            others = client.stream(PROMPTS[0], PARAMS[0])
+            first = await anext(others)
+            with pytest.raises(RequestRefused, match="does not compile: the process that tries it died"):
+                await client.generate(PROMPTS[1], SamplingParams(max_tokens=5, structured=form))
+            rest = [token_id async for piece in others for token_id in piece.token_ids]
+    assert [*first.token_ids, *rest] == alone[0]
+    assert is_alive(tokenizer)
