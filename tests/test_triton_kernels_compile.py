@@ -14,7 +14,7 @@ from tercet.triton_kernels import add_rms_norm, embedding, matmul_launch, overla
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul_config import MatmulConfig
-from tercet.triton_kernels.matmul_launch import can_divide, launch_matmul
+from tercet.triton_kernels.matmul_launch import can_divide, fits_early, launch_matmul
 from tercet.triton_kernels.tuning import load_table
 from tercet.triton_kernels.untuned import heuristic
 
@@ -39,12 +39,15 @@ def compile_product(
     normed = op.startswith("rms_norm_") and config.kernel in ("vector", "split", "early")
     x, w = meta(rows, K, dtype=dtype), meta(N, K, dtype=dtype)
     out = meta(rows, N // 2 if epilogue == "gate" else N, dtype=dtype)
+    # A program that has all its weights at once may have room for those of a part only: nothing asks it for the whole.
+    whole = config.kernel != "early" or fits_early(config, rows, N, K, 1)
     with compiling_for(capability) as kernels:
         counted = meta(1, dtype=torch.int32)
-        launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6, counted)
+        if whole:
+            launch_matmul(config, x, w, out, epilogue, None, x[0] if normed else None, 1e-6, counted)
         if config.parts > 1:
             launch_matmul(config, x, w, meta(config.parts, rows, N, dtype=torch.float32), "parts", rows=counted)
-    assert len(kernels) == 1 + (config.parts > 1)
+    assert len(kernels) == whole + (config.parts > 1) > 0
     for kernel in kernels:
         check(kernel, capability)
         if capability == 90:
