@@ -39,6 +39,7 @@ class Answer:
         body: Sampled,
         options: ChatOptions | None = None,
     ) -> None:
+        door.check_open()
         self.id = f"{prefix}-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = door.info.model

@@ -71,6 +71,11 @@ class Door:
         fits = [hmac.compare_digest(given, known) for known in self._keys]
         return any(fits) and scheme.lower() == "bearer"
 
+    def check_open(self) -> None:
+        """Whoever comes in a drain is a newcomer, also while the engine still takes back what a dead tokenizer had."""
+        if self.condition.draining:
+            raise ApiError(503, "the engine is shutting down and takes no new requests", code="draining")
+
     def check_model(self, model: str | None) -> None:
         """A request names the model that is served, or none."""
         if model is not None and model != self.info.model:

@@ -81,6 +81,27 @@ async def test_a_death_is_a_pause_and_draining_lets_finish() -> None:
             assert await asyncio.to_thread(daemon.process.wait, 20) == 0
 
 
+async def test_a_drain_right_behind_a_tokenizer_s_death_takes_no_newcomer() -> None:
+    """Its successor waits for the streams of the dead one; who asks by HTTP has none."""
+    with open_door() as daemon:
+        async with AsyncOpenAI(base_url=f"{daemon.http}/v1", api_key="none", timeout=60.0, max_retries=0) as client:
+            undisturbed, begun = await read(client, asyncio.Event()), asyncio.Event()
+            reading = asyncio.ensure_future(read(client, begun))
+            await begun.wait()
+            (tokenizer,) = children(daemon.process.pid, "tokenizer")
+            tokenizer.send_signal(signal.SIGKILL)
+            await ready(daemon.http, 503)
+            await ready(daemon.http, 200)
+            daemon.process.send_signal(signal.SIGTERM)
+            while "shutting down" not in (await ready(daemon.http, 503)).json()["error"]["message"]:
+                await asyncio.sleep(0.01)
+            refused = httpx.post(f"{daemon.http}/v1/completions", json={"prompt": "x"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert refused.json()["error"]["code"] == "draining"
+            assert await reading == undisturbed
+            assert await asyncio.to_thread(daemon.process.wait, 20) == 0
+
+
 def test_a_key_is_needed_beyond_loopback(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done = serve("x", "--http", "0.0.0.0:8000")
     assert done.returncode == 2
