@@ -171,6 +171,11 @@ class Planner:
         """Nothing runs, waits or is in flight."""
         return self._residents.empty and not (self._waiting or self._in_flight)
 
+    @property
+    def owes_first_tokens(self) -> bool:
+        """Somebody waits for a slot, or for a prompt to be computed."""
+        return bool(self._waiting or self._residents.prefilling) or any(not plan.is_decode for plan in self._in_flight)
+
     # ------------------------------------------------------------------------------------------- plans
 
     def plan(self, now: float) -> Step | None:

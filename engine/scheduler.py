@@ -10,7 +10,8 @@ from collections import deque
 
 import msgspec
 
-from tercet.engine import child
+from tercet.engine import awake_cores, child
+from tercet.engine.awake_cores import AwakeCores
 from tercet.engine.child import SupervisorLink
 from tercet.engine.grammar_link import GrammarLink
 from tercet.engine.planner import Planner
@@ -61,7 +62,8 @@ def main(link: SupervisorLink) -> None:
     grammars = GrammarLink(addresses, link.spec.incarnation, link.spec.model_path, limits.vocab_size)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation
-    loop = (StepLoop if config.trace_dir is None else TracedStepLoop)(planner, link)
+    cores = AwakeCores(None if config.let_cores_sleep else awake_cores.FILE)
+    loop = (StepLoop if config.trace_dir is None else TracedStepLoop)(planner, link, cores)
     link.tell(Serving())
     while True:
         loop.turn(inbox)
@@ -70,9 +72,10 @@ def main(link: SupervisorLink) -> None:
 class StepLoop:
     """One turn: take what has arrived, plan while plans may be in flight, tell gauges and beats now and then."""
 
-    def __init__(self, planner: Planner, link: SupervisorLink) -> None:
+    def __init__(self, planner: Planner, link: SupervisorLink, cores: AwakeCores) -> None:
         self._planner = planner
         self._link = link
+        self._cores = cores
         self._tokenizer = Outbox(link.spec.addresses.tokenizer)
         self._workers = [Outbox(address) for address in link.spec.addresses.workers]
         self._encoder = msgspec.msgpack.Encoder()
@@ -99,6 +102,8 @@ class StepLoop:
         if self._aborted:
             self._planner.abort(Abort(bytes(self._aborted)))
             self._aborted.clear()
+        # Before planning: the workers' cores wake up meanwhile.
+        self._cores.look(now, wanted=self._planner.owes_first_tokens)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
         while not self._unsent and self._plan(now) is not None:
@@ -156,8 +161,8 @@ class StepLoop:
 class TracedStepLoop(StepLoop):
     """A step loop that leaves a record."""
 
-    def __init__(self, planner: Planner, link: SupervisorLink) -> None:
-        super().__init__(planner, link)
+    def __init__(self, planner: Planner, link: SupervisorLink, cores: AwakeCores) -> None:
+        super().__init__(planner, link, cores)
         folder = link.spec.config.trace_dir or ""
         self._lane = open_lane(folder, "scheduler", "loop")
         record_collections(open_lane(folder, "scheduler", "garbage"))

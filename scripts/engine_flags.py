@@ -65,6 +65,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-lease-ms", "of slow steps, no more than take about this long, but one", type=float)
     flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
+    flag(
+        "let-cores-sleep",
+        "do not ask Linux that cores stay awake while a first token is awaited, where this process may",
+        action=argparse.BooleanOptionalAction,
+    )
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)
     flag("max-queued-tokens", "tokens that the waiting requests may bring", type=int)
     flag(
