@@ -1,48 +1,79 @@
-"""Cores that stay awake while somebody waits for a first token.
+"""Cores that stay awake while somebody waits for a first token: the scheduler's side.
 
-On its way to one a request wakes process after process, each on a core that has gone to sleep meanwhile, and cores take
-longer to wake up than the work takes. Linux has a file for that: as long as somebody holds it open with a number in it,
-no core sleeps so deeply that it needs more microseconds than that. It is for root, and containers often have none:
-where it cannot be opened, cores sleep as they like. Knows the file and the time; who waits, the planner knows.
+On its way to a first token a request wakes process after process, each on a core that has gone to sleep meanwhile, and
+cores of virtual machines take longer to wake up than the work takes. So a process of its own keeps awake those that the
+engine runs on (`core_keeper.py`), for as long as it is told to. Knows the time; who waits, the planner knows.
 """
 
 import contextlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-FILE = Path("/dev/cpu_dma_latency")
-_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
+from tercet.engine.core_keeper import AWAKE, REST
+
 _LINGER_S = 0.1
 """The next request often comes right behind an answer, and the answer itself has two processes to go."""
-_ANY_US = 2_000_000_000
-"""What Linux takes for no wish at all."""
 
 
 class AwakeCores:
-    """This process's wish, which ends with it."""
+    """Starts the keeper with itself. If that dies cores sleep as they like again."""
 
-    def __init__(self, file: Path | None, driver: Path = _DRIVER) -> None:
-        """Without a `file` nothing is wished."""
-        self._wish: int | None = None
+    def __init__(self, *, kept: bool) -> None:
+        """Unless `kept`, nothing is done."""
+        self._keeper: subprocess.Popen[bytes] | None = None
         self._until = 0.0
         self._awake = False
-        self._least_us = _least_us(driver)
-        if file is not None:
-            with contextlib.suppress(OSError):
-                self._wish = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
+        if kept:
+            command = [sys.executable, "-P", "-m", "tercet.engine.core_keeper"]
+            self._keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            assert self._keeper.stdin is not None
+            os.set_blocking(self._keeper.stdin.fileno(), False)
 
     def look(self, now: float, *, wanted: bool) -> None:
         """Called in every turn of the scheduler's loop; costs a system call only where something changes."""
         if wanted:
             self._until = now + _LINGER_S
         awake = now < self._until
-        if self._wish is not None and awake != self._awake:
+        if awake != self._awake:
             self._awake = awake
-            os.write(self._wish, (self._least_us if awake else _ANY_US).to_bytes(4, "little"))
+            self._tell(AWAKE if awake else REST)
+
+    def _tell(self, word: bytes) -> None:
+        if self._keeper is None:
+            return
+        assert self._keeper.stdin is not None
+        try:
+            os.write(self._keeper.stdin.fileno(), word)
+        except BlockingIOError:  # it has not had a core for thousands of words
+            pass
+        except BrokenPipeError:
+            if status := self._keeper.wait():  # else it has said why
+                print(f"the keeper of cores ended with status {status}; they are not kept awake", file=sys.stderr)
+            self._keeper = None
 
 
-def _least_us(driver: Path) -> int:
-    """A real core's lightest sleep costs a microsecond and little power; a virtual one's says so, too, and costs 50."""
+def has_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> bool:
+    """Whether a container's limit bounds the time of this process: what cores spend awake would count.
+
+    Reads both kinds of control groups; what is limited further out cannot be seen from within a container.
+    """
     with contextlib.suppress(OSError):
-        return 0 if driver.read_text().strip() == "haltpoll" else 1
-    return 1
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            root = mount / "cpu" if controllers else mount
+            folder = root / path.lstrip("/")
+            for one in (folder, *folder.parents):
+                if one.is_relative_to(root) and _limits(one):
+                    return True
+    return False
+
+
+def _limits(folder: Path) -> bool:
+    for name in ("cpu.max", "cpu.cfs_quota_us"):
+        with contextlib.suppress(OSError):
+            return folder.joinpath(name).read_text().split()[0] not in ("max", "-1")
+    return False

@@ -60,8 +60,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: bool = False
     """No CUDA graphs."""
 
-    let_cores_sleep: bool = False
-    """Do not ask Linux, where this process may, that cores stay awake while a first token is awaited."""
+    keep_cores_awake: bool | None = None
+    """While a first token is awaited; None: where a GPU computes and no container's quota of processor time counts it.
+    """
 
     max_queued_requests: int = 8192
     """Most requests that wait for a slot; one more is refused with a hint when to ask again."""

@@ -10,8 +10,8 @@ from collections import deque
 
 import msgspec
 
-from tercet.engine import awake_cores, child
-from tercet.engine.awake_cores import AwakeCores
+from tercet.engine import child
+from tercet.engine.awake_cores import AwakeCores, has_quota
 from tercet.engine.child import SupervisorLink
 from tercet.engine.grammar_link import GrammarLink
 from tercet.engine.planner import Planner
@@ -62,7 +62,8 @@ def main(link: SupervisorLink) -> None:
     grammars = GrammarLink(addresses, link.spec.incarnation, link.spec.model_path, limits.vocab_size)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation
-    cores = AwakeCores(None if config.let_cores_sleep else awake_cores.FILE)
+    kept = config.keep_cores_awake
+    cores = AwakeCores(kept=limits.device == "cuda" and not has_quota() if kept is None else kept)
     loop = (StepLoop if config.trace_dir is None else TracedStepLoop)(planner, link, cores)
     link.tell(Serving())
     while True:
@@ -102,7 +103,7 @@ class StepLoop:
         if self._aborted:
             self._planner.abort(Abort(bytes(self._aborted)))
             self._aborted.clear()
-        # Before planning: the workers' cores wake up meanwhile.
+        # Before planning: cores wake up meanwhile.
         self._cores.look(now, wanted=self._planner.owes_first_tokens)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()

@@ -71,7 +71,7 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     works = [workload(name) for name in (arguments.workload or STANDARD)]
     flags = ["device", "dtype", "tensor_parallel_size", "load_format", "max_model_len", "max_num_seqs", "page_size"]
     flags += ["max_num_batched_tokens", "kv_cache_memory", "gpu_memory_utilization", "run_ahead", "max_lease"]
-    flags += ["max_lease_ms", "deterministic", "enforce_eager", "let_cores_sleep", "startup_timeout"]
+    flags += ["max_lease_ms", "deterministic", "enforce_eager", "keep_cores_awake", "startup_timeout"]
     options = {name: getattr(arguments, name) for name in flags if hasattr(arguments, name)}
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

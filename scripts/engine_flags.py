@@ -66,8 +66,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag(
-        "let-cores-sleep",
-        "do not ask Linux that cores stay awake while a first token is awaited, where this process may",
+        "keep-cores-awake",
+        "while a first token is awaited, by processes of the idle class; default: on a GPU, if no quota counts them",
         action=argparse.BooleanOptionalAction,
     )
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)

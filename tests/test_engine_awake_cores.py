@@ -1,56 +1,49 @@
-"""Cores stay awake while a first token is awaited: what is asked of Linux, when, and by whom."""
+"""Cores are kept awake while a first token is awaited: when, which, by whom, and never longer than the engine lives."""
 
 import os
+import signal
+import time
 from pathlib import Path
-from typing import Any
 
 import anyio
+import psutil
 import pytest
 
 from engine_children import children
-from tercet.engine import awake_cores
-from tercet.engine.awake_cores import AwakeCores
+from tercet.engine.awake_cores import AwakeCores, has_quota
+from tercet.engine.core_keeper import AWAKE, REST, Keeper, Places, engine_threads
+from tercet.engine.llm import LLM
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 from test_engine_planner import Run, settings, submit
 from whole_engine import tiny_engine
 
-ANY = 2_000_000_000
+
+class Told(AwakeCores):
+    """Without a keeper."""
+
+    def __init__(self) -> None:
+        super().__init__(kept=False)
+        self.words: list[bytes] = []
+
+    def _tell(self, word: bytes) -> None:
+        super()._tell(word)
+        self.words.append(word)
 
 
-def written(file: Path) -> list[int]:
-    wishes = file.read_bytes()
-    return [int.from_bytes(wishes[place : place + 4], "little") for place in range(0, len(wishes), 4)]
-
-
-@pytest.mark.parametrize(("driver", "least"), [("haltpoll\n", 0), ("intel_idle\n", 1), (None, 1)])
-def test_what_is_asked_for(tmp_path: Path, driver: str | None, least: int) -> None:
-    """A virtual core says of a sleep of 50 us that it costs 1, so it is not to sleep at all."""
-    file = tmp_path / "cpu_dma_latency"
-    file.touch()
-    if driver is not None:
-        (tmp_path / "driver").write_text(driver)
-    cores = AwakeCores(file, tmp_path / "driver")
-    cores.look(100.0, wanted=False)
-    assert written(file) == []
-    for moment, wanted, wishes in (
-        (100.0, True, [least]),
-        (100.9, True, [least]),
-        (100.95, False, [least]),  # the answer is on its way, or the next request
-        (101.05, False, [least, ANY]),
-        (109.0, False, [least, ANY]),
-        (110.0, True, [least, ANY, least]),
+def test_when() -> None:
+    cores = Told()
+    for moment, wanted, words in (
+        (100.0, False, []),
+        (100.0, True, [AWAKE]),
+        (100.9, True, [AWAKE]),
+        (100.95, False, [AWAKE]),  # the answer is on its way, or the next request
+        (101.05, False, [AWAKE, REST]),
+        (109.0, False, [AWAKE, REST]),
+        (110.0, True, [AWAKE, REST, AWAKE]),
     ):
         cores.look(moment, wanted=wanted)
-        assert written(file) == wishes, moment
-
-
-def test_nothing_is_asked_where_that_is_not_allowed(tmp_path: Path) -> None:
-    for file in (None, tmp_path / "is not there", tmp_path):
-        cores = AwakeCores(file)
-        cores.look(1.0, wanted=True)
-        cores.look(2.0, wanted=False)
-    assert list(tmp_path.iterdir()) == []
+        assert cores.words == words, moment
 
 
 def test_who_is_owed_a_first_token() -> None:
@@ -70,18 +63,116 @@ def test_who_is_owed_a_first_token() -> None:
     assert len(run.said[1]) == 5
 
 
-@pytest.mark.skipif(not os.access(awake_cores.FILE, os.R_OK | os.W_OK), reason="only root may ask that of Linux")
-@pytest.mark.parametrize("let_cores_sleep", [False, True])
-async def test_an_engine_asks(let_cores_sleep: bool) -> None:
-    options: dict[str, Any] = {"load_format": "null", "null_step_ms": 300.0, "let_cores_sleep": let_cores_sleep}
-    with tiny_engine("qwen3", **options) as llm:
-        (scheduler,) = children(llm._engine.process.pid, "scheduler")
-        files = [Path(one).resolve() for one in Path(f"/proc/{scheduler.pid}/fd").iterdir()]
-        assert (awake_cores.FILE in files) != let_cores_sleep
-        if let_cores_sleep:
-            return
+@pytest.mark.parametrize(
+    ("groups", "files", "limited"),
+    [
+        ("0::/\n", {}, False),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, False),
+        ("0::/\n", {"cpu.max": "400000 100000\n"}, True),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "50000 100000\n"}, True),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/c/cpu.max": "50000 100000\n"}, False),
+        ("5:cpu,cpuacct:/d\n3:memory:/\n", {"cpu/d/cpu.cfs_quota_us": "-1\n"}, False),
+        ("5:cpu,cpuacct:/d\n3:memory:/\n", {"cpu/cpu.cfs_quota_us": "200000\n"}, True),  # a container's view
+        ("3:memory:/\n", {"cpu/cpu.cfs_quota_us": "200000\n"}, False),
+    ],
+)
+def test_quotas(tmp_path: Path, groups: str, files: dict[str, str], limited: bool) -> None:
+    for name, text in files.items():
+        file = tmp_path / "mount" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    tmp_path.joinpath("cgroup").write_text(groups)
+    assert has_quota(tmp_path / "cgroup", tmp_path / "mount") == limited
+    assert not has_quota(tmp_path / "is not there", tmp_path / "mount")
+
+
+def test_a_core_each_and_no_more_processes_than_cores() -> None:
+    some, other = sorted(os.sched_getaffinity(0))[:2]
+    keeper, me = Keeper(), psutil.Process()
+    before = set(me.children())
+    try:
+        for cores in ({some}, {some, other}, {other}, set(), {some, other}, {some, 10**4}, set[int]()):
+            for _ in range(2):  # again: nothing changes
+                keeper.keep(cores)
+                deadline = time.monotonic() + 5
+                while cores_kept(me, before) != sorted(cores & {some, other}):  # signals take a moment
+                    assert time.monotonic() < deadline, cores_kept(me, before)
+                    time.sleep(0.01)
+        assert len(set(me.children()) - before) == 2
+    finally:
+        for one in set(me.children()) - before:
+            one.kill()
+            one.wait()
+
+
+def cores_kept(parent: psutil.Process, others: set[psutil.Process]) -> list[int]:
+    """The cores of all that run of a process's children, but for some."""
+    running = [one for one in set(parent.children()) - others if one.status() != psutil.STATUS_STOPPED]
+    return sorted(core for one in running if len(one.cpu_affinity()) == 1 for core in one.cpu_affinity())
+
+
+def keeper_of(llm: LLM) -> psutil.Process:
+    (scheduler,) = children(llm._engine.process.pid, "scheduler")
+    (keeper,) = children(scheduler.pid, "core_keeper")
+    return keeper
+
+
+async def until(keeper: psutil.Process, *, kept: bool) -> None:
+    with anyio.fail_after(20):
+        while bool(cores_kept(keeper, set())) != kept:
+            await anyio.sleep(0.01)
+
+
+async def test_an_engine_keeps_its_cores_awake_and_lets_them_rest() -> None:
+    with tiny_engine("qwen3", load_format="null", null_step_ms=300.0, keep_cores_awake=True) as llm:
+        keeper = keeper_of(llm)
         async with Client(llm.address) as client, anyio.create_task_group() as tasks:
+            await until(keeper, kept=False)
             tasks.start_soon(client.generate, [1, 2, 3], SamplingParams(max_tokens=1))
-            with anyio.fail_after(10):
-                while int.from_bytes(awake_cores.FILE.read_bytes()[:4], "little") > 1:
-                    await anyio.sleep(0.01)
+            await until(keeper, kept=True)
+            assert os.sched_getscheduler(keeper.pid) == os.SCHED_IDLE
+            threads = engine_threads(llm._engine.process.pid)
+            names = {thread.parent.joinpath("comm").read_text() for thread in threads}
+            assert any(name.startswith("ZMQbg/IO") for name in names)
+            assert f"/proc/{os.getpid()}/task/{os.getpid()}/stat" in map(str, threads)
+            places = Places(llm._engine.process.pid)
+            assert places.cores == set()
+            places.look(1.0)
+            assert places.cores
+            assert places.cores <= os.sched_getaffinity(0)
+            assert {os.sched_getscheduler(one.pid) for one in keeper.children()} == {os.SCHED_IDLE}
+        async with Client(llm.address) as client, anyio.create_task_group() as tasks:
+            tasks.start_soon(client.generate, [1, 2, 3], SamplingParams(max_tokens=20))
+            await until(keeper, kept=True)
+            await until(keeper, kept=False)  # though it still decodes
+            tasks.cancel_scope.cancel()
+        family = [keeper, *keeper.children()]
+        assert len(family) > 1
+    assert not psutil.wait_procs(family, 10)[1]
+
+
+async def test_who_dies_takes_nobody_with_him_and_leaves_nobody_behind() -> None:
+    with tiny_engine("qwen3", load_format="null", null_step_ms=50.0, keep_cores_awake=True) as llm:
+        async with Client(llm.address) as client:
+            await client.generate([1, 2, 3], SamplingParams(max_tokens=1))
+            keeper = keeper_of(llm)
+            (scheduler,) = children(llm._engine.process.pid, "scheduler")
+            family = [keeper, *keeper.children()]
+            scheduler.send_signal(signal.SIGKILL)
+            await client.generate([1, 2, 3], SamplingParams(max_tokens=1))
+            assert not psutil.wait_procs(family, 10)[1]
+
+            keeper = keeper_of(llm)
+            await until(keeper, kept=False)
+            family = [keeper, *keeper.children()]
+            keeper.send_signal(signal.SIGKILL)
+            assert not psutil.wait_procs(family[1:], 10)[1]
+            for _ in range(3):
+                answer = await client.generate([1, 2, 3], SamplingParams(max_tokens=3))
+                assert len(answer.token_ids) == 3
+
+
+def test_not_unless_a_gpu_computes() -> None:
+    with tiny_engine("qwen3", load_format="null") as llm:
+        (scheduler,) = children(llm._engine.process.pid, "scheduler")
+        assert children(scheduler.pid, "core_keeper") == []

@@ -52,7 +52,7 @@ def abort(number: int) -> Abort:
 def test_plans_go_on_in_a_flood(link: Any) -> None:
     worker = Inbox[Step](link.spec.addresses.workers[0], Step)
     inbox = Flood([submit(1, [1, 2, 3]), *[abort(0)] * 100_000])
-    StepLoop(Planner(settings(), b"key"), link, AwakeCores(None)).turn(inbox)
+    StepLoop(Planner(settings(), b"key"), link, AwakeCores(kept=False)).turn(inbox)
     assert inbox.left
     assert worker.receive(10) is not None
     worker.close()
@@ -61,7 +61,7 @@ def test_plans_go_on_in_a_flood(link: Any) -> None:
 def test_many_cancels_are_one_walk_along_the_line(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_TAKING_SECONDS", 60.0)
     planner = CountingPlanner(settings(), b"key")
-    loop = StepLoop(planner, link, AwakeCores(None))
+    loop = StepLoop(planner, link, AwakeCores(kept=False))
     loop.turn(Flood([*(submit(number, [1, 2, 3]) for number in range(20)), *map(abort, range(0, 20, 2))]))
     assert planner.num_aborts == 1
     load = planner.load()
@@ -73,7 +73,7 @@ def test_many_cancels_are_one_walk_along_the_line(link: Any, monkeypatch: pytest
 def test_a_new_tokenizer_is_told_the_gauges_of_an_engine_at_rest(link: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler, "_LOAD_SECONDS", 0.0)
     tokenizer = Inbox[ToTokenizer](link.spec.addresses.tokenizer, ToTokenizer)
-    loop = StepLoop(Planner(settings(), b"key"), link, AwakeCores(None))
+    loop = StepLoop(Planner(settings(), b"key"), link, AwakeCores(kept=False))
     loop.turn(Flood([]))
     told = tokenizer.receive(10)
     assert isinstance(told, Load)
