@@ -145,6 +145,11 @@ def ignore_group_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
 
 
+def die_with_parent() -> None:
+    """At once, whatever this process is doing then: not even the interpreter is asked."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def run(main: Callable[[SupervisorLink], None]) -> None:
     """Be a child process: read the spec, run `main`, and turn whatever it raises into last words and exit code 1."""
     # What a start makes, it keeps: until `wait_begin` there is nothing to collect, and torch is large to walk.
@@ -158,7 +163,7 @@ def run(main: Callable[[SupervisorLink], None]) -> None:
     spec = msgspec.json.decode(commands.readline(), type=ChildSpec)
     if spec.process == "worker":
         # A worker may hang inside a driver call that holds the interpreter; then only the kernel can end it.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
     link = SupervisorLink(spec, commands, reports)
     try:
         main(link)

@@ -6,7 +6,6 @@ the end of its standard input is also its own. Knows processes and cores; knows 
 """
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -15,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tercet.engine.child import ignore_group_signals
+from tercet.engine.child import die_with_parent, ignore_group_signals
 
 AWAKE, REST = b"+", b"-"
 
@@ -25,7 +24,6 @@ _MOST_LOOKS = 20
 _SAME_S = 5.0
 """For so long the engine is taken to have the same threads."""
 _MOST_CORES = 32
-_PR_SET_PDEATHSIG = 1
 _PROCESSOR = 36
 """Place of the core that a thread was last on among what its `stat` says behind its name."""
 
@@ -67,7 +65,7 @@ class Keeper:
 
 def _spin() -> None:
     """Once it is told to go on, and until the keeper ends, however it does."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     os.kill(os.getpid(), signal.SIGSTOP)
     while True:
         pass

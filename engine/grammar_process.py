@@ -5,9 +5,7 @@ grammar and computing a mask hold the interpreter for as long as they take, and 
 tickets and tokens; it knows no request and no slot.
 """
 
-import ctypes
 import os
-import signal
 import threading
 import time
 from array import array
@@ -17,13 +15,12 @@ from typing import IO, assert_never
 
 import msgspec
 
-from tercet.engine.child import ignore_group_signals
+from tercet.engine.child import die_with_parent, ignore_group_signals
 from tercet.engine.errors import TercetError
 from tercet.engine.grammars import GrammarFailed, Grammars
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 
-_PR_SET_PDEATHSIG = 1
 _PATIENCE_S = 0.005
 """Masks of one step are told together, but those that are there wait no longer than this for a slow one."""
 
@@ -84,7 +81,7 @@ class MaskDesk:
 
 def main() -> None:
     ignore_group_signals()  # the scheduler's end is what ends this
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # the library may hang and hold the interpreter
+    die_with_parent()  # the library may hang and hold the interpreter
     commands = os.fdopen(os.dup(0), "rb")
     spec = msgspec.json.decode(commands.readline(), type=GrammarSpec)
     threading.Thread(target=_exit_at_end, args=(commands,), daemon=True).start()

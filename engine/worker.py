@@ -9,13 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
+from tercet.engine.compiler_process import CompilerSpec, steps_of
+from tercet.engine.compilers import Compilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
@@ -25,6 +27,9 @@ from tercet.ipc.process_messages import Limits, Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Logs, PromptLogs, Sampled, Step, ToWorker
 from tercet.model.early_work import fingerprint_triton_early, open_device_early
+
+if TYPE_CHECKING:
+    import torch
 
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
@@ -193,6 +198,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         spec.rank, config.tensor_parallel_size, device, spec.addresses.rendezvous, config.startup_timeout
     )
     clock.ended("device")
+    compilers = _start_compilers(link, device) if on_gpu and spec.rank == 0 else None
     decoder = load_decoder(
         Path(spec.model_path),
         group,
@@ -204,6 +210,10 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         progress=_teller(link, "bytes of weights", clock, "ranks"),
     )
     clock.ended("weights")
+    if compilers is not None:
+        compilers.wait(_teller(link, "compilers that are through", clock, "ranks"))
+        clock.ended("compilers")
+    group.min(0)  # ranks launch the same kernels, and share what is compiled
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
@@ -229,6 +239,23 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     if on_gpu:
         warn_of_late_compiles()
     return runner
+
+
+def _start_compilers(link: SupervisorLink, device: "torch.device") -> Compilers | None:
+    from tercet.model.compile_ahead import fingerprint, kernel_cache
+    from tercet.triton_kernels.dispatch import gpu_of
+
+    config, path, gpu = link.spec.config, link.spec.model_path, gpu_of(device)
+    assert gpu is not None
+    steps = steps_of(config, path)
+    spec = CompilerSpec(
+        config=config,
+        model_path=path,
+        gpu=gpu.name,
+        capability=gpu.capability,
+        multiprocessors=gpu.multiprocessors,
+    )
+    return start_compilers(spec, kernel_cache(), fingerprint(steps, gpu))
 
 
 def _teller(link: SupervisorLink, what: str, clock: StartClock, before: str) -> Callable[[int, int], None]:

@@ -16,6 +16,7 @@ from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Step
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
+from tercet.model.forward_step import forward_step
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing
 from tercet.model.plan_writer import PlanWriter
@@ -25,7 +26,7 @@ from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
-from tercet.triton_kernels.prepare import StepRows, prepare
+from tercet.triton_kernels.prepare import StepRows
 from tercet.triton_kernels.write_plan import HEADER_WORDS
 
 _CHANGE_WORDS = 2**18
@@ -60,12 +61,12 @@ class Runner:
         """`kv_cache`: [layer, k/v, page, kv head, token, dim], as `make_kv_cache` makes it."""
         self._decoder = decoder
         self._kv_cache = kv_cache
-        self._num_pages, self._page_size = kv_cache.shape[2], kv_cache.shape[4]
+        num_pages, page_size = kv_cache.shape[2], kv_cache.shape[4]
         device = kv_cache.device
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
             torch.cuda.set_stream(torch.cuda.Stream(device))
-        self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, self._page_size, device)
+        self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device)
         self._dummy = settings.max_num_seqs
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens
         self._shapes = Shapes(*sizes, short_rows=decoder.short_rows(kv_cache))
@@ -73,7 +74,7 @@ class Runner:
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
-        self._writer = PlanWriter(self._plan, self._row_words, self.table, self._num_pages)
+        self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
@@ -83,7 +84,7 @@ class Runner:
         self._longest = 0
         self._rows_on_device = self._shape, b"", b""
         dtype = str(kv_cache.dtype).removeprefix("torch.")
-        self.limits = Limits(self._num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
+        self.limits = Limits(num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
         if self._on_gpu:
             depth = (settings.run_ahead + 2) * settings.max_lease
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
@@ -180,14 +181,10 @@ class Runner:
 
     def _forward(self, shape: StepShape) -> tuple[Tensor, StepRows]:
         """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
-        inputs, rows = self._buffers.cut(shape)
-        prepare(rows, self.table, inputs, page_size=self._page_size, num_pages=self._num_pages)
-        tables = inputs, self._kv_cache, self.table.page_table_SM
-        if not (shape.logged and shape.num_chunks):
-            return self._decoder.forward(*tables, longest=shape.longest), rows
-        hidden_RD, hidden_TD = self._decoder.forward_whole(*tables)
-        chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
-        self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
+        hidden_RD, rows, hidden_TD = forward_step(self._decoder, self._kv_cache, self.table, self._buffers, shape)
+        if hidden_TD is not None:
+            chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
+            self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
         return hidden_RD, rows
 
     def _is_logged(self) -> bool:

@@ -71,7 +71,7 @@ def warm_up_prompt_logs(decoder: Decoder, table: SlotTable) -> None:
 
 def _to_device(numbers: NDArray[np.int32], device: torch.device) -> Tensor:
     tensor = torch.from_numpy(numbers)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 class HostCopy:

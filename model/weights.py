@@ -88,6 +88,15 @@ class _Move:
     into: Tensor
 
 
+def empty_weights(
+    config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype, device: torch.device, interleaved: bool
+) -> Weights:
+    """This rank's weights as `load_weights` allocates them."""
+    config.check_tensor_parallel(size)
+    builder = _Builder(config, rank, size, dtype, device)
+    return builder.weights(interleaved and not config.mlp_bias, config.tie_word_embeddings)
+
+
 def load_weights(
     checkpoint: Checkpoint,
     config: ModelConfig,

@@ -15,6 +15,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.extras import Extras
+from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.load import resolve_dtype
 from tercet.model.parallel import Group
@@ -23,7 +24,6 @@ from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, write_rows
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.model.weights import load_weights
-from tercet.triton_kernels.prepare import prepare
 from tercet.triton_kernels.sample import TokenRing
 
 _PAGE_SIZE = 64
@@ -68,11 +68,11 @@ class StepModel:
         self._decoder = Decoder(config, weights, group, length)
         self._context = context
         pages_each = -(-(context + _GROWTH) // _PAGE_SIZE)
-        self._num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1
-        self._kv_cache = make_kv_cache(config, self._num_pages, _PAGE_SIZE, dtype, device, group.size)
+        num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1
+        self._kv_cache = make_kv_cache(config, num_pages, _PAGE_SIZE, dtype, device, group.size)
         self._kv_cache.normal_()  # to read zeros takes a fifth less power, and the clock follows power
         self._table = make_slot_table(max_rows, length, _PAGE_SIZE, device)
-        shuffled = 1 + torch.randperm(self._num_pages - 1, dtype=torch.int32, device=device)
+        shuffled = 1 + torch.randperm(num_pages - 1, dtype=torch.int32, device=device)
         self._table.page_table_SM[0, : MOST_TOKENS // _PAGE_SIZE] = shuffled[: MOST_TOKENS // _PAGE_SIZE]
         self._decode_pages = shuffled[: max_rows * pages_each].view(max_rows, pages_each)
         self._table.token_ids_SL.random_(0, min(10_000, config.vocab_size))
@@ -117,10 +117,7 @@ class StepModel:
         return CapturedStep(graph, lambda: self._table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
-        inputs, rows = self._buffers.cut(shape)
-        prepare(rows, self._table, inputs, page_size=_PAGE_SIZE, num_pages=self._num_pages)
-        tables = self._kv_cache, self._table.page_table_SM
-        hidden_RD = self._decoder.forward(inputs, *tables, longest=shape.longest)
+        hidden_RD, rows, _ = forward_step(self._decoder, self._kv_cache, self._table, self._buffers, shape)
         sample_step_into(self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras)
 
 

@@ -1,9 +1,10 @@
-"""Compile kernels for a GPU that is not here: what CI checks, and what a tuner warms the cache with.
+"""Compile kernels for a GPU that is not here, or that another process has: what CI checks, and what fills the cache.
 
 Inside `compiling_for(...)` every launch compiles and nothing runs, so the wrappers' own launch code says what is built.
-Tensors may live on the meta device. A kernel that needs more shared memory than the GPU has is refused as there.
+Tensors live on the meta device. A kernel that needs more shared memory than the GPU has is refused as there.
 """
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,8 +17,11 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
-SHARED_BYTES = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-"""Of one block, by compute capability."""
+from tercet.triton_kernels.dispatch import Gpu, pretending
+
+_SHARED_BYTES = {80: 163 * 1024, 87: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024}
+"""Of one block, by compute capability; of others 99 KiB."""
+_MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
 
 
 class _AbsentGpu:
@@ -41,23 +45,50 @@ class _AbsentGpu:
 
 
 @contextmanager
-def compiling_for(capability: int) -> Iterator[list[CompiledKernel]]:
-    """Launches within compile for compute capability 90, 80, ... and add their kernels to the list that this yields.
+def compiling_for(gpu: Gpu | int, share: tuple[int, int] = (0, 1)) -> Iterator[list[CompiledKernel]]:
+    """Launches within compile for this GPU and add their kernels to the list that this yields.
 
-    OutOfResources as on the GPU itself.
+    `gpu`: or a compute capability, 80, 89 or 90, of a card that no table knows. `share`: (i, n) compiles the ith of n
+    parts of all kernels: each kernel is in one. OutOfResources as on the GPU itself.
     """
+    card = Gpu("", gpu, _MULTIPROCESSORS[gpu]) if isinstance(gpu, int) else gpu
+    most_shared = _SHARED_BYTES.get(card.capability, 99 * 1024)
+    number, shares = share
     kernels: list[CompiledKernel] = []
 
     def launcher(kernel: Any, grid: Any) -> Any:
         def launch(*args: Any, **kwargs: Any) -> None:
+            if shares > 1 and zlib.crc32(_constants(kernel, args, kwargs).encode()) % shares != number:
+                return
             compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
-            if compiled.metadata.shared > SHARED_BYTES[capability]:
+            if compiled.metadata.shared > most_shared:
                 what = f"shared memory of {compiled.name}"
-                raise OutOfResources(compiled.metadata.shared, SHARED_BYTES[capability], what)
+                raise OutOfResources(compiled.metadata.shared, most_shared, what)
             kernels.append(compiled)
 
         return launch
 
-    absent = _AbsentGpu(GPUTarget("cuda", capability, 32))
-    with patch.object(driver, "_active", absent), patch.object(JITFunction, "__getitem__", launcher):
+    absent = _AbsentGpu(GPUTarget("cuda", card.capability, 32))
+    with (
+        pretending(card),
+        patch.object(driver, "_active", absent),
+        patch.object(JITFunction, "__getitem__", launcher),
+    ):
         yield kernels
+
+
+def _constants(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What makes a kernel another one, nearly: its name, its constants and the types of what it is given."""
+    named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+    numbers = {one.name for one in kernel.params if not one.is_constexpr}
+    return f"{kernel.__name__} {[(name, _type_or_value(one, name in numbers)) for name, one in sorted(named.items())]}"
+
+
+def _type_or_value(one: Any, is_number: bool) -> object:
+    if isinstance(one, torch.Tensor):
+        return one.dtype
+    if isinstance(one, tuple | list):
+        return [_type_or_value(each, is_number) for each in one]
+    if hasattr(one, "block_shape"):
+        return one.base.dtype, one.block_shape
+    return "" if is_number and isinstance(one, int | float) else one

@@ -1,9 +1,14 @@
 """Whether a tensor's work runs in Triton or in the PyTorch reference, and what its GPU can do.
 
-Knows devices and Triton's interpreter; knows no kernel.
+A tensor on the meta device is one of a GPU that is not here, for who compiles for it (`pretending`). Knows devices and
+Triton's interpreter; knows no kernel.
 """
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,22 +18,56 @@ from torch import Tensor
 INTERPRETED: bool = triton.knobs.runtime.interpret
 
 
+class Gpu(NamedTuple):
+    """What the choice of kernels depends on."""
+
+    name: str
+    capability: int
+    """90 for Hopper."""
+    multiprocessors: int
+
+
+_PRETENDED: ContextVar[Gpu | None] = ContextVar("pretended", default=None)
+
+
+@contextmanager
+def pretending(gpu: Gpu) -> Iterator[None]:
+    """Within, meta tensors are on this GPU."""
+    token = _PRETENDED.set(gpu)
+    try:
+        yield
+    finally:
+        _PRETENDED.reset(token)
+
+
+def gpu_of(device: torch.device) -> Gpu | None:
+    if device.type == "meta":
+        return _PRETENDED.get()
+    return _real_gpu(device) if device.type == "cuda" else None
+
+
 def use_kernels(tensor: Tensor) -> bool:
     """True on a GPU, and anywhere under `TRITON_INTERPRET=1`."""
-    return INTERPRETED or tensor.is_cuda
+    return INTERPRETED or tensor.is_cuda or (tensor.is_meta and _PRETENDED.get() is not None)
 
 
-@functools.cache
 def gpu_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    gpu = gpu_of(device)
+    return "" if gpu is None else gpu.name
 
 
-@functools.cache
 def is_hopper(device: torch.device) -> bool:
     """Whether kernels may use what Hopper has: TMA, warp group products, programmatic dependent launch."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    gpu = gpu_of(device)
+    return gpu is not None and gpu.capability // 10 == 9
+
+
+def multiprocessors(device: torch.device) -> int:
+    gpu = gpu_of(device)
+    return 4 if gpu is None else gpu.multiprocessors
 
 
 @functools.cache
-def multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+def _real_gpu(device: torch.device) -> Gpu:
+    properties = torch.cuda.get_device_properties(device)
+    return Gpu(properties.name, 10 * properties.major + properties.minor, properties.multi_processor_count)

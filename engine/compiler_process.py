@@ -1,0 +1,71 @@
+"""PROCESS compiler: compiles a part of the kernels that an engine on a GPU is going to launch, and ends.
+
+A worker starts several (`compilers.py`) when nobody has yet on this machine: one after the other, the same kernels take
+it a minute. Reads what to compile from its standard input; what it makes is in Triton's cache.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+import msgspec
+
+from tercet.engine.child import die_with_parent, ignore_group_signals
+from tercet.engine.config import EngineConfig
+
+if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use for it
+    from tercet.model.compile_ahead import Steps
+
+_NICENESS = 10
+"""The worker, which reads weights meanwhile, goes first."""
+
+
+class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to compile, and for which GPU."""
+
+    config: EngineConfig
+    model_path: str
+    gpu: str
+    capability: int
+    multiprocessors: int
+    share: tuple[int, int] = (0, 1)
+    """(i, n): the ith of n parts."""
+
+
+def steps_of(config: EngineConfig, model_path: str) -> "Steps":
+    """What an engine's steps depend on. ValueError names what does not go together."""
+    import torch
+
+    from tercet.model.checkpoint import open_model, read_config
+    from tercet.model.compile_ahead import Steps
+    from tercet.model.load import resolve_dtype
+
+    path = Path(model_path)
+    model = read_config(path) if config.load_format == "dummy" else open_model(path)[0]
+    return Steps(
+        config=model,
+        tensor_parallel_size=config.tensor_parallel_size,
+        dtype=resolve_dtype(config.dtype, model, torch.device("cuda")),
+        max_model_len=model.resolve_max_model_len(config.max_model_len),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        page_size=config.page_size,
+        deterministic=config.deterministic,
+    )
+
+
+def main(specs: IO[bytes]) -> None:
+    spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
+    from tercet.model.compile_ahead import compile_ahead
+    from tercet.triton_kernels.dispatch import Gpu
+
+    gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
+    compile_ahead(steps_of(spec.config, spec.model_path), gpu, spec.share)
+
+
+if __name__ == "__main__":
+    ignore_group_signals()
+    die_with_parent()
+    os.nice(_NICENESS)
+    main(sys.stdin.buffer)

@@ -1,0 +1,118 @@
+"""The kernels of an engine's steps, compiled before anybody launches them: by processes without a GPU, each a part.
+
+What a runner launches is launched here for tensors without memory, so that Triton's cache has it. What is missing there
+all the same, such as sums over several ranks, is compiled when it is first launched. Knows what steps there are; which
+processes do this, and when, is the engine's matter.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+import tercet.model
+import tercet.triton_kernels
+from tercet.model.config import ModelConfig
+from tercet.model.decoder import Decoder
+from tercet.model.extras import Extras
+from tercet.model.forward_step import forward_step
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.parallel import Group
+from tercet.model.sampler import sample_step_into
+from tercet.model.slots import make_slot_table
+from tercet.model.step_buffers import StepBuffers, max_row_words
+from tercet.model.step_shape import Shapes
+from tercet.model.token_logs import warm_up_prompt_logs
+from tercet.model.weights import empty_weights
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.copy_pages import copy_pages
+from tercet.triton_kernels.dispatch import Gpu
+from tercet.triton_kernels.sample import TokenRing
+from tercet.triton_kernels.write_plan import RunSizes, write_plan, write_small_plan
+
+_META = torch.device("meta")
+_NUM_PAGES = 1024
+"""Any: no kernel is another for another number, and there is no memory behind them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What a rank's steps depend on; names as in the engine's configuration."""
+
+    config: ModelConfig
+    tensor_parallel_size: int
+    dtype: torch.dtype
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    page_size: int
+    deterministic: bool
+
+
+class _Rank0(Group):
+    """Of as many ranks as there shall be, none of which is there."""
+
+    def all_reduce(self, x_TD: Tensor, *, deterministic: bool = False) -> Tensor:
+        return x_TD
+
+    def stack(self, x: Tensor) -> Tensor:
+        return x.new_empty(self.size, *x.shape)
+
+
+def kernel_cache() -> Path:
+    """Where Triton keeps what it has compiled."""
+    return Path(triton.knobs.cache.dir)
+
+
+def fingerprint(steps: Steps, gpu: Gpu) -> str:
+    """Of all that decides which kernels there are, this code included."""
+    digest = hashlib.sha256(repr((triton.__version__, steps, gpu)).encode())
+    for package in (tercet.model, tercet.triton_kernels):
+        for folder in package.__path__:
+            for file in sorted(Path(folder).rglob("*")):
+                if file.suffix in (".py", ".json"):
+                    digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+def compile_ahead(steps: Steps, gpu: Gpu, share: tuple[int, int]) -> int:
+    """Compile the ith of n parts of all kernels, for `share` (i, n); returns how many those are."""
+    with torch.inference_mode(), compiling_for(gpu, share) as kernels:
+        _launch_all(steps)
+    return len({kernel.hash for kernel in kernels})
+
+
+def _launch_all(steps: Steps) -> None:
+    config = _few_layers(steps.config)
+    size, dtype, max_rows = steps.tensor_parallel_size, steps.dtype, steps.max_num_seqs
+    where: dict[str, Any] = {"dtype": dtype, "device": _META}
+    weights = empty_weights(config, rank=0, size=size, interleaved=True, **where)
+    decoder = Decoder(config, weights, _Rank0(0, size, _META), steps.max_model_len, deterministic=steps.deterministic)
+    kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, dtype, _META, size)
+    table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
+    shapes = Shapes(max_rows, steps.max_num_batched_tokens, short_rows=decoder.short_rows(kv_cache))
+    extras = Extras(max_rows + 1, _META, config.vocab_size)
+    base = max_row_words(shapes.max_rows)
+    words_W = torch.empty(2 * base, dtype=torch.int32, device=_META)
+    buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
+    places_KR = torch.empty(2, shapes.max_rows, dtype=torch.int32, device=_META)
+    ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
+    for shape in (*shapes.for_warm_up(), *shapes.for_graphs()):
+        hidden_RD, rows, _ = forward_step(decoder, kv_cache, table, buffers, shape)
+        sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras)
+    warm_up_prompt_logs(decoder, table)
+    write_plan(words_W, words_W, RunSizes(0, base, 0, 0, 0), table, _NUM_PAGES)
+    write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
+    copy_pages(kv_cache, words_W[base : base + 2].view(-1, 2))
+    extras.apply(words_W, base, 1)
+
+
+def _few_layers(config: ModelConfig) -> ModelConfig:
+    """The same model with one layer of each kind, and the last."""
+    *others, last = config.layer_windows
+    windows = (*dict.fromkeys(others), last)
+    return replace(config, num_layers=len(windows), layer_windows=windows)

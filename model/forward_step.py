@@ -1,0 +1,38 @@
+"""One step's launches, from its rows in the plan to their hidden states: what graphs capture and what starts compile.
+
+Knows the order of things; what is sampled from hidden states is the sampler's matter.
+
+Shape suffixes: R rows that sample, T tokens of the step, D hidden size.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tercet.model.decoder import Decoder
+from tercet.model.step_buffers import StepBuffers
+from tercet.model.step_shape import StepShape
+from tercet.triton_kernels.prepare import StepRows, prepare
+from tercet.triton_kernels.slot_table import SlotTable
+
+
+class Forwarded(NamedTuple):
+    """What a step has come to before it samples."""
+
+    hidden_RD: Tensor
+    rows: StepRows
+    hidden_TD: Tensor | None
+    """Of all tokens, where prompts' log-probabilities are wanted."""
+
+
+def forward_step(
+    decoder: Decoder, kv_cache: Tensor, table: SlotTable, buffers: StepBuffers, shape: StepShape
+) -> Forwarded:
+    """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim]."""
+    inputs, rows = buffers.cut(shape)
+    prepare(rows, table, inputs, page_size=kv_cache.shape[4], num_pages=kv_cache.shape[2])
+    tables = inputs, kv_cache, table.page_table_SM
+    if shape.logged and shape.num_chunks:
+        hidden_RD, hidden_TD = decoder.forward_whole(*tables)
+        return Forwarded(hidden_RD, rows, hidden_TD)
+    return Forwarded(decoder.forward(*tables, longest=shape.longest), rows, None)
