@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from peer_rank import EPS, HIDDEN, drawn
-from tercet.triton_kernels import all_reduce_rows, all_reduce_words
 from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts, sum_in_order
 from tercet.triton_kernels.all_reduce_words import stack_rows
 from tercet.triton_kernels.compile_only import compiling_for
@@ -101,11 +100,8 @@ def meta_inboxes(kind: type[Any], size: int, rows: int, row_bytes: int) -> Any:
     return kind(size - 1, addresses, torch.empty(rows, dtype=torch.int32, device="meta"), row_bytes, None)
 
 
-def compiled(capability: int, inboxes: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def compiled(capability: int, inboxes: Any) -> list[Any]:
     """Both sums, for two widths of rows."""
-    options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
-    for module in (all_reduce_words, all_reduce_rows):
-        monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
     with compiling_for(capability) as kernels:
         for hidden in (4096, 5120):
             x = torch.empty(17, hidden, dtype=torch.bfloat16, device="meta")
@@ -120,8 +116,8 @@ def compiled(capability: int, inboxes: Any, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])
-def test_compile_words(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = compiled(capability, meta_inboxes(WordInboxes, size, 256, 10240), monkeypatch)
+def test_compile_words(capability: int, size: int) -> None:
+    kernels = compiled(capability, meta_inboxes(WordInboxes, size, 256, 10240))
     assert len(kernels) == 2 * 4 + 1
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
@@ -151,8 +147,8 @@ def check_rows(kernels: list[Any], capability: int) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_compile_rows_of_two(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = compiled(capability, meta_inboxes(RowInboxes, 2, 2048, 10240), monkeypatch)
+def test_compile_rows_of_two(capability: int) -> None:
+    kernels = compiled(capability, meta_inboxes(RowInboxes, 2, 2048, 10240))
     check_rows(kernels, capability)
     for kernel in kernels:
         ptx = kernel.asm["ptx"]
@@ -163,8 +159,8 @@ def test_compile_rows_of_two(capability: int, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("capability", "size"), [(80, 4), (90, 3), (90, 4)])
-def test_compile_rows_in_slices(capability: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240), monkeypatch)
+def test_compile_rows_in_slices(capability: int, size: int) -> None:
+    kernels = compiled(capability, meta_inboxes(RowInboxes, size, 2048, 10240))
     check_rows(kernels, capability)
     for kernel in kernels:
         ptx = kernel.asm["ptx"]

@@ -10,25 +10,14 @@ from ptx_arithmetic import exponentials
 from tercet.triton_kernels import (
     attention,
     attention_prologue,
-    decode_attention,
-    decode_few,
-    decode_shares,
-    fixed_splits,
     fused_decode,
-    merge_splits,
-    prefill_attention,
-    prefill_work,
     write_kv,
 )
-from tercet.triton_kernels import few_rows as few_rows_plan
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.prefill_work import PrefillWork
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
-
-MODULES = (attention, attention_prologue, write_kv)
-LAUNCHERS = (attention_prologue, decode_attention, merge_splits, prefill_attention, prefill_work, write_kv)
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -55,17 +44,8 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     ],
 )
 def test_compile(
-    capability: int, heads: int, kv_heads: int, head_dim: int, num_tokens: int, options: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    capability: int, heads: int, kv_heads: int, head_dim: int, num_tokens: int, options: dict[str, Any]
 ) -> None:  # fmt: skip
-    for module in MODULES:
-        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
-    if capability == 90:
-        for module in LAUNCHERS:
-            monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
-        for module in (decode_attention, prefill_attention):
-            monkeypatch.setattr(module, "is_hopper", lambda device: True)
-        monkeypatch.setattr(prefill_attention, "multiprocessors", lambda device: 132)
     if "alibi_slopes_H" in options:
         options = options | {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
     caches = meta(100, kv_heads, 64, head_dim), meta(100, kv_heads, 64, head_dim)
@@ -100,8 +80,7 @@ def test_compile(
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])
-def test_float32_fits_small_cards(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "use_kernels", lambda tensor: True)
+def test_float32_fits_small_cards(head_dim: int) -> None:
     caches = [meta(100, 2, 64, head_dim, dtype=torch.float32) for _ in range(2)]
     table, indices = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
     q, begins = meta(300, 8, head_dim, dtype=torch.float32), meta(6, dtype=torch.int32)
@@ -140,9 +119,6 @@ def compile_fused_decode(
     monkeypatch: pytest.MonkeyPatch,
 ) -> list[CompiledKernel]:  # fmt: skip
     """Plan, attention and merge of five rows, by one of the kernels."""
-    options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
-    for module in (decode_shares, decode_few, few_rows_plan, fixed_splits, merge_splits):
-        monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8 if kernel == "few" else 0)
     cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None
     table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)

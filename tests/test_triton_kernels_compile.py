@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from tercet.triton_kernels import add_rms_norm, embedding, matmul_launch, overlap, rotary, silu_and_mul, tuning
+from tercet.triton_kernels import add_rms_norm, embedding, rotary, silu_and_mul, tuning
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul_config import MatmulConfig
@@ -59,10 +59,8 @@ def compile_product(
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
-def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuned_products(table: Path) -> None:
     """Each configuration once for each epilogue: other sizes are other constants in the same code."""
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
-    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
     rows = load_table(table.stem.replace("_", " "))
     assert rows.keys() == json.loads(table.read_text())["matmul"].keys()
     seen = set()
@@ -83,9 +81,8 @@ def test_tuned_products(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(seen) > 20
 
 
-def test_tiles_of_192_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_of_192_rows() -> None:
     """All four parts of such a tile are multiplied by the units for whole warp groups."""
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
     x, w = meta(192, 512), meta(384, 512)
     for epilogue, columns in (("store", 384), ("add", 384), ("gate", 192)):
         with compiling_for(90) as kernels:
@@ -99,8 +96,7 @@ def test_tiles_of_192_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("capability", [80, 89])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: False)
+def test_heuristic_products(capability: int, deterministic: bool) -> None:
     for bucket, dtype, op, K in (
         (1, torch.bfloat16, "rms_norm_matmul", 3072),
         (8, torch.bfloat16, "matmul_add", 1024),
@@ -112,10 +108,8 @@ def test_heuristic_products(capability: int, deterministic: bool, monkeypatch: p
         compile_product(heuristic(op, bucket, 1536, K, dtype, deterministic), op, 1536, K, capability, dtype)
 
 
-def test_heuristic_products_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heuristic_products_on_hopper() -> None:
     """Each configuration that the weights of a Llama of 1B are given, and of a Qwen of 1.5B."""
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
-    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
     seen = {}
     for op, N, K in (
         ("rms_norm_matmul", 3072, 2048),
@@ -135,10 +129,7 @@ def test_heuristic_products_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_pointwise(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (add_rms_norm, embedding, rotary, silu_and_mul):
-        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
-    monkeypatch.setattr(overlap, "is_hopper", lambda device: capability == 90)
+def test_pointwise(capability: int) -> None:
     x, w, positions = meta(7, 4096), meta(4096), meta(7, dtype=torch.int32)
     table = meta(4096, 128, dtype=torch.float32)
     calls: list[Callable[[], object]] = [
@@ -159,9 +150,8 @@ def test_pointwise(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("width", [1024, 4096])
-def test_norms_of_few_rows_take_more_warps(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_of_few_rows_take_more_warps(width: int) -> None:
     """Not in deterministic mode: a row's bits follow from their number."""
-    monkeypatch.setattr(add_rms_norm, "use_kernels", lambda tensor: True)
     w = meta(width)
 
     def warps(rows: int, deterministic: bool) -> int:
@@ -190,10 +180,8 @@ def test_sizes_do_not_recompile() -> None:
         assert len({kernel.hash for kernel in kernels}) == 1
 
 
-def test_embedding_is_a_border(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_embedding_is_a_border() -> None:
     """Attention reads what was planned ahead of it before it waits: nothing may start early around it."""
-    monkeypatch.setattr(embedding, "use_kernels", lambda tensor: True)
-    monkeypatch.setattr(overlap, "is_hopper", lambda device: True)
     with compiling_for(90) as kernels:
         embedding.embedding(meta(7, dtype=torch.int32), meta(1000, 4096))
     (kernel,) = kernels

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
-from tercet.triton_kernels import copy_pages as module
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -100,8 +99,7 @@ def test_wrong_tensors(cache: Tensor, pairs: Tensor, message: str) -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
+def test_compile(capability: int) -> None:
     pairs = torch.empty(5, 2, dtype=torch.int32, device="meta")
     with compiling_for(capability) as kernels:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):

@@ -118,7 +118,6 @@ def test_compile(
     config: MatmulConfig, epilogue: str, normed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One trip to the L2 cache behind the wait, with the weights of HOLD in registers; one kernel for any rows."""
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
     w, norm = meta(1536, 1024, dtype=dtype), meta(1024, dtype=dtype)
     with compiling_for(90) as kernels:
         for M in (1, 2, 8):

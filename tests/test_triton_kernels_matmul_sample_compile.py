@@ -99,11 +99,8 @@ def test_untuned(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("num_tiles", [75, 2374, 37984])
-def test_merge(num_tiles: int, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merge(num_tiles: int, capability: int) -> None:
     pdl = capability == 90
-    for module in (sample_module, sample_shard):
-        options = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
-        monkeypatch.setattr(module, "overlap_options", lambda tensor, options=options: options)
     on_cpu = random_table(9, 4, 64, 1000, 0)
     table = SlotTable(**{field.name: getattr(on_cpu, field.name).to("meta") for field in fields(SlotTable)})
     scores, ids = meta(3, num_tiles, dtype=torch.float32), meta(3, num_tiles)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
-from tercet.triton_kernels import residual_add, stacked
+from tercet.triton_kernels import residual_add
 from tercet.triton_kernels.all_reduce import sum_in_order
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -58,11 +58,7 @@ def test_wrong_arguments_are_refused(message: str, call: Callable[[], object]) -
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("capability", [80, 90])
-def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"PDL": True, "launch_pdl": True} if capability == 90 else {"PDL": False}
-    for module in (stacked, residual_add):
-        monkeypatch.setattr(module, "overlap_options", lambda tensor: options)
-        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
+def test_compile(capability: int) -> None:
     x = torch.empty(2, 8, 75968, dtype=torch.bfloat16, device="meta")
     with compiling_for(capability) as kernels:
         join_columns(x, 151_936)

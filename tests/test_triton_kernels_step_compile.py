@@ -26,22 +26,12 @@ from tercet.triton_kernels.write_plan import RunSizes
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 
-@pytest.fixture(autouse=True)
-def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = prepare_module, sample_module, slot_table_module, write_plan_module, logits_module, log_probabilities_module
-    for module in ours:
-        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
-
-
 def on_meta(value: SlotTable | StepInputs | StepRows) -> dict[str, torch.Tensor]:
     return {field.name: getattr(value, field.name).to("meta") for field in fields(value)}
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_compile(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if capability == 90:
-        for module in (prepare_module, sample_module):
-            monkeypatch.setattr(module, "overlap_options", lambda tensor: {"PDL": True, "launch_pdl": True})
+def test_compile(capability: int) -> None:
     table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
     inputs, rows = empty_step([1, 2], [(3, 0, 40)], 64)
     inputs, rows = StepInputs(**on_meta(inputs)), StepRows(**on_meta(rows))
@@ -82,12 +72,8 @@ def test_plans_of_very_many_rows_compile_soon() -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_compile_sampling_from_a_part(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_sampling_from_a_part(capability: int) -> None:
     pdl = capability == 90
-    for module in (sample_module, sample_shard_module):
-        monkeypatch.setattr(module, "use_kernels", lambda tensor: True)
-        options = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
-        monkeypatch.setattr(module, "overlap_options", lambda tensor, options=options: options)
     table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
     with compiling_for(capability) as kernels:
         for num_rows in (1, 256):
