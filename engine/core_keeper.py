@@ -132,6 +132,9 @@ def main() -> None:
     """Until the scheduler ends, or lets go of this."""
     ignore_group_signals()
     keeper, places = Keeper(), Places(_parent(os.getppid()))
+    places.look(time.monotonic())
+    keeper.keep(places.cores)  # processes are there when they are first wanted
+    keeper.keep(set())
     awake = False
     while True:
         if select.select([0], [], [], _LOOK_S if awake else None)[0]:

@@ -211,9 +211,10 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     )
     clock.ended("weights")
     if compilers is not None:
-        compilers.wait(_teller(link, "compilers that are through", clock, "ranks"))
+        compilers.wait(_teller(link, "compilers done", clock, "weights"))
         clock.ended("compilers")
-    group.min(0)  # ranks launch the same kernels, and share what is compiled
+    if on_gpu:
+        group.min(0)  # all wait for them: ranks launch the same kernels
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
