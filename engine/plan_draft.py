@@ -1,4 +1,4 @@
-"""One plan in the making: what it changes. It knows the shape of a `Step`, and no policy."""
+"""One plan in the making: what it changes; and what is kept in mind of one that was made. Knows no policy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -52,3 +52,14 @@ class PlanDraft:
             np.array(self.copies, np.int32).tobytes(),
             longest,
         )
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A plan whose results are not all there yet."""
+
+    step_id: int
+    count: int
+    slots: NDArray[np.int32]
+    """Slot of each row."""
+    is_decode: bool

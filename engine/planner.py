@@ -9,7 +9,7 @@ A slot and its pages are given back when the last plan that may name them is com
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from tercet.engine.constraints import Constraints, MaskSource
 from tercet.engine.ends import find_turns, logs_of_prompts
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
-from tercet.engine.plan_draft import PlanDraft
+from tercet.engine.plan_draft import InFlight, PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
 from tercet.engine.residents import Counters, Residents
@@ -29,15 +29,6 @@ from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
 _NO_SLOTS = np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True)
-class _InFlight:
-    step_id: int
-    count: int
-    slots: NDArray[np.int32]
-    """Slot of each row."""
-    is_decode: bool
 
 
 class Planner:
@@ -60,7 +51,7 @@ class Planner:
         self._residents = Residents(self._settings, self._counters)
         self._slots = self._residents.slots
         self._admission = Admission(self._waiting, self._residents, self._constraints)
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlight] = deque()
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._next_step = 0
 
@@ -199,7 +190,7 @@ class Planner:
         step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest)
         self._residents.left.clear()
         slots = np.concatenate([decodes, draft.chunk_slots])
-        self._in_flight.append(_InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
+        self._in_flight.append(InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
         self._next_step += 1
         self._counters.steps += count
         self._share(draft.chunks)
