@@ -29,7 +29,8 @@ def footprints(supervisor: int) -> dict[str, Footprint]:
 
 
 def _module(pid: str) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[2].decode().rpartition(".")[2]
+    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return words[words.index(b"-m") + 1].decode().rpartition(".")[2]
 
 
 def _footprint(process: Path) -> Footprint:

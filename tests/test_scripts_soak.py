@@ -37,6 +37,8 @@ def test_300_requests_leave_nothing_behind() -> None:
     assert reasons["slow"]
     assert report["preemptions"] > 0
     assert report["cached_tokens"] > 0
+    names = {name.partition(" ")[0] for name in report["resident_mib"]}
+    assert names == {"owned_supervisor", "tokenizer", "scheduler", "worker", "http"}
 
 
 def asked(**changes: object) -> Asked:
