@@ -1,8 +1,8 @@
 """The kernels of an engine's steps, compiled before anybody launches them: by processes without a GPU, each a part.
 
-What a runner launches is launched here for tensors without memory, so that Triton's cache has it. What is missing there
-all the same, such as sums over several ranks, is compiled when it is first launched. Knows what steps there are; which
-processes do this, and when, is the engine's matter.
+What a runner launches is launched here for tensors without memory, so that Triton's cache has it; what should be
+missing there all the same is compiled when it is first launched. Knows what steps there are; which processes do this,
+and when, is the engine's matter.
 """
 
 import hashlib
@@ -31,6 +31,7 @@ from tercet.model.weights import empty_weights
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.dispatch import Gpu
+from tercet.triton_kernels.inbox import WordInboxes
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.write_plan import RunSizes, write_plan, write_small_plan
 
@@ -53,14 +54,21 @@ class Steps:
     deterministic: bool
 
 
-class _Rank0(Group):
-    """Of as many ranks as there shall be, none of which is there."""
+class _AbsentRanks(Group):
+    """What one rank launches, of several of which none is there: NCCL's part is left out."""
 
     def all_reduce(self, x_TD: Tensor, *, deterministic: bool = False) -> Tensor:
+        if self.inboxes_for(x_TD) or (deterministic and self.size > 2):
+            return super().all_reduce(x_TD, deterministic=deterministic)
         return x_TD
 
     def stack(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.int32 and isinstance(self.inboxes_for(x), WordInboxes):
+            return super().stack(x)
         return x.new_empty(self.size, *x.shape)
+
+    def min(self, value: int) -> int:
+        return value
 
 
 def kernel_cache() -> Path:
@@ -82,16 +90,21 @@ def fingerprint(steps: Steps, gpu: Gpu) -> str:
 def compile_ahead(steps: Steps, gpu: Gpu, share: tuple[int, int]) -> int:
     """Compile the ith of n parts of all kernels, for `share` (i, n); returns how many those are."""
     with torch.inference_mode(), compiling_for(gpu, share) as kernels:
-        _launch_all(steps)
+        for rank in range(steps.tensor_parallel_size):  # sums over ranks are other kernels on each
+            launch_all(steps, rank)
     return len({kernel.hash for kernel in kernels})
 
 
-def _launch_all(steps: Steps) -> None:
+def launch_all(steps: Steps, rank: int) -> None:
+    """Each kind of step that a rank may run, and what a runner launches beside its steps."""
     config = _few_layers(steps.config)
     size, dtype, max_rows = steps.tensor_parallel_size, steps.dtype, steps.max_num_seqs
     where: dict[str, Any] = {"dtype": dtype, "device": _META}
-    weights = empty_weights(config, rank=0, size=size, interleaved=True, **where)
-    decoder = Decoder(config, weights, _Rank0(0, size, _META), steps.max_model_len, deterministic=steps.deterministic)
+    group = _AbsentRanks(rank, size, _META)
+    longest = Shapes(max_rows, steps.max_num_batched_tokens).max_tokens
+    group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
+    weights = empty_weights(config, rank=rank, size=size, interleaved=True, **where)
+    decoder = Decoder(config, weights, group, steps.max_model_len, deterministic=steps.deterministic)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     shapes = Shapes(max_rows, steps.max_num_batched_tokens, short_rows=decoder.short_rows(kv_cache))

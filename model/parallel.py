@@ -77,11 +77,11 @@ class Group:
         return group
 
     def connect(self, row_size: int, dtype: torch.dtype, max_tokens: int = 0, num_sums: int = 0) -> None:
-        """Let ranks write rows of this size into each other's memory where they can. Called once, by all, on GPUs.
+        """Let ranks write rows of this size into each other's memory where they can. Called once, by all, for GPUs.
 
         `max_tokens`, `num_sums`: rows of the longest step, and how many sums over ranks a step takes of all its rows.
         """
-        if self.size == 1 or self.device.type != "cuda":
+        if self.size == 1 or self.device.type == "cpu":
             return
         self._peers = connect_peers(self.rank, self.size, self.device, row_size, dtype, self.min)
         if self._peers is not None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from tercet.model.shared_memory import say_once, share, share_on_all
+from tercet.model.shared_memory import address_of, say_once, share, share_on_all
 from tercet.triton_kernels.inbox import Inboxes, RowInboxes, WordInboxes
 
 _Inboxes = TypeVar("_Inboxes", WordInboxes, RowInboxes)
@@ -66,7 +66,7 @@ def connect_peers(
     if row_bytes % 16:
         return None
     others = [peer for peer in range(size) if peer != rank]
-    reach = all(torch.cuda.can_device_access_peer(device.index, peer) for peer in others)
+    reach = device.type == "meta" or all(torch.cuda.can_device_access_peer(device.index, peer) for peer in others)
     if not agree(int(reach)):
         say_once(rank, _WITHOUT, "GPUs cannot reach each other's memory")
         return None
@@ -85,4 +85,4 @@ def _share(
     num_rows = max(room_bytes // row_bytes, 1)
     inboxes, owner = share([kind.num_bytes(size, num_rows, row_bytes)], torch.uint8, size, device)
     calls_M = torch.zeros(num_rows, dtype=torch.int32, device=device)
-    return kind(rank, tuple(inbox.data_ptr() for inbox in inboxes), calls_M, row_bytes, owner)
+    return kind(rank, tuple(map(address_of, inboxes)), calls_M, row_bytes, owner)

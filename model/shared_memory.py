@@ -12,20 +12,29 @@ import torch.distributed as dist
 from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
+_SOMEWHERE = 2**44
 _Shared = TypeVar("_Shared")
 
 
 def share(shape: Sequence[int], dtype: torch.dtype, size: int, device: torch.device) -> tuple[list[Tensor], object]:
     """A tensor of zeros on each of `size` ranks: every rank's, in this one's address space, and what keeps them.
 
-    All ranks call it, and none writes to another's before all have returned. RuntimeError where it cannot be had.
+    All ranks call it, and none writes to another's before all have returned. RuntimeError where it cannot be had. On
+    the meta device, for who compiles, there are neither ranks nor memory.
     """
+    if device.type == "meta":
+        return [torch.empty(tuple(shape), dtype=dtype, device=device) for _ in range(size)], None
     import torch.distributed._symmetric_memory as symmetric_memory
 
     own = symmetric_memory.empty(tuple(shape), dtype=dtype, device=device).zero_()
     assert dist.group.WORLD is not None
     handle = symmetric_memory.rendezvous(own, dist.group.WORLD)
     return [handle.get_buffer(rank, tuple(shape), dtype) for rank in range(size)], (own, handle)
+
+
+def address_of(tensor: Tensor) -> int:
+    """Where it begins; for tensors without memory a number of that kind."""
+    return _SOMEWHERE if tensor.is_meta else tensor.data_ptr()
 
 
 def share_on_all(
@@ -41,7 +50,8 @@ def share_on_all(
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
     # Also after the zeros are written, and before any rank writes anything else.
-    torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     if agree(int(made is not None)):
         return made
     say_once(rank, without, reason)

@@ -67,6 +67,23 @@ def test_parts_are_the_whole(size: int, cache: Path) -> None:
     assert min(parts) > 0
 
 
+def test_sums_over_ranks_are_among_them(cache: Path) -> None:
+    """Of few rows, of more, and of long steps."""
+    config = config_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096)
+    steps = steps_of(config, config.model)
+    names: list[set[str]] = []
+    hashes: list[set[str]] = []
+    for rank in range(2):
+        with torch.inference_mode(), compiling_for(GPU, (0, 1)) as kernels:
+            module.launch_all(steps, rank)
+        names.append({kernel.name for kernel in kernels})
+        hashes.append({kernel.hash for kernel in kernels})
+    assert names[0] == names[1]
+    wanted = {"_all_reduce_add_rms_norm_kernel", "_all_reduce_rows_add_rms_norm_kernel", "_add_arrived_kernel"}
+    assert wanted <= names[0], names[0]
+    assert hashes[0] != hashes[1]
+
+
 def test_what_decides_which_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     config, changes = config_of("qwen3"), ({"deterministic": True}, {"page_size": 32})
     prints = {

@@ -100,11 +100,11 @@ def meta_inboxes(kind: type[Any], size: int, rows: int, row_bytes: int) -> Any:
     return kind(size - 1, addresses, torch.empty(rows, dtype=torch.int32, device="meta"), row_bytes, None)
 
 
-def compiled(capability: int, inboxes: Any) -> list[Any]:
+def compiled(capability: int, inboxes: Any, dtype: torch.dtype = torch.bfloat16) -> list[Any]:
     """Both sums, for two widths of rows."""
     with compiling_for(capability) as kernels:
         for hidden in (4096, 5120):
-            x = torch.empty(17, hidden, dtype=torch.bfloat16, device="meta")
+            x = torch.empty(17, hidden, dtype=dtype, device="meta")
             all_reduce(x, inboxes)
             all_reduce_add_rms_norm(x, x, x[0], 1e-6, inboxes)
             parts = torch.empty(2, 17, hidden, device="meta")
@@ -113,6 +113,14 @@ def compiled(capability: int, inboxes: Any) -> list[Any]:
         if isinstance(inboxes, WordInboxes):
             stack_rows(torch.empty(17, 2, dtype=torch.int32, device="meta"), inboxes)
     return kernels
+
+
+@pytest.mark.parametrize("kind", [WordInboxes, RowInboxes])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_compile_other_types(kind: type[Any], dtype: torch.dtype) -> None:
+    for size in (2, 4):
+        for kernel in compiled(90, meta_inboxes(kind, size, 256, 20480), dtype):
+            assert kernel.asm["cubin"]
 
 
 @pytest.mark.parametrize(("capability", "size"), [(80, 2), (90, 2), (90, 4)])

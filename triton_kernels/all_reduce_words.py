@@ -25,25 +25,31 @@ from tercet.triton_kernels.tiles import next_power_of_2
 def _low(words, TYPE: tl.constexpr):
     """The first number of each word, in fp32."""
     if TYPE.is_fp32():
-        return words.to(tl.float32, bitcast=True)
-    return words.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+        low = words.to(tl.float32, bitcast=True)
+    else:  # and no return above: Triton compiles what is behind one
+        low = words.to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    return low
 
 
 @triton.jit
 def _high(words, TYPE: tl.constexpr):
     """The second number of each word, in fp32; zero where words hold one."""
     if TYPE.is_fp32():
-        return (words * 0).to(tl.float32)
-    return (words >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+        high = (words * 0).to(tl.float32)
+    else:
+        high = (words >> 16).to(tl.int16).to(TYPE, bitcast=True).to(tl.float32)
+    return high
 
 
 @triton.jit
 def _word(low, high, TYPE: tl.constexpr):
     """The words of rounded numbers."""
     if TYPE.is_fp32():
-        return low.to(tl.int32, bitcast=True)
-    low = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return low | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+        words = low.to(tl.int32, bitcast=True)
+    else:
+        words = low.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        words = words | (high.to(TYPE).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return words
 
 
 @triton.jit
