@@ -67,9 +67,10 @@ def test_parts_are_the_whole(size: int, cache: Path) -> None:
     assert min(parts) > 0
 
 
-def test_sums_over_ranks_are_among_them(cache: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sums_over_ranks_are_among_them(dtype: str, cache: Path) -> None:
     """Of few rows, of more, and of long steps."""
-    config = config_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096)
+    config = config_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096, dtype=dtype)
     steps = steps_of(config, config.model)
     names: list[set[str]] = []
     hashes: list[set[str]] = []
