@@ -15,7 +15,10 @@ from tercet.engine.child import die_with_parent, ignore_group_signals
 from tercet.engine.config import EngineConfig
 
 if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use for it
+    import torch
+
     from tercet.model.compile_ahead import Steps
+    from tercet.model.load import Opened
 
 _NICENESS = 10
 """The worker, which reads weights meanwhile, goes first."""
@@ -33,21 +36,15 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """(i, n): the ith of n parts."""
 
 
-def steps_of(config: EngineConfig, model_path: str) -> "Steps":
-    """What an engine's steps depend on. ValueError names what does not go together."""
-    import torch
-
-    from tercet.model.checkpoint import open_model, read_config
+def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
+    """What the steps of an engine with this model depend on."""
     from tercet.model.compile_ahead import Steps
-    from tercet.model.load import resolve_dtype
 
-    path = Path(model_path)
-    model = read_config(path) if config.load_format == "dummy" else open_model(path)[0]
     return Steps(
-        config=model,
+        config=opened.config,
         tensor_parallel_size=config.tensor_parallel_size,
-        dtype=resolve_dtype(config.dtype, model, torch.device("cuda")),
-        max_model_len=model.resolve_max_model_len(config.max_model_len),
+        dtype=opened.dtype,
+        max_model_len=opened.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         page_size=config.page_size,
@@ -55,13 +52,29 @@ def steps_of(config: EngineConfig, model_path: str) -> "Steps":
     )
 
 
+def open_configured(config: EngineConfig, model_path: str, device: "torch.device") -> "Opened":
+    """An engine's model, for a rank's device or, to compile for it, the meta device. ValueError as `open_for` says."""
+    from tercet.model.load import open_for
+
+    return open_for(
+        Path(model_path),
+        device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        dummy_seed=config.seed if config.load_format == "dummy" else None,
+    )
+
+
 def main(specs: IO[bytes]) -> None:
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
+    import torch
+
     from tercet.model.compile_ahead import compile_ahead
     from tercet.triton_kernels.dispatch import Gpu
 
+    opened = open_configured(spec.config, spec.model_path, torch.device("meta"))
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
-    compile_ahead(steps_of(spec.config, spec.model_path), gpu, spec.share)
+    compile_ahead(steps_of(spec.config, opened), gpu, spec.share)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
-from tercet.engine.compiler_process import CompilerSpec, steps_of
+from tercet.engine.compiler_process import CompilerSpec, open_configured, steps_of
 from tercet.engine.compilers import Compilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
@@ -30,6 +29,10 @@ from tercet.model.early_work import fingerprint_triton_early, open_device_early
 
 if TYPE_CHECKING:
     import torch
+
+    from tercet.model.decoder import Decoder
+    from tercet.model.load import Opened
+    from tercet.model.parallel import Group
 
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
@@ -178,11 +181,9 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
 
     from tercet.model.kv_cache import CPU_BYTES, count_pages, make_kv_cache
     from tercet.model.late_compiles import warn_of_late_compiles
-    from tercet.model.load import load_decoder
     from tercet.model.memory import kv_cache_bytes
     from tercet.model.parallel import Group, set_cpu_threads
     from tercet.model.runner import Runner, RunnerSettings
-    from tercet.model.step_shape import Shapes
 
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
@@ -198,23 +199,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         spec.rank, config.tensor_parallel_size, device, spec.addresses.rendezvous, config.startup_timeout
     )
     clock.ended("device")
-    compilers = _start_compilers(link, device) if on_gpu and spec.rank == 0 else None
-    decoder = load_decoder(
-        Path(spec.model_path),
-        group,
-        dtype=config.dtype,
-        max_model_len=config.max_model_len,
-        dummy_seed=config.seed if config.load_format == "dummy" else None,
-        deterministic=config.deterministic,
-        max_tokens=Shapes(config.max_num_seqs, config.max_num_batched_tokens).max_tokens,
-        progress=_teller(link, "bytes of weights", clock, "ranks"),
-    )
-    clock.ended("weights")
-    if compilers is not None:
-        compilers.wait(_teller(link, "compilers done", clock, "weights"))
-        clock.ended("compilers")
-    if on_gpu:
-        group.min(0)  # all wait for them: ranks launch the same kernels
+    decoder = _load_decoder(link, clock, group)
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
@@ -242,21 +227,44 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     return runner
 
 
-def _start_compilers(link: SupervisorLink, device: "torch.device") -> Compilers | None:
+def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "Decoder":
+    """The model's weights, and on a GPU all kernels, if this is the first start that wants them."""
+    from tercet.model.load import load_decoder
+    from tercet.model.step_shape import Shapes
+
+    config, on_gpu = link.spec.config, group.device.type == "cuda"
+    opened = open_configured(config, link.spec.model_path, group.device)
+    compilers = _start_compilers(link, opened, group.device) if on_gpu and group.rank == 0 else None
+    decoder = load_decoder(
+        opened,
+        group,
+        deterministic=config.deterministic,
+        max_tokens=Shapes(config.max_num_seqs, config.max_num_batched_tokens).max_tokens,
+        progress=_teller(link, "bytes of weights", clock, "ranks"),
+    )
+    clock.ended("weights")
+    if compilers is not None:
+        compilers.wait(_teller(link, "compilers done", clock, "weights"))
+        clock.ended("compilers")
+    if on_gpu:
+        group.min(0)  # all wait for them: ranks launch the same kernels
+    return decoder
+
+
+def _start_compilers(link: SupervisorLink, opened: "Opened", device: "torch.device") -> Compilers | None:
     from tercet.model.compile_ahead import fingerprint, kernel_cache
     from tercet.triton_kernels.dispatch import gpu_of
 
-    config, path, gpu = link.spec.config, link.spec.model_path, gpu_of(device)
+    config, gpu = link.spec.config, gpu_of(device)
     assert gpu is not None
-    steps = steps_of(config, path)
     spec = CompilerSpec(
         config=config,
-        model_path=path,
+        model_path=link.spec.model_path,
         gpu=gpu.name,
         capability=gpu.capability,
         multiprocessors=gpu.multiprocessors,
     )
-    return start_compilers(spec, kernel_cache(), fingerprint(steps, gpu))
+    return start_compilers(spec, kernel_cache(), fingerprint(steps_of(config, opened), gpu))
 
 
 def _teller(link: SupervisorLink, what: str, clock: StartClock, before: str) -> Callable[[int, int], None]:

@@ -1,5 +1,6 @@
 """From a model's path to a decoder on this rank's device, ready for its first step."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,42 +13,60 @@ from tercet.model.parallel import Group
 from tercet.model.weights import Checkpoint, Progress, load_weights, reordered_for_cpu
 
 
-def load_decoder(
+@dataclass(frozen=True)
+class Opened:
+    """A model of which all is known but its weights' numbers."""
+
+    config: ModelConfig
+    tensors: Checkpoint
+    dtype: torch.dtype
+    max_model_len: int
+
+
+def open_for(
     path: Path,
-    group: Group,
+    device: torch.device,
     *,
     dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
+) -> Opened:
+    """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
+    config.json is needed). ValueError names what is wrong with the model, or with the settings for this model."""
+    if dummy_seed is None:
+        config, tensors = open_model(path, pinned=device.type == "cuda")
+        torch_dtype = resolve_dtype(dtype, config, device)
+        return Opened(config, tensors, torch_dtype, config.resolve_max_model_len(max_model_len))
+    config = read_config(path)
+    torch_dtype = resolve_dtype(dtype, config, device)
+    made_up = DummyCheckpoint(config, dummy_seed, torch_dtype, device)
+    return Opened(config, made_up, torch_dtype, config.resolve_max_model_len(max_model_len))
+
+
+def load_decoder(
+    opened: Opened,
+    group: Group,
+    *,
     deterministic: bool = False,
     max_tokens: int = 0,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Read configuration and weights. `dummy_seed`: random weights instead of the checkpoint's (only its config.json
-    is needed). `max_tokens`: of the longest step, if that is known. ValueError names what is wrong with the model, or
-    with the settings for this model."""
-    tensors: Checkpoint
-    if dummy_seed is None:
-        config, tensors = open_model(path, pinned=group.device.type == "cuda")
-    else:
-        config = read_config(path)
-    torch_dtype = resolve_dtype(dtype, config, group.device)
-    length = config.resolve_max_model_len(max_model_len)
+    """Read the weights of a model that was opened for the group's device. `max_tokens`: of the longest step, if that is
+    known. ValueError names what is wrong with them, or with the number of ranks."""
+    config, dtype = opened.config, opened.dtype
     config.check_tensor_parallel(group.size)
-    if dummy_seed is not None:
-        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, group.device)
-    group.connect(config.hidden_size, torch_dtype, max_tokens, 2 * config.num_layers)
+    group.connect(config.hidden_size, dtype, max_tokens, 2 * config.num_layers)
     weights = load_weights(
-        tensors,
+        opened.tensors,
         config,
         rank=group.rank,
         size=group.size,
-        dtype=torch_dtype,
+        dtype=dtype,
         device=group.device,
         interleaved=group.device.type == "cuda",
         progress=progress,
     )
-    return Decoder(config, reordered_for_cpu(weights), group, length, deterministic=deterministic)
+    return Decoder(config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic)
 
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:

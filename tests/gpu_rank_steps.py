@@ -13,7 +13,7 @@ from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, pack
 from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.kv_cache import make_kv_cache
-from tercet.model.load import load_decoder
+from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner, RunnerSettings
 
@@ -52,7 +52,7 @@ def main() -> None:
     rank, size, rendezvous, model = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
     device = torch.device("cuda", rank)
     group = Group.join(rank, size, device, rendezvous, timeout_s=60.0)
-    decoder = load_decoder(model, group, max_model_len=1024, dummy_seed=0)
+    decoder = load_decoder(open_for(model, device, max_model_len=1024, dummy_seed=0), group)
     cache = make_kv_cache(decoder.config, 100, 64, decoder.dtype, device, size)
     names = kernels_of_steps(Runner(decoder, cache, SETTINGS), num_answers=int(rank == 0))
     print(f"rank {rank}: {names}", flush=True)

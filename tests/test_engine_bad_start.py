@@ -18,7 +18,7 @@ from tercet.engine.errors import ModelNotFound, StartupFailed, TercetError
 from tercet.engine.llm import LLM
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import load_codec
-from tercet.model.load import load_decoder
+from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
 from whole_engine import GREEDY, generate, greedy_cases, tiny_engine
 
@@ -72,7 +72,8 @@ def damaged(damage: Callable[[Path], Any], tmp_path: Path) -> Path:
 def load(model: Path) -> None:
     """What the processes of an engine load; those that fail say why in a ValueError or an error of ours."""
     load_codec(model)
-    load_decoder(model, Group.single(torch.device("cpu")))
+    device = torch.device("cpu")
+    load_decoder(open_for(model, device), Group.single(device))
 
 
 @pytest.mark.parametrize(("damage", "words"), DAMAGES)

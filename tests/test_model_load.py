@@ -11,7 +11,7 @@ from checkpoints import checkpoint
 from paged_sequences import Sequences
 from shapes import SHAPES, write_shape
 from tercet.model.checkpoint import open_model, read_config
-from tercet.model.load import load_decoder, resolve_dtype
+from tercet.model.load import load_decoder, open_for, resolve_dtype
 from tercet.model.parallel import Group
 from weight_sizes import num_in_matrices
 
@@ -49,7 +49,7 @@ def test_half_precision_comes_close(dtype: str) -> None:
     path, prompt = checkpoint("qwen3"), list(range(3, 40))
     logits = []
     for kind in ("float32", dtype):
-        decoder = load_decoder(path, ALONE, dtype=kind, max_model_len=128)
+        decoder = load_decoder(open_for(path, CPU, dtype=kind, max_model_len=128), ALONE)
         run = Sequences(decoder, 1)
         run.cache = run.cache.to(decoder.dtype)
         run.step({}, {0: prompt[:-1]})
@@ -62,20 +62,21 @@ def test_half_precision_comes_close(dtype: str) -> None:
 def test_dummy_needs_no_weights(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((checkpoint("mistral") / "config.json").read_bytes())
     seen: list[tuple[int, int]] = []
-    decoder = load_decoder(tmp_path, ALONE, dummy_seed=3, progress=lambda done, total: seen.append((done, total)))
+    opened = open_for(tmp_path, CPU, dummy_seed=3)
+    decoder = load_decoder(opened, ALONE, progress=lambda done, total: seen.append((done, total)))
     assert decoder.max_model_len == 512
     assert decoder.dtype == torch.float32
     assert seen[-1][0] == seen[-1][1]
     assert Sequences(decoder, 1).step({}, {0: [5, 6, 7]}).isfinite().all()
     with pytest.raises(ValueError, match=r"no .safetensors file"):
-        load_decoder(tmp_path, ALONE)
+        open_for(tmp_path, CPU)
 
 
 def test_too_long_and_too_many() -> None:
     with pytest.raises(ValueError, match="--max-model-len is 600; this checkpoint allows 512"):
-        load_decoder(checkpoint("llama"), ALONE, max_model_len=600)
+        open_for(checkpoint("llama"), CPU, max_model_len=600)
     with pytest.raises(ValueError, match="--tensor-parallel-size is 3"):
-        load_decoder(checkpoint("llama"), Group(0, 3, CPU))
+        load_decoder(open_for(checkpoint("llama"), CPU), Group(0, 3, CPU))
 
 
 _BILLIONS = {

@@ -9,10 +9,10 @@ from torch import Tensor
 from triton.compiler import CompiledKernel
 
 from slot_tables import random_table
-from tercet.triton_kernels import matmul_launch, sample_shard, tuning
 from tercet.triton_kernels import sample as sample_module
+from tercet.triton_kernels import sample_shard, tuning
 from tercet.triton_kernels.compile_only import compiling_for
-from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_launch import launch_matmul, num_tiles
@@ -52,16 +52,13 @@ def sums(kernel: CompiledKernel) -> list[str]:
     return [re.sub(r"#(?!ttg)\w+", lambda name: layouts.get(name[0], name[0]), one or other) for one, other in found]
 
 
-def test_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: True)
-    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(tuning, "gpu_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
-    configs = {
-        choose_matmul_sample(rows, V, K, torch.bfloat16, False, torch.device("cpu")): K
-        for K in (1024, 4096)
-        for rows in (1, 8, 16, 32, 64, 128, 192, 256)
-    }
+def test_tuned() -> None:
+    with pretending(Gpu("NVIDIA H200", 90, 132)):
+        configs = {
+            choose_matmul_sample(rows, V, K, torch.bfloat16, False, torch.device("meta")): K
+            for K in (1024, 4096)
+            for rows in (1, 8, 16, 32, 64, 128, 192, 256)
+        }
     assert {config.kernel for config in configs} == {"apart", "skinny", "wave", "persistent"}
     for config, K in configs.items():
         if config.kernel == "apart":
@@ -75,11 +72,7 @@ def test_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_untuned(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_launch, "is_hopper", lambda device: capability == 90)
-    monkeypatch.setattr(matmul_launch, "multiprocessors", lambda device: 132)
-    monkeypatch.setattr(tuning, "gpu_name", lambda device: "")
-    monkeypatch.setattr(tuning, "is_hopper", lambda device: capability == 90)
+def test_untuned(capability: int) -> None:
     for rows, dtype, normed in (
         (1, torch.bfloat16, True),
         (8, torch.bfloat16, True),
@@ -87,7 +80,8 @@ def test_untuned(capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
         (256, torch.bfloat16, False),
         (256, torch.float32, False),
     ):
-        config = choose_matmul_sample(rows, V, 1024, dtype, False, torch.device("cpu"))
+        with pretending(Gpu("", capability, 132)):
+            config = choose_matmul_sample(rows, V, 1024, dtype, False, torch.device("meta"))
         assert (config.kernel == "apart") == (rows == 1)
         if config.kernel == "apart":
             continue

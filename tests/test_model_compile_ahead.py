@@ -1,0 +1,79 @@
+"""What is compiled ahead: all kernels of all kinds of steps, in parts that share them, sums over ranks among them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from checkpoints import checkpoint
+from tercet.model import compile_ahead as module
+from tercet.model.checkpoint import read_config
+from tercet.model.compile_ahead import Steps, compile_ahead, fingerprint, launch_all
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
+GPU = Gpu("NVIDIA H200", 90, 132)
+
+
+def steps_of(family: str, **changes: Any) -> Steps:
+    """Few."""
+    config = read_config(checkpoint(family))
+    few: dict[str, Any] = {
+        "tensor_parallel_size": 1,
+        "dtype": torch.float32,
+        "max_model_len": config.max_position_embeddings,
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 64,
+        "page_size": 64,
+        "deterministic": False,
+    }
+    return Steps(config=config, **{**few, **changes})
+
+
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("_cache")
+@pytest.mark.parametrize("size", [1, 2])
+def test_parts_are_the_whole(size: int) -> None:
+    steps = steps_of("qwen3", tensor_parallel_size=size)
+    whole = compile_ahead(steps, GPU, (0, 1))
+    assert whole > 20
+    parts = [compile_ahead(steps, GPU, (number, 3)) for number in range(3)]
+    assert sum(parts) == whole
+    assert min(parts) > 0
+
+
+@pytest.mark.usefixtures("_cache")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_over_ranks_are_among_them(dtype: torch.dtype) -> None:
+    """Of few rows, of more, and of long steps."""
+    steps = steps_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096, dtype=dtype)
+    names: list[set[str]] = []
+    hashes: list[set[str]] = []
+    for rank in range(2):
+        with torch.inference_mode(), compiling_for(GPU) as kernels:
+            launch_all(steps, rank)
+        names.append({kernel.name for kernel in kernels})
+        hashes.append({kernel.hash for kernel in kernels})
+    assert names[0] == names[1]
+    wanted = {"_all_reduce_add_rms_norm_kernel", "_all_reduce_rows_add_rms_norm_kernel", "_add_arrived_kernel"}
+    assert wanted <= names[0], names[0]
+    assert hashes[0] != hashes[1]
+
+
+def test_what_decides_which_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, changes = steps_of("qwen3"), ({"deterministic": True}, {"page_size": 32})
+    prints = {
+        fingerprint(one, gpu)
+        for one in (steps, steps_of("llama"), *(steps_of("qwen3", **change) for change in changes))
+        for gpu in (GPU, Gpu("NVIDIA H200", 90, 114))
+    }
+    assert len(prints) == 4 * 2
+    assert fingerprint(steps_of("qwen3"), GPU) in prints
+    monkeypatch.setattr(module.triton, "__version__", "0")
+    assert fingerprint(steps, GPU) not in prints
