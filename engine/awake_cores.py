@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tercet.engine.core_keeper import AWAKE, REST
+from tercet.engine.own_program import own_program
 
 _LINGER_S = 0.1
 """The next request often comes right behind an answer, and the answer itself has two processes to go."""
@@ -26,8 +27,9 @@ class AwakeCores:
         self._until = 0.0
         self._awake = False
         if kept:
-            command = [sys.executable, "-P", "-m", "tercet.engine.core_keeper"]
-            self._keeper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            self._keeper = subprocess.Popen(
+                own_program("core_keeper"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+            )
             assert self._keeper.stdin is not None
             os.set_blocking(self._keeper.stdin.fileno(), False)
 

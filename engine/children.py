@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import msgspec
 
 from tercet.engine.child import GROUP_SIGNALS, ChildSpec
 from tercet.engine.log_line import log_line
+from tercet.engine.own_program import own_program
 from tercet.ipc.process_messages import FromChild, Loaded, ToChild
 
 _STDERR_LINES_KEPT = 20
@@ -44,11 +44,10 @@ class Child:
         self._last_busy = self.last_heard
         self._stderr_tail: deque[str] = deque(maxlen=_STDERR_LINES_KEPT)
         # No arguments and no environment: the spec goes through the pipe whose end is the supervisor's death notice.
-        # -P: the working folder is the user's, and what lies there no module of ours.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # in the child, until it ignores them
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", f"tercet.engine.{spec.process}"],
+                own_program(spec.process),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -8,7 +8,6 @@ and files; what is compiled, `compiler_process.py` knows.
 import contextlib
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from tercet.engine.compiler_process import CompilerSpec
+from tercet.engine.own_program import own_program
 
 _MOST = 16
 _BYTES_EACH = 3 * 2**29
@@ -57,8 +57,7 @@ def start_compilers(spec: CompilerSpec, cache: Path, fingerprint: str) -> Compil
 
 
 def _start(spec: CompilerSpec) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "tercet.engine.compiler_process"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(own_program("compiler_process"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # its status says what became of it
         process.stdin.write(msgspec.json.encode(spec) + b"\n")

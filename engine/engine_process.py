@@ -7,7 +7,6 @@ needs no `if __name__ == "__main__"` and may have threads, event loops and signa
 import contextlib
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import msgspec
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import StartupFailed
+from tercet.engine.own_program import own_program
 from tercet.ipc.process_messages import FromSupervisor, LastWords, Limits, Progress, Ready
 
 _END_SECONDS = 10.0
@@ -37,7 +37,7 @@ class EngineProcess:
         self.death: str | None = None
         """Why the engine ended, once it has ended by itself."""
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tercet.engine.owned_supervisor"],
+            own_program("owned_supervisor"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

