@@ -1,8 +1,8 @@
 """Cores that stay awake while somebody waits for a first token: the scheduler's side.
 
 On its way to a first token a request wakes process after process, each on a core that has gone to sleep meanwhile, and
-cores of virtual machines take longer to wake up than the work takes. So a process of its own keeps awake those that the
-engine runs on (`core_keeper.py`), for as long as it is told to. Knows the time; who waits, the planner knows.
+cores of virtual machines take longer to wake up than the work takes. So a process of its own keeps them awake
+(`core_keeper.py`), for as long as it is told to. Knows the time; who waits, the planner knows.
 """
 
 import contextlib

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import anyio
@@ -10,8 +11,9 @@ import psutil
 import pytest
 
 from engine_children import children
+from tercet.engine import core_keeper
 from tercet.engine.awake_cores import AwakeCores, has_quota
-from tercet.engine.core_keeper import AWAKE, REST, Keeper, Places, engine_threads
+from tercet.engine.core_keeper import AWAKE, REST, Keeper
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
@@ -86,29 +88,33 @@ def test_quotas(tmp_path: Path, groups: str, files: dict[str, str], limited: boo
     assert not has_quota(tmp_path / "is not there", tmp_path / "mount")
 
 
-def test_a_core_each_and_no_more_processes_than_cores() -> None:
-    some, other = sorted(os.sched_getaffinity(0))[:2]
-    keeper, me = Keeper(), psutil.Process()
+@pytest.mark.parametrize("more", [False, True])
+def test_a_core_each_unless_there_are_very_many(more: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_keeper, "_MOST_CORES", 1 if more else 2)
+    cores = set(sorted(os.sched_getaffinity(0))[:2])
+    me = psutil.Process()
     before = set(me.children())
+    keeper = Keeper(cores)
+    processes = set(me.children()) - before
     try:
-        for cores in ({some}, {some, other}, {other}, set(), {some, other}, {some, 10**4}, set[int]()):
-            for _ in range(2):  # again: nothing changes
-                keeper.keep(cores)
-                deadline = time.monotonic() + 5
-                while cores_kept(me, before) != sorted(cores & {some, other}):  # signals take a moment
-                    assert time.monotonic() < deadline, cores_kept(me, before)
-                    time.sleep(0.01)
-        assert len(set(me.children()) - before) == 2
+        wanted = [sorted(cores)] if more else [[core] for core in sorted(cores)]
+        assert sorted(one.cpu_affinity() for one in processes) == wanted
+        assert {os.getpgid(one.pid) for one in processes} <= {one.pid for one in processes}
+        for awake in (False, True, True, False, False, True):
+            keeper.keep(awake=awake)
+            deadline = time.monotonic() + 5
+            while are_awake(processes) != [awake] * len(wanted):  # signals take a moment
+                assert time.monotonic() < deadline, are_awake(processes)
+                time.sleep(0.01)
     finally:
-        for one in set(me.children()) - before:
+        for one in processes:
             one.kill()
             one.wait()
+    keeper.keep(awake=False)  # nobody is there any more, which harms nobody
 
 
-def cores_kept(parent: psutil.Process, others: set[psutil.Process]) -> list[int]:
-    """The cores of all that run of a process's children, but for some."""
-    running = [one for one in set(parent.children()) - others if one.status() != psutil.STATUS_STOPPED]
-    return sorted(core for one in running if len(one.cpu_affinity()) == 1 for core in one.cpu_affinity())
+def are_awake(processes: Iterable[psutil.Process]) -> list[bool]:
+    return [one.status() != psutil.STATUS_STOPPED for one in processes]
 
 
 def keeper_of(llm: LLM) -> psutil.Process:
@@ -119,7 +125,7 @@ def keeper_of(llm: LLM) -> psutil.Process:
 
 async def until(keeper: psutil.Process, *, kept: bool) -> None:
     with anyio.fail_after(20):
-        while bool(cores_kept(keeper, set())) != kept:
+        while are_awake(keeper.children()) != [kept] * min(len(os.sched_getaffinity(0)), 32):
             await anyio.sleep(0.01)
 
 
@@ -131,15 +137,6 @@ async def test_an_engine_keeps_its_cores_awake_and_lets_them_rest() -> None:
             tasks.start_soon(client.generate, [1, 2, 3], SamplingParams(max_tokens=1))
             await until(keeper, kept=True)
             assert os.sched_getscheduler(keeper.pid) == os.SCHED_IDLE
-            threads = engine_threads(llm._engine.process.pid)
-            names = {thread.parent.joinpath("comm").read_text() for thread in threads}
-            assert any(name.startswith("ZMQbg/IO") for name in names)
-            assert f"/proc/{os.getpid()}/task/{os.getpid()}/stat" in map(str, threads)
-            places = Places(llm._engine.process.pid)
-            assert places.cores == set()
-            places.look(1.0)
-            assert places.cores
-            assert places.cores <= os.sched_getaffinity(0)
             assert {os.sched_getscheduler(one.pid) for one in keeper.children()} == {os.SCHED_IDLE}
         async with Client(llm.address) as client, anyio.create_task_group() as tasks:
             tasks.start_soon(client.generate, [1, 2, 3], SamplingParams(max_tokens=20))
