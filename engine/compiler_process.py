@@ -1,4 +1,4 @@
-"""PROCESS compiler: compiles a part of the kernels that an engine on a GPU is going to launch, and ends.
+"""PROCESS compiler: compiles some of the kernels that an engine on a GPU is going to launch, and ends.
 
 A worker starts several (`compilers.py`) when nobody has yet on this machine: one after the other, the same kernels take
 it a minute. Reads what to compile from its standard input; what it makes is in Triton's cache.
@@ -32,13 +32,14 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu: str
     capability: int
     multiprocessors: int
-    share: tuple[int, int] = (0, 1)
-    """(i, n): the ith of n parts."""
+    claims: str = ""
+    """A folder in which compilers note what each of them does."""
 
 
 def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
     """What the steps of an engine with this model depend on."""
     from tercet.model.compile_ahead import Steps
+    from tercet.model.landings import num_landings
 
     return Steps(
         config=opened.config,
@@ -49,6 +50,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         max_num_batched_tokens=config.max_num_batched_tokens,
         page_size=config.page_size,
         deterministic=config.deterministic,
+        num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 
 
@@ -69,12 +71,12 @@ def main(specs: IO[bytes]) -> None:
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
     import torch
 
-    from tercet.model.compile_ahead import compile_ahead
+    from tercet.model.compile_ahead import Claims, compile_ahead
     from tercet.triton_kernels.dispatch import Gpu
 
     opened = open_configured(spec.config, spec.model_path, torch.device("meta"))
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
-    compile_ahead(steps_of(spec.config, opened), gpu, spec.share)
+    compile_ahead(steps_of(spec.config, opened), gpu, Claims(Path(spec.claims)))
 
 
 if __name__ == "__main__":

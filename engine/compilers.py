@@ -8,6 +8,7 @@ and files; what is compiled, `compiler_process.py` knows.
 import contextlib
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,10 +30,11 @@ class Compilers:
     """They run until `wait`, or until this process ends."""
 
     def __init__(self, spec: CompilerSpec, note: Path) -> None:
-        """Whatever shares `spec` names, the work is shared among these."""
+        """Whatever `spec` says of claims: these share the work among themselves."""
         self._note = note
-        count = _how_many()
-        self._processes = [_start(msgspec.structs.replace(spec, share=(number, count))) for number in range(count)]
+        self._claims = tempfile.TemporaryDirectory(prefix="tercet-compilers-")
+        spec = msgspec.structs.replace(spec, claims=self._claims.name)
+        self._processes = [_start(spec) for _ in range(_how_many())]
 
     def wait(self, progress: Progress) -> None:
         """Until all are through, or have taken too long."""
@@ -45,6 +47,7 @@ class Compilers:
                 process.kill()
                 process.wait()
             progress(done, len(self._processes))
+        self._claims.cleanup()
         if all(process.returncode == 0 for process in self._processes):
             with contextlib.suppress(OSError):  # a cache that is not ours to write
                 self._note.touch()

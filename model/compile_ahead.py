@@ -1,4 +1,4 @@
-"""The kernels of an engine's steps, compiled before anybody launches them: by processes without a GPU, each a part.
+"""The kernels of an engine's steps, compiled before anybody launches them: by processes without a GPU, each some.
 
 What a runner launches is launched here for tensors without memory, so that Triton's cache has it; what should be
 missing there all the same is compiled when it is first launched. Knows what steps there are; which processes do this,
@@ -52,6 +52,27 @@ class Steps:
     max_num_batched_tokens: int
     page_size: int
     deterministic: bool
+    num_landings: int
+    """Places for the tokens of steps, as `num_landings` in landings.py has it."""
+
+
+class Claims:
+    """Who compiles what, of processes with a folder in common: whoever asks first. Some kernels take ten times as long
+    as others."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mine: dict[str, bool] = {}
+
+    def __call__(self, what: str) -> bool:
+        if what not in self._mine:
+            name = hashlib.sha256(what.encode()).hexdigest()
+            try:
+                self._folder.joinpath(name).touch(exist_ok=False)
+                self._mine[what] = True
+            except FileExistsError:
+                self._mine[what] = False
+        return self._mine[what]
 
 
 class _AbsentRanks(Group):
@@ -87,9 +108,9 @@ def fingerprint(steps: Steps, gpu: Gpu) -> str:
     return digest.hexdigest()[:32]
 
 
-def compile_ahead(steps: Steps, gpu: Gpu, share: tuple[int, int]) -> int:
-    """Compile the ith of n parts of all kernels, for `share` (i, n); returns how many those are."""
-    with torch.inference_mode(), compiling_for(gpu, share) as kernels:
+def compile_ahead(steps: Steps, gpu: Gpu, claims: Claims) -> int:
+    """Compile what no other process has claimed; returns how many kernels those are."""
+    with torch.inference_mode(), compiling_for(gpu, claims) as kernels:
         for rank in range(steps.tensor_parallel_size):  # sums over ranks are other kernels on each
             launch_all(steps, rank)
     return len({kernel.hash for kernel in kernels})
@@ -112,7 +133,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     base = max_row_words(shapes.max_rows)
     words_W = torch.empty(2 * base, dtype=torch.int32, device=_META)
     buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
-    places_KR = torch.empty(2, shapes.max_rows, dtype=torch.int32, device=_META)
+    places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
     for shape in (*shapes.for_warm_up(), *shapes.for_graphs()):
         hidden_RD, rows, _ = forward_step(decoder, kv_cache, table, buffers, shape)

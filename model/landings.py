@@ -45,6 +45,11 @@ class DoneLanding:
         return (None, ()) if self._logs is None else self._logs.messages()
 
 
+def num_landings(run_ahead: int, max_lease: int) -> int:
+    """Steps whose tokens nobody may have taken yet: of the plans in flight, of one that ends and of one that begins."""
+    return (run_ahead + 2) * max_lease
+
+
 class LandingRing:
     """Pinned places for the tokens of steps in flight. Host and device count the turns each for itself."""
 

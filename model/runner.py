@@ -18,7 +18,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.graphs import StepGraphs
-from tercet.model.landings import DoneLanding, Landing, LandingRing
+from tercet.model.landings import DoneLanding, Landing, LandingRing, num_landings
 from tercet.model.plan_writer import PlanWriter
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
@@ -86,7 +86,7 @@ class Runner:
         dtype = str(kv_cache.dtype).removeprefix("torch.")
         self.limits = Limits(num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
         if self._on_gpu:
-            depth = (settings.run_ahead + 2) * settings.max_lease
+            depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
             if settings.only_largest:
                 self._run_largest()

@@ -1,5 +1,6 @@
 """What is compiled ahead: all kernels of all kinds of steps, in parts that share them, sums over ranks among them."""
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from checkpoints import checkpoint
 from tercet.model import compile_ahead as module
 from tercet.model.checkpoint import read_config
-from tercet.model.compile_ahead import Steps, compile_ahead, fingerprint, launch_all
+from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
 
@@ -28,6 +29,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "max_num_batched_tokens": 64,
         "page_size": 64,
         "deterministic": False,
+        "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})
 
@@ -37,15 +39,41 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+class Few(Claims):
+    """A slow process: it claims a third."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(folder)
+        self._number = number
+
+    def __call__(self, what: str) -> bool:
+        return zlib.crc32(what.encode()) % 3 == self._number and super().__call__(what)
+
+
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize("size", [1, 2])
-def test_parts_are_the_whole(size: int) -> None:
+def test_parts_are_the_whole(size: int, tmp_path: Path) -> None:
     steps = steps_of("qwen3", tensor_parallel_size=size)
-    whole = compile_ahead(steps, GPU, (0, 1))
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    alone.mkdir()
+    together.mkdir()
+    whole = compile_ahead(steps, GPU, Claims(alone))
     assert whole > 20
-    parts = [compile_ahead(steps, GPU, (number, 3)) for number in range(3)]
+    assert compile_ahead(steps, GPU, Claims(alone)) == 0
+    parts = [compile_ahead(steps, GPU, Few(together, number)) for number in (1, 2)]
+    parts.append(compile_ahead(steps, GPU, Claims(together)))
     assert sum(parts) == whole
     assert min(parts) > 0
+
+
+def test_a_claim_stays_its_own(tmp_path: Path) -> None:
+    """A kernel may be launched with numbers that make it another one, and nobody else compiles that."""
+    first, second = Claims(tmp_path), Claims(tmp_path)
+    for _ in range(2):
+        assert first("a")
+        assert not second("a")
+        assert second("b/*")
+        assert not first("b/*")
 
 
 @pytest.mark.usefixtures("_cache")

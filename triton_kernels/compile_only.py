@@ -4,8 +4,7 @@ Inside `compiling_for(...)` every launch compiles and nothing runs, so the wrapp
 Tensors live on the meta device. A kernel that needs more shared memory than the GPU has is refused as there.
 """
 
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -45,20 +44,19 @@ class _AbsentGpu:
 
 
 @contextmanager
-def compiling_for(gpu: Gpu | int, share: tuple[int, int] = (0, 1)) -> Iterator[list[CompiledKernel]]:
+def compiling_for(gpu: Gpu | int, claim: Callable[[str], bool] = lambda what: True) -> Iterator[list[CompiledKernel]]:
     """Launches within compile for this GPU and add their kernels to the list that this yields.
 
-    `gpu`: or a compute capability, 80, 89 or 90, of a card that no table knows. `share`: (i, n) compiles the ith of n
-    parts of all kernels: each kernel is in one. OutOfResources as on the GPU itself.
+    `gpu`: or a compute capability, 80, 89 or 90, of a card that no table knows. `claim`: told what makes a launch's
+    kernel another one, whether it is to be compiled. OutOfResources as on the GPU itself.
     """
     card = Gpu("", gpu, _MULTIPROCESSORS[gpu]) if isinstance(gpu, int) else gpu
     most_shared = _SHARED_BYTES.get(card.capability, 99 * 1024)
-    number, shares = share
     kernels: list[CompiledKernel] = []
 
     def launcher(kernel: Any, grid: Any) -> Any:
         def launch(*args: Any, **kwargs: Any) -> None:
-            if shares > 1 and zlib.crc32(_constants(kernel, args, kwargs).encode()) % shares != number:
+            if not claim(_constants(kernel, args, kwargs)):
                 return
             compiled = kernel.run(*args, grid=grid, warmup=True, **kwargs)
             if compiled.metadata.shared > most_shared:
