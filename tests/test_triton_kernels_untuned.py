@@ -1,7 +1,9 @@
 """What products are served with that no table has: always something that can do them, and no card left idle."""
 
+import json
 import random
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -54,6 +56,23 @@ def test_multiprocessors_have_about_the_same_to_do(num_rows: int) -> None:
     for op, widths, most in (("matmul", wide, 1.5), ("matmul_add", wide, 1.5), ("matmul_add", narrow, 2.2)):
         chosen = {N: heuristic(op, num_rows, N, 4096, torch.bfloat16, False, True) for N in widths}
         assert max(busiest(config, num_rows, N) for N, config in chosen.items()) < most
+
+
+def test_a_card_like_another_has_its_table_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    h200 = tuning.load_table("NVIDIA H200")
+    assert tuning.load_table("NVIDIA H100 80GB HBM3") == h200 != {}
+    assert tuning.load_table("NVIDIA H20") == tuning.load_table("NVIDIA L4") == {}
+    tiles = [{"kernel": "tile", "block_m": size, "block_n": 64, "block_k": 64, "num_warps": 4} for size in (32, 64)]
+    tmp_path.joinpath("tuned").mkdir()
+    for card, lines in (("H200", {"a": {"1": tiles[0]}, "b": {"1": tiles[0]}}), ("H800", {"b": {"2": tiles[1]}})):
+        tmp_path.joinpath("tuned", f"NVIDIA_{card}.json").write_text(json.dumps({"matmul": lines}))
+    monkeypatch.setattr(tuning, "__file__", str(tmp_path / "tuning.py"))
+    tuning.load_table.cache_clear()
+    try:
+        own = tuning.load_table("NVIDIA H800")
+    finally:
+        tuning.load_table.cache_clear()
+    assert own == {"a": {1: MatmulConfig(**tiles[0])}, "b": {2: MatmulConfig(**tiles[1])}}  # type: ignore[arg-type]
 
 
 def test_a_table_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:

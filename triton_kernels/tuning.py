@@ -20,6 +20,12 @@ from tercet.triton_kernels.untuned import heuristic
 # and a half of 128.
 ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 1024, 2048, 8192)
 
+_LIKE = dict.fromkeys(
+    ("NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA H800", "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e"),
+    "NVIDIA H200",
+)
+"""Cards with the multiprocessors of another and less or slower memory: its table serves them better than the rule."""
+
 
 def row_bucket(num_rows: int) -> int:
     """The smallest bucket that holds the rows; the last one beyond it."""
@@ -60,9 +66,10 @@ def choose_matmul_sample(
 
 @functools.cache
 def load_table(gpu: str) -> dict[str, dict[int, MatmulConfig]]:
-    """The table of one GPU by name, empty for a GPU that nobody has tuned."""
+    """The table of one GPU by name, over that of the one it is like; empty for a GPU that nobody has tuned."""
     path = Path(__file__).parent / "tuned" / f"{gpu.replace(' ', '_')}.json"
-    return read_table(path) if gpu and path.exists() else {}
+    own = read_table(path) if gpu and path.exists() else {}
+    return {**load_table(_LIKE[gpu]), **own} if gpu in _LIKE else own
 
 
 def read_table(path: Path) -> dict[str, dict[int, MatmulConfig]]:
