@@ -1,4 +1,4 @@
-"""Answers that begin in the middle of the model's reasoning, and have a form from its end on.
+"""Answers that have a form from the end of the model's reasoning on, whether or not the prompt has opened that.
 
 Pure; it knows the notation of grammars and no HTTP.
 """
@@ -11,17 +11,23 @@ from tercet.engine.refusal import invalid
 from tercet.engine.structured_check import JSON_DEFAULTS, JSON_OVERRIDES, check_form, check_schema, regex_of
 from tercet.ipc.messages import Structured
 
-_END = "</think>"
-_TOKEN = f"start: thought {_END} gap answer\nthought: /(.|\\n)*/\n"
-_SPELLED = "start: thought gap answer\nthought[lazy]: /(.|\\n)*<\\/think>/\n"  # lazy: the first end is the end
+_BEGIN, _END = "<think>", "</think>"
+_TO_TOKEN = f"thought: text {_END} gap\ntext: /(.|\\n)*/\n"
+_TO_SPELLED = "thought: text gap\ntext[lazy]: /(.|\\n)*<\\/think>/\n"  # lazy: the first end is the end
 _GAP = "gap: /[ \\n]{0,4}/\n"
 """Models leave lines free there; as many as they like could be all that max_tokens has room for."""
 
 
-def after_thought(form: Structured, marks: frozenset[str]) -> Structured:
-    """Any text to the end of the reasoning, then what `form` allows. `marks`: these are tokens. Raises `Refusal`."""
+def after_thought(form: Structured, marks: frozenset[str], *, opened: bool) -> Structured:
+    """Any text to the end of the reasoning, then what `form` allows. Raises `Refusal`.
+
+    `marks`: these are tokens. Unless the prompt has `opened` the reasoning, the answer may, or have its form at once.
+    """
     check_form(form)
-    return Structured(grammar=f"{_TOKEN if _END in marks else _SPELLED}{_GAP}answer: {_in_lark(form)}\n")
+    begin = _BEGIN if _BEGIN in marks else json.dumps(_BEGIN)
+    start = "start: thought answer\n" if opened else f"start: answer | {begin} thought answer\n"
+    thought = _TO_TOKEN if _END in marks else _TO_SPELLED
+    return Structured(grammar=f"{start}{thought}{_GAP}answer: {_in_lark(form)}\n")
 
 
 def _in_lark(form: Structured) -> str:

@@ -82,10 +82,11 @@ async def _params(body: ChatCompletionRequest, door: Door, reasoning: ReasoningF
     params = body.to_params()
     if body.uses_tools:
         params = await _with_tools(params, body, door)
-    if params.structured is None or reasoning != "think_opened":
+    opened = reasoning == "think_opened"
+    if params.structured is None or not (opened or _may_think(body, door)):
         return params
     try:
-        form = after_thought(params.structured, await _marks(door))
+        form = after_thought(params.structured, await _marks(door), opened=opened)
     except Refusal as refusal:
         raise from_engine(RequestRefused(refusal.code, str(refusal)), body.names) from None
     return msgspec.structs.replace(params, structured=form)
@@ -131,15 +132,24 @@ async def _marks(door: Door) -> frozenset[str]:
 
 def _reasoning_format(body: ChatCompletionRequest, door: Door) -> ReasoningFormat:
     """Of this answer: its prompt has opened the reasoning, or has not."""
-    kwargs = body.chat_template_kwargs or {}
-    thinks = kwargs.get("thinking", kwargs.get("enable_thinking"))
     match door.info.reasoning_format:
         case "think_by_default":
-            return "think" if thinks is False else "think_opened"
+            return "think" if _thinks(body) is False else "think_opened"
         case "think_on_request":
-            return "think_opened" if thinks else "think"
+            return "think_opened" if _thinks(body) else "think"
         case known:
             return known
+
+
+def _may_think(body: ChatCompletionRequest, door: Door) -> bool:
+    """Whether the model may open its reasoning itself."""
+    return door.info.reasoning_format == "think" and _thinks(body) is not False
+
+
+def _thinks(body: ChatCompletionRequest) -> object:
+    """What the client wants of it, if it says so."""
+    kwargs = body.chat_template_kwargs or {}
+    return kwargs.get("thinking", kwargs.get("enable_thinking"))
 
 
 def _reason(generation: Generation, num_calls: int) -> FinishReason:

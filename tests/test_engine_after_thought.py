@@ -12,7 +12,7 @@ from tercet.engine.structured_check import check_compiles
 from tercet.engine.tool_choice import forced_call, strict_calls
 from tercet.ipc.messages import Structured
 
-MARKS = ("</think>", "<tool_call>", "</tool_call>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOL = Tool(type="function", function=Function(name="f", parameters=SCHEMA, strict=True))
 CALL = '<tool_call>\n{"name":"f","arguments":{"a":1}}\n</tool_call>'
@@ -31,7 +31,7 @@ def test_any_thought_and_then_the_form(marks: tuple[str, ...]) -> None:
     known = frozenset(marks)
     calls = [forced_call([TOOL], None, "hermes", known), strict_calls([TOOL], "hermes", known)]
     for form, good, bad in [*FORMS, *((one, [CALL], [CALL.replace("1", "x")]) for one in calls)]:
-        later = after_thought(form, known)
+        later = after_thought(form, known, opened=True)
         for text in good:
             assert fits(form, text, marks)
             for thought in ("</think>", "\nHm, {</thin\n\n</think>\n\n", '{"a":1}</think> '):
@@ -41,8 +41,23 @@ def test_any_thought_and_then_the_form(marks: tuple[str, ...]) -> None:
             assert not fits(later, f"Hm.</think>{text}", marks), text
 
 
+@pytest.mark.parametrize("marks", [MARKS, MARKS[:1], MARKS[1:], ()])
+def test_a_thought_that_the_model_opens_or_does_not(marks: tuple[str, ...]) -> None:
+    known = frozenset(marks)
+    for form, good, bad in FORMS:
+        later = after_thought(form, known, opened=False)
+        for text in good:
+            for thought in ("", "<think></think>", "<think>\nHm, {</thin\n\n</think>\n\n", '<think>{"a":1}</think> '):
+                assert fits(later, thought + text, marks), thought + text
+            for thought in ("Hm.</think>", "</think>", "<think>", "<think>Hm.</think>\n\n\n\n\n"):
+                assert not fits(later, thought + text, marks), thought + text
+        for text in bad:
+            assert not fits(later, text, marks), text
+            assert not fits(later, f"<think>Hm.</think>{text}", marks), text
+
+
 def test_the_gap_ends() -> None:
-    form = after_thought(Structured(choice=("x",)), frozenset())
+    form = after_thought(Structured(choice=("x",)), frozenset(), opened=True)
     assert fits(form, "</think>\n\n\n\nx")
     assert not fits(form, "</think>\n\n\n\n\nx")
 
@@ -61,10 +76,10 @@ def test_the_gap_ends() -> None:
 )
 def test_what_is_no_form(form: Structured, words: str) -> None:
     with pytest.raises(Refusal, match=words):
-        after_thought(form, frozenset())
+        after_thought(form, frozenset(), opened=True)
 
 
 def test_a_keyword_that_cannot_be_held_is_refused() -> None:
     loose = {"not": {"const": 3}, "x-guidance": {"lenient": True}}
     with pytest.raises(Refusal, match='"not"'):
-        check_compiles(after_thought(Structured(json_schema=loose), frozenset()))
+        check_compiles(after_thought(Structured(json_schema=loose), frozenset(), opened=True))

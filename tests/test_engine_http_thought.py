@@ -1,4 +1,4 @@
-"""Answers of a prescribed form where the prompt has opened the model's reasoning.
+"""Answers of a prescribed form where the prompt has opened the model's reasoning, or the model may.
 
 The weights are random: the mask alone has the answer begin after it.
 """
@@ -7,6 +7,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -32,11 +33,20 @@ SOON = 6
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
-    folder = tmp_path_factory.mktemp("thought") / "model"
+    yield from serve(tmp_path_factory.mktemp("thought") / "model", TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def unopened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    """A model that opens its reasoning itself, as the first Qwen3 do."""
+    yield from serve(tmp_path_factory.mktemp("unopened") / "model", TEMPLATE.replace("<think>\n", ""))
+
+
+def serve(folder: Path, template: str) -> Iterator[OpenAI]:
     shutil.copytree(checkpoint("llama"), folder)
-    words = copy.deepcopy(tokenizer(VOCAB_SIZE - 3))
-    words.add_tokens(["<tool_call>", "</tool_call>", "</think>"])
-    words.chat_template = TEMPLATE
+    words = copy.deepcopy(tokenizer(VOCAB_SIZE - 4))
+    words.add_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>"])
+    words.chat_template = template
     words.save_pretrained(folder)
     ASK["logit_bias"] = {str(len(words) - 1): SOON}
     flags = ["--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny", "--no-log-requests"]
@@ -79,6 +89,26 @@ def test_told_not_to_think_it_answers_at_once(client: OpenAI, form: dict[str, An
         form, message.content, [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
     )
     assert not hasattr(message, "reasoning_content")
+
+
+@pytest.mark.parametrize("form", [FORCED, SCHEMA, CHOICE])
+@pytest.mark.parametrize(("wants", "told", "thinks"), [(100, None, True), (-100, None, False), (100, False, False)])
+def test_a_model_that_opens_its_reasoning_itself(
+    unopened: OpenAI, form: dict[str, Any], wants: int, told: bool | None, thinks: bool
+) -> None:
+    more = {
+        **form.get("extra_body", {}),
+        **({} if told is None else {"chat_template_kwargs": {"enable_thinking": told}}),
+    }
+    (end,) = ASK["logit_bias"]
+    ask = {**ASK, **form, "extra_body": more, "logit_bias": {end: SOON, str(int(end) - 1): wants}}
+    thoughts = []
+    for seed in range(8):
+        message = unopened.chat.completions.create(seed=seed, **ask).choices[0].message
+        calls = [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
+        assert is_right(form, message.content, calls), message
+        thoughts.append(getattr(message, "reasoning_content", ""))
+    assert any(thoughts) == thinks
 
 
 @pytest.mark.parametrize("schema", ['{"type": "object"', "[]", {"not": {"const": 3}}])
