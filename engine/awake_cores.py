@@ -14,8 +14,11 @@ from pathlib import Path
 from tercet.engine.core_keeper import AWAKE, REST
 from tercet.engine.own_program import own_program
 
+_ANSWER_S = 0.005
+"""A first token has two processes to go."""
 _LINGER_S = 0.1
-"""The next request often comes right behind an answer, and the answer itself has two processes to go."""
+"""The next request often comes right behind an answer. While others decode that would take time from them: a core's two
+threads share it."""
 
 
 class AwakeCores:
@@ -24,7 +27,8 @@ class AwakeCores:
     def __init__(self, *, kept: bool) -> None:
         """Unless `kept`, nothing is done."""
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._until = 0.0
+        self._wanted = False
+        self._wanted_at = -_LINGER_S
         self._awake = False
         if kept:
             self._keeper = subprocess.Popen(
@@ -33,11 +37,15 @@ class AwakeCores:
             assert self._keeper.stdin is not None
             os.set_blocking(self._keeper.stdin.fileno(), False)
 
-    def look(self, now: float, *, wanted: bool) -> None:
-        """Called in every turn of the scheduler's loop; costs a system call only where something changes."""
-        if wanted:
-            self._until = now + _LINGER_S
-        awake = now < self._until
+    def look(self, now: float, *, wanted: bool, idle: bool) -> None:
+        """Called in every turn of the scheduler's loop; costs a system call only where something changes.
+
+        `wanted`: somebody waits for a first token; `idle`: nobody waits for anything.
+        """
+        if wanted or self._wanted:  # until now
+            self._wanted_at = now
+        self._wanted = wanted
+        awake = now - self._wanted_at < (_LINGER_S if idle else _ANSWER_S)
         if awake != self._awake:
             self._awake = awake
             self._tell(AWAKE if awake else REST)

@@ -104,7 +104,7 @@ class StepLoop:
             self._planner.abort(Abort(bytes(self._aborted)))
             self._aborted.clear()
         # Before planning: cores wake up meanwhile.
-        self._cores.look(now, wanted=self._planner.owes_first_tokens)
+        self._cores.look(now, wanted=self._planner.owes_first_tokens, idle=self._planner.idle)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
         while not self._unsent and self._plan(now) is not None:

@@ -35,16 +35,21 @@ class Told(AwakeCores):
 
 def test_when() -> None:
     cores = Told()
-    for moment, wanted, words in (
-        (100.0, False, []),
-        (100.0, True, [AWAKE]),
-        (100.9, True, [AWAKE]),
-        (100.95, False, [AWAKE]),  # the answer is on its way, or the next request
-        (101.05, False, [AWAKE, REST]),
-        (109.0, False, [AWAKE, REST]),
-        (110.0, True, [AWAKE, REST, AWAKE]),
+    for moment, wanted, idle, words in (
+        (100.0, False, True, []),
+        (100.0, True, False, [AWAKE]),
+        (100.9, True, False, [AWAKE]),
+        (100.95, False, False, [AWAKE]),  # the token is on its way
+        (101.0, False, True, [AWAKE]),  # the next request may be
+        (101.06, False, True, [AWAKE, REST]),
+        (109.0, False, True, [AWAKE, REST]),
+        (110.0, True, False, [AWAKE, REST, AWAKE]),
+        (110.3, False, False, [AWAKE, REST, AWAKE]),
+        (110.31, False, False, [AWAKE, REST, AWAKE, REST]),  # others decode
+        (110.32, False, True, [AWAKE, REST, AWAKE, REST, AWAKE]),  # no more
+        (110.5, False, True, [AWAKE, REST, AWAKE, REST, AWAKE, REST]),
     ):
-        cores.look(moment, wanted=wanted)
+        cores.look(moment, wanted=wanted, idle=idle)
         assert cores.words == words, moment
 
 
