@@ -7,12 +7,13 @@ import json
 import re
 from typing import Any
 
+from tercet.engine.lark import named
+from tercet.engine.reasoning import CLOSE, OPEN
 from tercet.engine.refusal import invalid
 from tercet.engine.structured_check import JSON_DEFAULTS, JSON_OVERRIDES, check_form, check_schema, regex_of
 from tercet.ipc.messages import Structured
 
-_BEGIN, _END = "<think>", "</think>"
-_TO_TOKEN = f"thought: text {_END} gap\ntext: /(.|\\n)*/\n"
+_TO_TOKEN = f"thought: text {CLOSE} gap\ntext: /(.|\\n)*/\n"
 _TO_SPELLED = "thought: text gap\ntext[lazy]: /(.|\\n)*<\\/think>/\n"  # lazy: the first end is the end
 _GAP = "gap: /[ \\n]{0,4}/\n"
 """Models leave lines free there; as many as they like could be all that max_tokens has room for."""
@@ -24,9 +25,8 @@ def after_thought(form: Structured, marks: frozenset[str], *, opened: bool) -> S
     `marks`: these are tokens. Unless the prompt has `opened` the reasoning, the answer may, or have its form at once.
     """
     check_form(form)
-    begin = _BEGIN if _BEGIN in marks else json.dumps(_BEGIN)
-    start = "start: thought answer\n" if opened else f"start: answer | {begin} thought answer\n"
-    thought = _TO_TOKEN if _END in marks else _TO_SPELLED
+    start = "start: thought answer\n" if opened else f"start: answer | {named(OPEN, marks)} thought answer\n"
+    thought = _TO_TOKEN if CLOSE in marks else _TO_SPELLED
     return Structured(grammar=f"{start}{thought}{_GAP}answer: {_in_lark(form)}\n")
 
 

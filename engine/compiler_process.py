@@ -32,8 +32,6 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu: str
     capability: int
     multiprocessors: int
-    claims: str = ""
-    """A folder in which compilers note what each of them does."""
 
 
 def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
@@ -67,7 +65,8 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
     )
 
 
-def main(specs: IO[bytes]) -> None:
+def main(specs: IO[bytes], claims: Path) -> None:
+    """`claims`: a folder in which compilers note what each of them does."""
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
     import torch
 
@@ -76,11 +75,11 @@ def main(specs: IO[bytes]) -> None:
 
     opened = open_configured(spec.config, spec.model_path, torch.device("meta"))
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
-    compile_ahead(steps_of(spec.config, opened), gpu, Claims(Path(spec.claims)))
+    compile_ahead(steps_of(spec.config, opened), gpu, Claims(claims))
 
 
 if __name__ == "__main__":
     ignore_group_signals()
     die_with_parent()
     os.nice(_NICENESS)
-    main(sys.stdin.buffer)
+    main(sys.stdin.buffer, Path(sys.argv[1]))

@@ -30,11 +30,9 @@ class Compilers:
     """They run until `wait`, or until this process ends."""
 
     def __init__(self, spec: CompilerSpec, note: Path) -> None:
-        """Whatever `spec` says of claims: these share the work among themselves."""
         self._note = note
         self._claims = tempfile.TemporaryDirectory(prefix="tercet-compilers-")
-        spec = msgspec.structs.replace(spec, claims=self._claims.name)
-        self._processes = [_start(spec) for _ in range(_how_many())]
+        self._processes = [_start(spec, self._claims.name) for _ in range(_how_many())]
 
     def wait(self, progress: Progress) -> None:
         """Until all are through, or have taken too long."""
@@ -59,8 +57,9 @@ def start_compilers(spec: CompilerSpec, cache: Path, fingerprint: str) -> Compil
     return None if note.exists() else Compilers(spec, note)
 
 
-def _start(spec: CompilerSpec) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(own_program("compiler_process"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+def _start(spec: CompilerSpec, claims: str) -> subprocess.Popen[bytes]:
+    command = own_program("compiler_process", claims)
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # its status says what became of it
         process.stdin.write(msgspec.json.encode(spec) + b"\n")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tercet.engine.tool_calls import held_back
 
-_OPEN, _CLOSE = "<think>", "</think>"
+OPEN, CLOSE = "<think>", "</think>"
 
 
 class Thought(NamedTuple):
@@ -48,15 +48,15 @@ class ReasoningReader:
 
     def _begin(self) -> None:
         text = self._rest.lstrip()
-        if text.startswith(_OPEN):
-            self._rest, self._state, self._skips_space = text.removeprefix(_OPEN), "reasoning", True
-        elif not _OPEN.startswith(text):
+        if text.startswith(OPEN):
+            self._rest, self._state, self._skips_space = text.removeprefix(OPEN), "reasoning", True
+        elif not OPEN.startswith(text):
             self._state = "answer"
 
     def _reason(self) -> str:
-        before, found, after = self._rest.partition(_CLOSE)
+        before, found, after = self._rest.partition(CLOSE)
         if not found:
-            return self._take(len(self._rest) - held_back(self._rest, _CLOSE))
+            return self._take(len(self._rest) - held_back(self._rest, CLOSE))
         reasoning = self._take(len(before))
         self._rest, self._state, self._skips_space = after, "answer", True
         return reasoning

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from tercet.engine.http_errors import ApiError
+from tercet.engine.lark import named
 from tercet.engine.openai_messages import Tool
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
@@ -37,7 +38,7 @@ def forced_call(tools: Sequence[Tool], name: str | None, tool_format: ToolFormat
         raise ApiError(400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
     match tool_format:
         case "hermes":
-            opening, call = _named("<tool_call>", marks), _call(chosen, marks)
+            opening, call = named("<tool_call>", marks), _call(chosen, marks)
             return Structured(grammar=f"start: {opening} call\n{call}")
         case "llama3":
             return Structured(json_schema=_schema(chosen, "parameters"))
@@ -74,15 +75,10 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozense
     )
 
 
-def _named(mark: str, marks: frozenset[str]) -> str:
-    """In Lark's notation: the token, or its spelling where it is none."""
-    return mark if mark in marks else json.dumps(mark)
-
-
 def _call(tools: Sequence[Tool], marks: frozenset[str]) -> str:
     """The rule for a call of one of the tools, from after its opening mark."""
     schema = json.dumps(_schema(tools, "arguments"))
-    return f'call: "\\n" json "\\n" {_named("</tool_call>", marks)}\njson: %json {schema}\n'
+    return f'call: "\\n" json "\\n" {named("</tool_call>", marks)}\njson: %json {schema}\n'
 
 
 def _schema(tools: Sequence[Tool], key: str) -> dict[str, Any]:

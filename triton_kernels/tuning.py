@@ -24,7 +24,8 @@ _LIKE = dict.fromkeys(
     ("NVIDIA H100 80GB HBM3", "NVIDIA H100 NVL", "NVIDIA H800", "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e"),
     "NVIDIA H200",
 )
-"""Cards with the multiprocessors of another and less or slower memory: its table serves them better than the rule."""
+"""Cards with the multiprocessors of another, and less or slower memory. Measured of the first: that table serves it
+better than the rule."""
 
 
 def row_bucket(num_rows: int) -> int:
