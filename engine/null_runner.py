@@ -61,3 +61,6 @@ class NullRunner:
         self._length[self._slots] += alive
         self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
         return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32), self._ready_at)
+
+    def use_lull(self) -> bool:
+        return False

@@ -32,6 +32,8 @@ class StepRunner(Protocol):
 
     def launch(self, index: int) -> Landing: ...
 
+    def use_lull(self) -> bool: ...
+
 
 class TracedRunner:
     """A runner that leaves a record."""
@@ -61,6 +63,9 @@ class TracedRunner:
         end_ns = self._lane.now()
         self._lane.add(Span.LAUNCH, begin_ns, end_ns, self._step_id, index)
         return _TracedLanding(landing, self._step_id, self._kind, (begin_ns, end_ns), self._answers, self._device)
+
+    def use_lull(self) -> bool:
+        return self._runner.use_lull()
 
 
 class _TracedLanding:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from tercet.model.load import Opened
     from tercet.model.parallel import Group
 
+_LULL_SECONDS = 0.05
+"""So long without a plan, and a worker does a little of what starting left for later."""
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
 
@@ -58,6 +60,10 @@ class StepRunner(Protocol):
 
     def launch(self, index: int) -> Landing:
         """Start step `index` of the plan's lease."""
+        ...
+
+    def use_lull(self) -> bool:
+        """Do a little of what some step would have to wait for; False once there is nothing left."""
         ...
 
 
@@ -146,8 +152,11 @@ def run_steps(
     """The step loop. It ends with the process. Plans of an earlier epoch were made for workers that are gone."""
     num_steps, epoch = 0, link.spec.incarnation
     hang = link.spec.config.heartbeat_timeout
+    uses_lulls = True
     while True:
-        step = inbox.receive(link.beat_seconds)
+        step = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
+        if step is None and uses_lulls:
+            uses_lulls = runner.use_lull()
         if step is not None and step.epoch >= epoch:
             epoch = step.epoch
             runner.begin(step)

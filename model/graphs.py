@@ -4,6 +4,7 @@ Knows how to capture and replay a function of a shape; what the function does is
 their memory: they are replayed one after another, on one stream, and leave nothing in it but their results.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,15 +17,17 @@ Progress = Callable[[int, int], None]
 
 
 class StepGraphs:
-    """Captured steps."""
+    """Captured steps. Others are captured when they first run, or ahead of that in a lull: `capture_one`."""
 
     def __init__(self, run: Callable[[StepShape], Tensor | None]) -> None:
         """`run`: launches a step of a shape on the current stream, the same launches each time; it may return a result.
 
-        It is captured with nothing but padding in the step, and is not run before: that would double the time.
+        It is captured whatever the step has in it, and is not run before: that would double the time.
         """
         self._run = run
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
+        self._later: dict[StepShape, None] = {}
+        """Shapes that have no graph yet, in the order in which they get one."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
@@ -32,23 +35,48 @@ class StepGraphs:
         if progress is not None:
             progress(0, len(shapes))
         for shape in shapes:
-            graph = torch.cuda.CUDAGraph()
-            # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture. Relaxed:
-            # kernels that are new are compiled and loaded on the way.
-            graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
-            try:
-                result = self._run(shape)
-            finally:
-                graph.capture_end()
-            self._graphs[shape] = graph, result
+            self._capture(shape)
             if progress is not None:
                 progress(len(self._graphs), len(shapes))
 
+    def capture_later(self, shapes: Sequence[StepShape]) -> None:
+        """Leave these for later; those that have a graph already keep it."""
+        self._later.update(dict.fromkeys(shape for shape in shapes if shape not in self._graphs))
+
+    def capture_one(self) -> bool:
+        """Capture one of those left for later; False if there was none."""
+        shape = next(iter(self._later), None)
+        if shape is not None:
+            self._capture_late(shape)
+        return shape is not None
+
     def run(self, shape: StepShape) -> Tensor | None:
         """Replay a captured step, or launch it kernel by kernel. A result is to be used before the next step."""
+        if shape in self._later:
+            self._capture_late(shape)
         captured = self._graphs.get(shape)
         if captured is None:
             return self._run(shape)
         graph, result = captured
         graph.replay()
         return result
+
+    def _capture(self, shape: StepShape) -> None:
+        graph = torch.cuda.CUDAGraph()
+        # Not torch.cuda.graph: it collects garbage and empties the allocator's cache before every capture. Relaxed:
+        # kernels that are new are compiled and loaded on the way.
+        graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+        try:
+            result = self._run(shape)
+        finally:
+            graph.capture_end()
+        self._graphs[shape] = graph, result
+
+    def _capture_late(self, shape: StepShape) -> None:
+        """Steps go on without a graph if there is no memory for it, which starting would have ended at."""
+        del self._later[shape]
+        try:
+            self._capture(shape)
+        except RuntimeError as error:
+            self._later.clear()
+            print(f"warning: steps like {shape} run without a CUDA graph: {error}", file=sys.stderr)

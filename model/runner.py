@@ -138,6 +138,15 @@ class Runner:
         self._prompt_logs = []
         return self._launch_on_gpu(index) if self._on_gpu else self._launch_on_cpu()
 
+    def use_lull(self) -> bool:
+        """Nobody wants a step just now: capture one of the graphs that starting left out. False once there is none.
+
+        Each rank does so for itself: capturing runs nothing, and graphs and what they hold say the same to other ranks.
+        """
+        if not self._on_gpu:
+            return False
+        return not torch.cuda.current_stream().query() or self._graphs.capture_one()
+
     def _copy(self, num_pairs: int) -> None:
         copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
 
@@ -215,13 +224,14 @@ class Runner:
         torch.cuda.current_stream().synchronize()  # kernels write into pinned memory that goes with this object
 
     def _warm_up(self, enforce_eager: bool, progress: Progress | None) -> None:
-        """Compile and capture. Meanwhile every row is padding: all words are zero, slot 0 is done, chunks are empty."""
+        """Compile, capture some. Meanwhile all rows are padding: words are zero, slot 0 is done, chunks are empty."""
         shapes = self._shapes.for_graphs()
         warm_up_prompt_logs(self._decoder, self.table)
         for shape in (*self._shapes.for_warm_up(), *(shapes if enforce_eager else ())):
             self._run_on_gpu(shape)
         if not enforce_eager:
-            self._graphs.capture(shapes, progress)
+            self._graphs.capture(self._shapes.for_start(), progress)
+            self._graphs.capture_later(shapes[::-1])
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
         self._writer.compile()

@@ -1,7 +1,7 @@
 """How large a step is, padding included: exact on a CPU, in a few fixed sizes on a GPU, where graphs need them.
 
 Launched kernel by kernel, a step of 8,192 tokens of a small model takes the host longer than the GPU: every shape that
-a plain step can have is a graph.
+a plain step can have is a graph, sooner or later.
 
 Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 """
@@ -90,6 +90,15 @@ class Shapes:
             return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, shape.num_chunks
 
         return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
+
+    def for_start(self) -> list[StepShape]:
+        """Those of them that an engine is to have before its first request, the largest of all first: decodes that draw
+        without logits, and prompts with nothing beside."""
+        first, *others = self.for_graphs()
+        return [
+            first,
+            *(shape for shape in others if not (shape.num_decodes if shape.num_chunks else shape.whole_logits)),
+        ]
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
