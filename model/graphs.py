@@ -4,6 +4,7 @@ Knows how to capture and replay a function of a shape; what the function does is
 their memory: they are replayed one after another, on one stream, and leave nothing in it but their results.
 """
 
+import ctypes
 import sys
 from collections.abc import Callable, Sequence
 
@@ -71,6 +72,7 @@ class StepGraphs:
         finally:
             graph.capture_end()
         self._graphs[shape] = graph, result
+        _upload(graph)
 
     def _capture_late(self, shape: StepShape) -> None:
         """Steps go on without a graph if there is no memory for it, which starting would have ended at."""
@@ -80,3 +82,10 @@ class StepGraphs:
         except RuntimeError as error:
             self._later.clear()
             print(f"warning: steps like {shape} run without a CUDA graph: {error}", file=sys.stderr)
+
+
+def _upload(graph: torch.cuda.CUDAGraph) -> None:
+    """Send a graph to the device, by the driver's C interface: else its first replay does, and takes 0.25 ms longer."""
+    stream = torch.cuda.current_stream().cuda_stream
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuGraphUpload(ctypes.c_void_p(graph.raw_cuda_graph_exec()), ctypes.c_void_p(stream))
