@@ -1,4 +1,7 @@
-"""Says aloud when a kernel is compiled while requests wait: warming up should have met every kernel."""
+"""Says aloud when a kernel is compiled while requests wait: starting should have compiled every kernel.
+
+One that Triton finds in its cache is loaded when it is first launched, and nothing is said of it.
+"""
 
 import sys
 from typing import Any
@@ -9,9 +12,9 @@ import triton
 def warn_of_late_compiles() -> None:
     """From now on each compile of this process is a line on standard error."""
 
-    def warn(*_: object, **compiled: Any) -> None:
-        print(
-            f"warning: kernel {compiled['fn'].name} was compiled while serving, for {compiled['key']}", file=sys.stderr
-        )
+    def warn(*, src: Any, cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            what = f"kernel {src.fn.__name__} was compiled while serving, for {src.signature} and {src.constants}"
+            print(f"warning: {what}", file=sys.stderr)
 
-    triton.knobs.runtime.jit_post_compile_hook = warn
+    triton.knobs.compilation.listener = warn
