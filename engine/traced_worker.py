@@ -3,36 +3,14 @@
 Wraps what the step loop drives, so that the loop is the same with and without. Knows no model.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine.child import ChildSpec
+from tercet.engine.step_runner import Landing, StepRunner
 from tercet.engine.trace import Lane, Span, open_lane, record_collections
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Logs, PromptLogs, Step
-
-
-class Landing(Protocol):
-    """The tokens of one step, on their way."""
-
-    def wait(self) -> NDArray[np.int32]: ...
-
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
-
-
-class StepRunner(Protocol):
-    """What is wrapped."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    def begin(self, step: Step) -> None: ...
-
-    def launch(self, index: int) -> Landing: ...
-
-    def use_lull(self) -> bool: ...
 
 
 class TracedRunner:

@@ -4,14 +4,8 @@ The only file of the engine that knows the model. It knows no text, no request, 
 """
 
 import os
-import queue
-import threading
-import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
@@ -21,10 +15,12 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.null_runner import NullRunner
 from tercet.engine.start_clock import StartClock
+from tercet.engine.step_answers import Answers, LateAnswers, NoAnswers
+from tercet.engine.step_runner import StepRunner
 from tercet.engine.traced_worker import TracedRunner
-from tercet.ipc.process_messages import Limits, Loaded, Phase, Serving
-from tercet.ipc.sockets import Inbox, Outbox
-from tercet.ipc.step_messages import Logs, PromptLogs, Sampled, Step, ToWorker
+from tercet.ipc.process_messages import Loaded, Phase, Serving
+from tercet.ipc.sockets import Inbox
+from tercet.ipc.step_messages import ToWorker
 from tercet.model.early_work import fingerprint_triton_early, open_device_early
 
 if TYPE_CHECKING:
@@ -38,91 +34,6 @@ _LULL_SECONDS = 0.05
 """So long without a plan, and a worker does a little of what starting left for later."""
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
-
-
-class Landing(Protocol):
-    """The tokens of one step, on their way."""
-
-    def wait(self) -> NDArray[np.int32]: ...
-
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
-
-
-class StepRunner(Protocol):
-    """What the worker drives: a model's runner, or the null runner."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    def begin(self, step: Step) -> None:
-        """Apply what a plan changes, before its first step."""
-        ...
-
-    def launch(self, index: int) -> Landing:
-        """Start step `index` of the plan's lease."""
-        ...
-
-    def use_lull(self) -> bool:
-        """Do a little of what some step would have to wait for; False once there is nothing left."""
-        ...
-
-
-class Answers:
-    """Sends tokens that are there already, as a CPU's are."""
-
-    def __init__(self, address: str) -> None:
-        self._scheduler = Outbox(address)
-
-    def put(self, step: Step, index: int, landing: Landing) -> None:
-        token_ids = landing.wait().tobytes()
-        self._scheduler.send(Sampled(step.step_id, index, token_ids, step.epoch, *landing.logs()))
-
-    def overdue(self, seconds: float) -> bool:
-        """Whether tokens have been awaited for so long that the device must hang."""
-        return False
-
-
-class LateAnswers:
-    """Waits for landings in a thread of its own, in launch order, so that the step loop never waits for the device."""
-
-    def __init__(self, address: str) -> None:
-        self._landings: queue.SimpleQueue[tuple[Step, int, Landing]] = queue.SimpleQueue()
-        self._failure: BaseException | None = None
-        self._waiting_since: float | None = None
-        threading.Thread(target=self._run, args=(address,), name="answers", daemon=True).start()
-
-    def put(self, step: Step, index: int, landing: Landing) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._landings.put((step, index, landing))
-
-    def overdue(self, seconds: float) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        since = self._waiting_since
-        return since is not None and time.monotonic() - since > seconds
-
-    def _run(self, address: str) -> None:
-        answers = Answers(address)
-        try:
-            while True:
-                step, index, landing = self._landings.get()
-                self._waiting_since = time.monotonic()
-                answers.put(step, index, landing)
-                self._waiting_since = None
-        except BaseException as error:  # raised in the step loop, which ends the process
-            self._failure = error
-            raise
-
-
-class NoAnswers:
-    """Ranks other than 0 agree with it and stay silent."""
-
-    def put(self, step: Step, index: int, landing: Landing) -> None:
-        pass
-
-    def overdue(self, seconds: float) -> bool:
-        return False
 
 
 def main(link: SupervisorLink) -> None:

@@ -1,0 +1,70 @@
+"""A worker's tokens on their way to the scheduler: sent at once, by a thread that waits for the device, or not at all.
+
+Knows landings and where their tokens go; when steps are launched is the worker's matter.
+"""
+
+import queue
+import threading
+import time
+
+from tercet.engine.step_runner import Landing
+from tercet.ipc.sockets import Outbox
+from tercet.ipc.step_messages import Sampled, Step
+
+
+class Answers:
+    """Sends tokens that are there already, as a CPU's are."""
+
+    def __init__(self, address: str) -> None:
+        self._scheduler = Outbox(address)
+
+    def put(self, step: Step, index: int, landing: Landing) -> None:
+        token_ids = landing.wait().tobytes()
+        self._scheduler.send(Sampled(step.step_id, index, token_ids, step.epoch, *landing.logs()))
+
+    def overdue(self, seconds: float) -> bool:
+        """Whether tokens have been awaited for so long that the device must hang."""
+        return False
+
+
+class LateAnswers:
+    """Waits for landings in a thread of its own, in launch order, so that the step loop never waits for the device."""
+
+    def __init__(self, address: str) -> None:
+        self._landings: queue.SimpleQueue[tuple[Step, int, Landing]] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._waiting_since: float | None = None
+        threading.Thread(target=self._run, args=(address,), name="answers", daemon=True).start()
+
+    def put(self, step: Step, index: int, landing: Landing) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._landings.put((step, index, landing))
+
+    def overdue(self, seconds: float) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        since = self._waiting_since
+        return since is not None and time.monotonic() - since > seconds
+
+    def _run(self, address: str) -> None:
+        answers = Answers(address)
+        try:
+            while True:
+                step, index, landing = self._landings.get()
+                self._waiting_since = time.monotonic()
+                answers.put(step, index, landing)
+                self._waiting_since = None
+        except BaseException as error:  # raised in the step loop, which ends the process
+            self._failure = error
+            raise
+
+
+class NoAnswers:
+    """Ranks other than 0 agree with it and stay silent."""
+
+    def put(self, step: Step, index: int, landing: Landing) -> None:
+        pass
+
+    def overdue(self, seconds: float) -> bool:
+        return False

@@ -1,0 +1,36 @@
+"""What a worker drives, whatever it is: a model's runner, a record around it, or one that computes nothing."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.ipc.process_messages import Limits
+from tercet.ipc.step_messages import Logs, PromptLogs, Step
+
+
+class Landing(Protocol):
+    """The tokens of one step, on their way."""
+
+    def wait(self) -> NDArray[np.int32]: ...
+
+    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
+
+
+class StepRunner(Protocol):
+    """What the worker drives: a model's runner, or the null runner."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def begin(self, step: Step) -> None:
+        """Apply what a plan changes, before its first step."""
+        ...
+
+    def launch(self, index: int) -> Landing:
+        """Start step `index` of the plan's lease."""
+        ...
+
+    def use_lull(self) -> bool:
+        """Do a little of what some step would have to wait for; False once there is nothing left."""
+        ...
