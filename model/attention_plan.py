@@ -52,7 +52,7 @@ class AttentionPlan:
                         *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic, longest=longest
                     )
                 else:
-                    decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic)
+                    decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic, window)
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             prefill = {
@@ -73,13 +73,13 @@ def minds_length(
 
 def _split(
     decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, num_heads: int, k_cache: Tensor,
-    deterministic: bool,
+    deterministic: bool, window: int,
 ) -> DecodeWork:  # fmt: skip
     num_rows = decode_slots_B.shape[0]
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
     num_pages = num_rows * page_table_SM.shape[1]
     sizes = num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim
-    work = make_decode_work(*sizes, k_cache.device, deterministic=deterministic)
+    work = make_decode_work(*sizes, k_cache.device, deterministic=deterministic, window=window)
     plan_decode_work(decode_lengths_B, decode_slots_B, work, num_kv_heads)
     return work

@@ -81,7 +81,7 @@ class PagedCache:
         heads = self.heads
         work = make_decode_work(
             len(slots), len(slots) * self.table.shape[1], heads.page, heads.num_q, heads.num_kv, heads.dim,
-            q_BHD.device, deterministic=deterministic,
+            q_BHD.device, deterministic=deterministic, window=heads.window,
         )  # fmt: skip
         plan_decode_work(self.ints(lengths), self.ints(slots), work, heads.num_kv)
         caches = self.k_cache, self.v_cache, self.table, self.ints(slots), self.ints(lengths)

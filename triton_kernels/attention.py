@@ -58,7 +58,7 @@ def decode_attention(
     """[B, H, D] -> [B, H, D]: row b attends to the first `decode_lengths_B[b]` positions of slot `decode_slots_B[b]`.
 
     Rows of length 0 give zeros. Writes `out` if given and the memory in `work`; softmax in fp32. `work`: planned for
-    these rows, once for all layers of a step; without it the call plans for itself. Graph-safe.
+    these rows, once for all layers of a step with this window; without it the call plans for itself. Graph-safe.
     """
     _check(q_BHD, k_cache, v_cache, page_table_SM, alibi_slopes_H)
     check_indices("decode_slots", decode_slots_B, q_BHD, q_BHD.shape[0])
@@ -71,7 +71,7 @@ def decode_attention(
         if work is None:
             heads, (num_pages, kv_heads, page_size, head_dim) = q_BHD.shape[1], k_cache.shape
             sizes = (q_BHD.shape[0], num_pages, page_size, heads, kv_heads, head_dim)
-            work = make_decode_work(*sizes, q_BHD.device, deterministic=False)
+            work = make_decode_work(*sizes, q_BHD.device, deterministic=False, window=window)
             plan_decode_work(decode_lengths_B, decode_slots_B, work, kv_heads)
         launch_decode_attention(q_BHD, k_cache, v_cache, page_table_SM, scoring, work, out)
         return out

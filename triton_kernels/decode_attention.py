@@ -32,7 +32,7 @@ _MANY_ROWS = 32
 _MUCH = 2**17
 """Tokens of a step."""
 _MIN_DOT = 16
-_SIZES = ["B", "few", "many", "fixed", "capacity"]
+_SIZES = ["B", "few", "many", "fixed", "window", "capacity"]
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,18 @@ class DecodeWork:
     """fp32 largest score and sum of weights."""
     fixed: bool
     """Splits of one length, whatever the rest of the step: deterministic mode."""
+    window: int
+    """Only of a row's last so many tokens there are splits; 0: of all."""
 
 
 def make_decode_work(
     num_rows: int, num_pages: int, page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int,
-    device: torch.device, *, deterministic: bool,
+    device: torch.device, *, deterministic: bool, window: int = 0,
 ) -> DecodeWork:  # fmt: skip
-    """Memory for any step of `num_rows` decode rows that hold `num_pages` at most, a shared page counted for each."""
+    """Memory for any step of `num_rows` decode rows that hold `num_pages` at most, a shared page counted for each.
+
+    `window`: of the layers that it is for.
+    """
     if deterministic:
         capacity = num_rows + num_pages * page_size // _FIXED_SPLIT
     else:
@@ -75,6 +80,7 @@ def make_decode_work(
         partial_IHD=empty(capacity, num_q_heads, head_dim, dtype=torch.float32),
         stats_IH2=empty(capacity, num_q_heads, 2, dtype=torch.float32),
         fixed=deterministic,
+        window=window,
     )
 
 
@@ -86,23 +92,29 @@ def _most_splits(num_rows: int, device: torch.device, num_kv_heads: int) -> int:
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _work_kernel(
-    lengths_ptr, slots_ptr, items_ptr, counts_ptr, starts_ptr, num_items_ptr, B, few, many, fixed, capacity,
+    lengths_ptr, slots_ptr, items_ptr, counts_ptr, starts_ptr, num_items_ptr, B, few, many, fixed, window, capacity,
     BLOCK_B: tl.constexpr, SHORTEST: tl.constexpr, MUCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (1,): one program cuts all rows, each into equal parts unless `fixed` says how long parts are."""
+    """Grid (1,): one program cuts all rows, each into equal parts unless `fixed` says how long parts are.
+
+    What is ahead of a row's window is left out, by whole parts if their positions are fixed.
+    """
     let_next_start(PDL)
     wait_for_previous(PDL)
     rows = tl.arange(0, BLOCK_B)
     lengths = tl.load(lengths_ptr + rows, mask=rows < B, other=0)
     slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
-    total = tl.sum(lengths, 0)
+    unit = tl.where(fixed > 0, fixed, SHORTEST)
+    first = tl.where(window > 0, tl.maximum(lengths - window, 0) // unit * unit, 0)
+    seen = lengths - first
+    total = tl.sum(seen, 0)
     # An eighth more than fits: rows of one length a little above it are not halved for nothing.
     fitting = tl.cdiv(total, tl.where(total < MUCH, few, many)) * 9 // 8
     fitting = tl.maximum(fitting, SHORTEST)
-    counts = tl.cdiv(lengths, tl.where(fixed > 0, fixed, fitting))
-    even = tl.cdiv(tl.cdiv(lengths, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
+    counts = tl.cdiv(seen, tl.where(fixed > 0, fixed, fitting))
+    even = tl.cdiv(tl.cdiv(seen, tl.maximum(counts, 1)), SHORTEST) * SHORTEST
     parts = tl.where(fixed > 0, fixed, even)
-    counts = tl.cdiv(lengths, tl.maximum(parts, 1))
+    counts = tl.cdiv(seen, tl.maximum(parts, 1))
     starts = tl.cumsum(counts, 0) - counts
     num_items = tl.sum(counts, 0)
     tl.store(counts_ptr + rows, counts, mask=rows < B)
@@ -112,14 +124,15 @@ def _work_kernel(
         record_ptr = items_ptr + (starts + index) * 8
         mask = index < counts
         tl.store(record_ptr, rows, mask=mask)
-        tl.store(record_ptr + 1, index * parts, mask=mask)
-        tl.store(record_ptr + 2, tl.minimum(index * parts + parts, lengths), mask=mask)
+        begin = first + index * parts
+        tl.store(record_ptr + 1, begin, mask=mask)
+        tl.store(record_ptr + 2, tl.minimum(begin + parts, lengths), mask=mask)
         tl.store(record_ptr + 3, slots, mask=mask)
         tl.store(record_ptr + 4, lengths, mask=mask)
         tl.store(record_ptr + 5, counts, mask=mask)
     if fixed == 0:
-        for first in range(num_items, capacity, BLOCK_B):
-            tl.store(items_ptr + (first + rows) * 8, -1, mask=first + rows < capacity)
+        for empty in range(num_items, capacity, BLOCK_B):
+            tl.store(items_ptr + (empty + rows) * 8, -1, mask=empty + rows < capacity)
 
 
 def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: DecodeWork, num_kv_heads: int) -> None:
@@ -133,7 +146,7 @@ def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: Dec
     )
     _work_kernel[(1,)](
         decode_lengths_B, decode_slots_B, work.items_I8, work.counts_B, work.starts_B, work.num_items_1, B,
-        few, most, _FIXED_SPLIT if work.fixed else 0, work.items_I8.shape[0],
+        few, most, _FIXED_SPLIT if work.fixed else 0, work.window, work.items_I8.shape[0],
         BLOCK_B=max(16, next_power_of_2(B)), SHORTEST=_SHORTEST_SPLIT, MUCH=_MUCH, num_warps=4,
         **overlap_options(decode_lengths_B),
     )  # fmt: skip
@@ -234,6 +247,8 @@ def launch_decode_attention(
     out_BHD: Tensor,
 ) -> None:  # fmt: skip
     """Two launches: the splits, and their merge. Graph-safe; `work` is planned."""
+    if work.window not in (0, scoring.window):
+        raise ValueError(f"work: got what is planned for a window of {work.window}, wanted {scoring.window}")
     _, H, D = q_BHD.shape
     kv_heads, page_size = k_cache.shape[1:3]
     tile = 64 if q_BHD.dtype.itemsize == 2 else 32
