@@ -24,7 +24,7 @@ from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
 from tercet.engine.residents import Counters, Residents
 from tercet.engine.step_logs import select_rows
-from tercet.engine.waiting_line import WaitingLine, never_fits
+from tercet.engine.waiting_line import WaitingLine, make_fit
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
@@ -64,8 +64,9 @@ class Planner:
         if not message.again and (full := self._waiting.is_full(message, self._residents.num_free_slots)) is not None:
             return full
         requests = make_requests(message, self._hasher, now, deterministic=self._settings.deterministic)
-        if (unservable := never_fits(requests[0], self._settings)) is not None:
-            return unservable
+        for request in requests:
+            if (unservable := make_fit(request, self._settings)) is not None:
+                return unservable
         for request in requests:
             self._waiting.add(request)
         return None
@@ -133,7 +134,7 @@ class Planner:
             if request is guilty:
                 text = f"the workers died twice while they computed this request; the last time: {message.blame}"
                 failed.append(Unservable(request.number, "engine_died", text))
-            elif (unservable := never_fits(request, self._settings)) is not None:
+            elif (unservable := make_fit(request, self._settings)) is not None:
                 failed.append(unservable)
             else:
                 self._waiting.add(request)

@@ -100,6 +100,11 @@ class Request:
         return self.expires <= now and not (self.family is not None and self.family.has_begun)
 
     @property
+    def num_generated(self) -> int:
+        """Tokens of the answer that there have been."""
+        return max(self.num_told, len(self.token_ids) - self.num_prompt)
+
+    @property
     def max_length(self) -> int:
         return self.num_prompt + self.sampling.max_tokens
 

@@ -189,6 +189,7 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
         grammar=None if params.structured is None else write_grammar(params.structured),
+        open_ended=params.max_tokens is None,
     )
 
 

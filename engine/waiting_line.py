@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from itertools import chain
 from operator import attrgetter
 
+from msgspec import structs
+
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Family, Request
 from tercet.ipc.step_messages import Submit, Unservable
@@ -138,11 +140,15 @@ class WaitingLine:
         return True
 
 
-def never_fits(request: Request, settings: PlannerSettings) -> Unservable | None:
-    """Why it can never run, if it cannot."""
+def make_fit(request: Request, settings: PlannerSettings) -> Unservable | None:
+    """Why it can never run, if it cannot. One that was to take all the room there is takes what there is now."""
     needed, size = request.max_length - 1, settings.page_size  # the last token's K and V are never wanted
     available = (settings.num_pages - 1) * size
     if settings.pages(needed) * size <= available:
+        return None
+    sampling, most = request.sampling, available + 1 - request.num_prompt
+    if sampling.open_ended and most > max(request.num_generated, sampling.min_tokens - 1):
+        request.sampling = structs.replace(sampling, max_tokens=most)
         return None
     return Unservable(
         request.number,

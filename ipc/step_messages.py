@@ -45,6 +45,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """The same of each token of the prompt but the first."""
     grammar: str | None = None
     """What the answer has to match, as the scheduler's library reads it."""
+    open_ended: bool = False
+    """Nobody asked for max_tokens: it is all the room there was. If a restart leaves less, that is enough."""
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

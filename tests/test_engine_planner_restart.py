@@ -21,6 +21,14 @@ def restart(run: Run, blame: str | None = None, num_pages: int | None = None) ->
     return run.planner.restart(WorkersRestarted(run.planner.epoch + 1, limits, blame))
 
 
+def run_to_the_end(run: Run) -> None:
+    """With as many pages as there are now."""
+    while not run.planner.idle:
+        run.plan()
+        if run.worker.in_flight:
+            run.execute()
+
+
 def prompt_of(message: Submit) -> list[int]:
     return np.frombuffer(message.prompt_ids, np.int32).tolist()
 
@@ -137,12 +145,53 @@ def test_fewer_pages_than_before() -> None:
     (failed,) = restart(run, num_pages=6)
     assert (failed.number, failed.code) == (1, "too_long_for_cache")
     assert "want at most 20" in failed.message
-    while not run.planner.idle:
-        run.plan()
-        if run.worker.in_flight:
-            run.execute()
+    run_to_the_end(run)
     assert len(run.said[2]) == 3
     assert run.planner.load().num_free_pages == 5
+
+
+@pytest.mark.parametrize("num_said", [0, 7, 13])
+def test_what_was_to_take_all_room_takes_what_fewer_pages_leave(num_said: int) -> None:
+    """Five pages of four tokens: prompts of six leave room for 14, and the last token takes none."""
+    run = Run(settings(enable_prefix_caching=False))
+    messages = [
+        submit(1, [1] * 6, max_tokens=38, open_ended=True),
+        submit(2, [2] * 6, max_tokens=38),
+        submit(3, [3] * 6, max_tokens=9, open_ended=True),
+        submit(4, [4] * 6, max_tokens=38, min_tokens=16, open_ended=True),
+    ]
+    for message in messages:
+        assert run.planner.submit(message, 0.0) is None
+    while len(run.said[1]) < num_said:
+        run.plan()
+        run.execute()
+    failed = restart(run, num_pages=6)
+    assert {(one.number, one.code) for one in failed} == {(2, "too_long_for_cache"), (4, "too_long_for_cache")}
+    run_to_the_end(run)
+    assert run.said[1] == undisturbed([1] * 6, messages[0].sampling)[:15]
+    assert (run.ended[1].reason, run.ended[1].usage.num_generated_tokens) == ("length", 15)
+    assert run.said[3] == undisturbed([3] * 6, messages[2].sampling)
+    assert run.planner.load().num_free_pages == 5
+
+
+def test_what_has_more_tokens_than_fewer_pages_hold_is_refused() -> None:
+    run = Run(settings(enable_prefix_caching=False))
+    run.planner.submit(submit(1, [1] * 6, max_tokens=38, open_ended=True), 0.0)
+    while len(run.said[1]) < 15:
+        run.plan()
+        run.execute()
+    (failed,) = restart(run, num_pages=6)
+    assert (failed.number, failed.code) == (1, "too_long_for_cache")
+    assert run.planner.idle
+
+
+def test_late_news_of_fewer_pages_refuses_no_open_end() -> None:
+    """The tokenizer may not know yet how many pages there are."""
+    run = Run(settings())
+    restart(run, num_pages=6)
+    run.planner.submit(submit(1, [1] * 6, max_tokens=38, open_ended=True), 0.0)
+    run_to_the_end(run)
+    assert run.said[1] == undisturbed([1] * 6, submit(1, [1] * 6, max_tokens=15).sampling)
 
 
 @pytest.mark.parametrize("num_generated", [0, 1, 6])

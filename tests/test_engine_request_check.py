@@ -139,7 +139,9 @@ def ids(packed: bytes) -> list[int]:
 
 def test_what_is_not_said_is_filled_in() -> None:
     sampling = resolve(SamplingParams(), 4, 1, RULES)
-    assert sampling == Sampling(1.0, 0, 1.0, 0.0, sampling.seed, 60, 0, array("i", [2, 7]).tobytes())
+    stop_ids = array("i", [2, 7]).tobytes()
+    assert sampling == Sampling(1.0, 0, 1.0, 0.0, sampling.seed, 60, 0, stop_ids, open_ended=True)
+    assert not resolve(SamplingParams(max_tokens=60), 4, 1, RULES).open_ended
     assert 0 <= sampling.seed < 2**63
 
 
