@@ -1,11 +1,15 @@
-"""PROCESS compiler: compiles some of the kernels that an engine on a GPU is going to launch, and ends.
+"""PROCESS compiler: compiles the kernels that an engine on a GPU is going to launch, and ends.
 
-A worker starts several (`compilers.py`) when nobody has yet on this machine: one after the other, the same kernels take
-it a minute. Reads what to compile from its standard input; what it makes is in Triton's cache.
+A worker starts it (`compilers.py`) when nobody has yet on this machine: one after the other, the same kernels take a
+minute. So it reads torch and Triton once and is then as many processes as it is told to be. Reads what to compile from
+its standard input, says on its standard output when one of them is through; what they make is in Triton's cache.
 """
 
+import gc
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -65,21 +69,50 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
     )
 
 
-def main(specs: IO[bytes], claims: Path) -> None:
-    """`claims`: a folder in which compilers note what each of them does."""
+def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> int:
+    """`claims`: a folder in which processes note what each of them does. Returns the exit status."""
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
     import torch
+    from triton.runtime.cache import triton_key
 
     from tercet.model.compile_ahead import Claims, compile_ahead
     from tercet.triton_kernels.dispatch import Gpu
 
-    opened = open_configured(spec.config, spec.model_path, torch.device("meta"))
+    steps = steps_of(spec.config, open_configured(spec.config, spec.model_path, torch.device("meta")))
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
-    compile_ahead(steps_of(spec.config, opened), gpu, Claims(claims))
+    triton_key()  # reads the whole compiler; it is remembered
+    gc.freeze()  # a collection would touch, and so copy, what the processes share
+    pids = [_forked(lambda: compile_ahead(steps, gpu, Claims(claims))) for _ in range(num_processes)]
+    failed = 0
+    for _ in pids:
+        _, status = os.wait()
+        failed += status != 0
+        reports.write(b".")
+        reports.flush()
+    return min(failed, 1)
+
+
+def _forked(work: Callable[[], object]) -> int:
+    """The process id of a copy of this process that does the work and ends."""
+    parent = os.getpid()
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        die_with_parent()
+        if os.getppid() == parent:  # else it died before that was said
+            work()
+            status = 0
+    except Exception:  # noqa: BLE001  its status says what became of it
+        traceback.print_exc()
+    finally:
+        os._exit(status)  # nothing that the parent was about to do is this process's to do
 
 
 if __name__ == "__main__":
     ignore_group_signals()
     die_with_parent()
     os.nice(_NICENESS)
-    main(sys.stdin.buffer, Path(sys.argv[1]))
+    pipe = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no report
+    sys.exit(main(sys.stdin.buffer, pipe, Path(sys.argv[1]), int(sys.argv[2])))

@@ -1,4 +1,4 @@
-"""A worker's compilers: as many processes as there are cores, so that kernels are there before the first is launched.
+"""A worker's compiler: as many processes as there are cores, so that kernels are there before the first is launched.
 
 Nothing depends on them: what they leave out, or all if they fail, is compiled when it is launched. That they have been
 through is noted beside the kernels, under a name that says for what, and the next start does without. Knows processes
@@ -7,6 +7,7 @@ and files; what is compiled, `compiler_process.py` knows.
 
 import contextlib
 import os
+import select
 import subprocess
 import tempfile
 import time
@@ -23,7 +24,7 @@ _BYTES_EACH = 3 * 2**29
 _MOST_SECONDS = 600.0
 
 Progress = Callable[[int, int], None]
-"""Called with compilers that are through, and all."""
+"""Called with processes that are through, and all."""
 
 
 class Compilers:
@@ -32,21 +33,24 @@ class Compilers:
     def __init__(self, spec: CompilerSpec, note: Path) -> None:
         self._note = note
         self._claims = tempfile.TemporaryDirectory(prefix="tercet-compilers-")
-        self._processes = [_start(spec, self._claims.name) for _ in range(_how_many())]
+        self._how_many = _how_many()
+        self._process = _start(spec, self._claims.name, self._how_many)
 
     def wait(self, progress: Progress) -> None:
         """Until all are through, or have taken too long."""
         deadline = time.monotonic() + _MOST_SECONDS
-        progress(0, len(self._processes))
-        for done, process in enumerate(self._processes, 1):
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            progress(done, len(self._processes))
+        progress(0, self._how_many)
+        assert self._process.stdout is not None
+        reports, done = self._process.stdout.fileno(), 0
+        while select.select([reports], [], [], max(0.0, deadline - time.monotonic()))[0] and os.read(reports, 1):
+            done += 1
+            progress(done, self._how_many)
+        if done < self._how_many:
+            self._process.kill()  # the others end with it
+        self._process.stdout.close()
+        status = self._process.wait()
         self._claims.cleanup()
-        if all(process.returncode == 0 for process in self._processes):
+        if status == 0:
             with contextlib.suppress(OSError):  # a cache that is not ours to write
                 self._note.touch()
 
@@ -57,9 +61,11 @@ def start_compilers(spec: CompilerSpec, cache: Path, fingerprint: str) -> Compil
     return None if note.exists() else Compilers(spec, note)
 
 
-def _start(spec: CompilerSpec, claims: str) -> subprocess.Popen[bytes]:
-    command = own_program("compiler_process", claims)
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+def _start(spec: CompilerSpec, claims: str, how_many: int) -> subprocess.Popen[bytes]:
+    command = own_program("compiler_process", claims, str(how_many))
+    # Processes are forked: a library's threads would not be there in the copies.
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # its status says what became of it
         process.stdin.write(msgspec.json.encode(spec) + b"\n")
@@ -68,7 +74,7 @@ def _start(spec: CompilerSpec, claims: str) -> subprocess.Popen[bytes]:
 
 
 def _how_many() -> int:
-    """Each reads torch and Triton, and needs a core."""
+    """Each needs a core and memory."""
     return max(1, min(_MOST, len(os.sched_getaffinity(0)), _free_bytes() // _BYTES_EACH))
 
 
