@@ -1,146 +1,243 @@
-"""Which steps have a graph when: some from the start, others when they first run or in a lull; all compute the same."""
+"""On a GPU: graphs and eager steps say the same, to the bit in any batch; nothing compiles, nothing but Triton runs.
 
+On a small random model in bf16 with the heads and the vocabulary of a real one.
+"""
+
+import random
 from collections.abc import Iterator
+from dataclasses import fields, replace
+from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
+import triton
 
-from tercet.model import graphs as graphs_module
-from tercet.model.graphs import StepGraphs
-from tercet.model.step_shape import Shapes, StepShape
+from launched_kernels import foreign_kernels, launched_kernels
+from plan_driver import GREEDY, Job, pack, run_jobs
+from slot_tables import random_table
+from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
+from tercet.model import layers
+from tercet.model.config import ModelConfig
+from tercet.model.decoder import Decoder
+from tercet.model.dummy import DummyCheckpoint
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.parallel import Group
+from tercet.model.rope import Rope
+from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.weights import load_weights
+from tercet.triton_kernels.matmul_prologue import matmul_prologue
+from tercet.triton_kernels.sample import sample, sample_reference
+from tercet.triton_kernels.slot_table import SlotTable
 
-SHAPES = [StepShape(rows, 0, 0) for rows in (16, 8, 4, 2, 1)]
-FIRST, LATER = SHAPES[:2], SHAPES[2:]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-
-class Recording:
-    """In place of a CUDA graph where there is no GPU: what is called while it captures, its replays call again."""
-
-    capturing: list[int] | None = None
-
-    def __init__(self) -> None:
-        self.calls: list[int] = []
-
-    def capture_begin(self, **_: object) -> None:
-        Recording.capturing = self.calls
-
-    def capture_end(self) -> None:
-        Recording.capturing = None
-
-    def replay(self) -> None:
-        for rows in self.calls:
-            Steps.count[:rows] += 1
+PAGE, MAX_SEQS, MAX_LEN = 64, 38, 1024
+SETTINGS = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=MAX_LEN, max_num_batched_tokens=2048)
 
 
-class Steps:
-    """Steps that count their rows."""
-
-    count = torch.zeros(16, dtype=torch.int32)
-
-    def __init__(self) -> None:
-        self.launched: list[int] = []
-        """Rows of each step that was launched kernel by kernel, which capturing is too."""
-        self.no_memory_for = 0
-        Steps.count = torch.zeros_like(Steps.count)
-
-    def __call__(self, shape: StepShape) -> None:
-        self.launched.append(shape.num_decodes)
-        on_gpu = Steps.count.is_cuda and torch.cuda.is_current_stream_capturing()
-        if (on_gpu or Recording.capturing is not None) and shape.num_decodes == self.no_memory_for:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        if Recording.capturing is not None:
-            Recording.capturing.append(shape.num_decodes)
-        else:
-            Steps.count[: shape.num_decodes] += 1
-
-    def check(self, graphs: StepGraphs, shape: StepShape) -> None:
-        """A step of this shape adds one to as many rows as it has."""
-        before = Steps.count.clone()
-        graphs.run(shape)
-        wanted = before + (torch.arange(16, device=before.device) < shape.num_decodes)
-        assert torch.equal(Steps.count, wanted.int())
+def make_decoder(*, deterministic: bool) -> Decoder:
+    device = torch.device("cuda", 0)
+    config = ModelConfig(
+        family="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=3, num_heads=16,
+        num_kv_heads=8, head_dim=128, rms_norm_eps=1e-6, rope=Rope(theta=1e6), max_position_embeddings=4096,
+        tie_word_embeddings=True, qk_norm=True, dtype=torch.bfloat16,
+    )  # fmt: skip
+    tensors = DummyCheckpoint(config, 0, torch.bfloat16, device)
+    weights = load_weights(tensors, config, rank=0, size=1, dtype=torch.bfloat16, device=device, interleaved=True)
+    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=deterministic)
 
 
-@pytest.fixture(params=["recorded", pytest.param("cuda", marks=pytest.mark.gpu)])
-def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
-    if request.param == "recorded":
-        monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
-        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-        monkeypatch.setattr(graphs_module, "_upload", lambda graph: None)
-        yield Steps()
-        return
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    monkeypatch.setattr(Steps, "count", Steps.count.cuda())
-    with torch.cuda.stream(torch.cuda.Stream()):
-        yield Steps()
+@pytest.fixture(scope="module")
+def decoder() -> Decoder:
+    return make_decoder(deterministic=True)
 
 
-def test_those_from_the_start_are_replayed(steps: Steps) -> None:
-    graphs, told = StepGraphs(steps), list[tuple[int, int]]()
-    graphs.capture(FIRST, lambda done, total: told.append((done, total)))
-    assert told == [(0, 2), (1, 2), (2, 2)]
-    assert steps.launched == [16, 8]
-    for shape in FIRST * 2:
-        steps.check(graphs, shape)
-    assert steps.launched == [16, 8]
-    assert not graphs.capture_one()
+def make_runner(decoder: Decoder, *, eager: bool) -> Runner:
+    cache = make_kv_cache(decoder.config, 400, PAGE, torch.bfloat16, decoder.group.device, 1)
+    cache[:, :, 1:] = float("nan")
+    return Runner(decoder, cache, replace(SETTINGS, enforce_eager=eager))
 
 
-def test_others_are_captured_once_when_they_first_run(steps: Steps) -> None:
-    graphs = StepGraphs(steps)
-    graphs.capture(FIRST)
-    graphs.capture_later(SHAPES)
-    for shape in (LATER[1], FIRST[0], LATER[1], LATER[0], LATER[1]):
-        steps.check(graphs, shape)
-    assert steps.launched == [16, 8, 2, 4]
+@pytest.fixture(scope="module")
+def runners(decoder: Decoder) -> tuple[Runner, Runner]:
+    """With all graphs, those too that are captured in lulls, and without any."""
+    graphs = make_runner(decoder, eager=False)
+    while graphs.use_lull():
+        pass
+    return graphs, make_runner(decoder, eager=True)
 
 
-def test_others_are_captured_in_lulls_in_their_order(steps: Steps) -> None:
-    graphs = StepGraphs(steps)
-    graphs.capture(FIRST)
-    graphs.capture_later(SHAPES)
-    steps.check(graphs, LATER[1])
-    assert [graphs.capture_one() for _ in range(4)] == [True, True, False, False]
-    assert steps.launched == [16, 8, 2, 4, 1]
-    for shape in SHAPES:
-        steps.check(graphs, shape)
-    assert steps.launched == [16, 8, 2, 4, 1]
+def jobs(count: int) -> list[Job]:
+    rng = random.Random(5)
+    return [
+        Job(
+            [rng.randrange(100_000) for _ in range(rng.randint(1, 500))],
+            Sampling((0.0, 1.0, 0.8)[i % 3], (0, 40)[i % 2], (1.0, 0.9)[i // 2 % 2], 0.0, i, 40, 0, b""),
+        )
+        for i in range(count)
+    ]
 
 
-def test_a_shape_that_is_not_to_have_one_is_launched(steps: Steps) -> None:
-    graphs = StepGraphs(steps)
-    graphs.capture(FIRST)
-    graphs.capture_later(LATER[:1])
-    for _ in range(2):
-        steps.check(graphs, LATER[2])
-    assert steps.launched == [16, 8, 1, 1]
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """Names of kernels that compile from here on."""
+    names: list[str] = []
+    before = triton.knobs.runtime.jit_post_compile_hook
+
+    def hook(*args: Any, **kwargs: Any) -> None:
+        names.append(f"{kwargs['fn'].name} {kwargs['key']}")
+
+    triton.knobs.runtime.jit_post_compile_hook = hook
+    yield names
+    triton.knobs.runtime.jit_post_compile_hook = before
 
 
-def test_without_memory_for_a_graph_steps_go_on(steps: Steps, capsys: pytest.CaptureFixture[str]) -> None:
-    graphs = StepGraphs(steps)
-    graphs.capture(FIRST)
-    graphs.capture_later(LATER)
-    steps.no_memory_for = LATER[1].num_decodes
-    steps.check(graphs, LATER[1])
-    assert "without a CUDA graph: CUDA out of memory" in capsys.readouterr().err
-    assert not graphs.capture_one(), "others would not fit either"
-    for shape in SHAPES * 2:
-        steps.check(graphs, shape)
-    steps.no_memory_for = FIRST[0].num_decodes
-    with pytest.raises(torch.OutOfMemoryError):  # a start says what it lacks
-        StepGraphs(steps).capture(FIRST)
+def test_same_tokens_whatever_the_schedule_and_nothing_compiles(
+    runners: tuple[Runner, Runner], compiled: list[str]
+) -> None:
+    graphs, eager = runners
+    outputs = []
+    for runner, max_seqs, budget in (
+        (graphs, 16, 60),
+        (graphs, 5, 2000),
+        (graphs, 1, 2000),
+        (eager, 16, 60),
+        (eager, 7, 900),
+    ):
+        batch = jobs(20)
+        run_jobs(runner, batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, budget=budget)
+        outputs.append([job.output for job in batch])
+    assert len({tuple(tokens) for tokens in outputs[0]}) == 20
+    for others in outputs[1:]:
+        assert others == outputs[0]
+    assert compiled == []
 
 
-@pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (1, 64)])
-def test_a_start_has_the_largest_and_what_first_requests_meet(max_num_seqs: int, budget: int) -> None:
-    shapes = Shapes(max_num_seqs, budget)
-    first, every = shapes.for_start(), shapes.for_graphs()
-    assert first[0] == every[0], "graphs share memory: the largest is first"
-    assert set(first) <= set(every)
-    assert len(first) == len(set(first)) < len(every)
-    for num_tokens in (1, 70, budget):
-        assert shapes.fit(0, 1, min(num_tokens, budget)) in first
-    for num_decodes in range(1, max_num_seqs + 1):
-        shape = shapes.fit(num_decodes, 0, 0)
-        assert {shape, shapes.of_length(shape, 1)} <= set(first)
+def test_same_tokens_by_graphs_that_are_captured_between_steps(
+    decoder: Decoder, runners: tuple[Runner, Runner]
+) -> None:
+    outputs = []
+    for runner in (runners[1], make_runner(decoder, eager=False)):
+        batch = jobs(20)
+        run_jobs(runner, batch, max_seqs=7, page_size=PAGE, seed=3, budget=900)
+        outputs.append([job.output for job in batch])
+    assert outputs[1] == outputs[0]
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["graphs", "eager"])
+def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
+    runner = runners[which]
+    params = msgspec.structs.replace(GREEDY, max_tokens=500)
+    lengths = {0: 300, 1: 750, 2: 700, 3: 700, 4: 60, 5: 130}
+    told = msgspec.structs.replace(params, logprobs=3, adjustments=Adjustments(1.1, 0.1, 0.1))
+    of_prompt = msgspec.structs.replace(params, prompt_logprobs=2)
+    enter = tuple(
+        Enter(slot, pack(*range(length)), length, {4: told, 5: of_prompt}.get(slot, params))
+        for slot, length in lengths.items()
+    )
+    pages = [x for slot in lengths for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for step in (
+            Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
+            Step(1, 1, b"", (), b"", pack(1, 0, 750), pack(0)),
+            Step(2, 4, b"", (), b"", b"", pack(1, 0)),
+            Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),
+            Step(4, 1, b"", (), b"", b"", pack(3, 1, 2, 0)),
+            Step(5, 1, b"", (), b"", pack(4, 0, 60), pack(3)),
+            Step(6, 2, b"", (), b"", b"", pack(3, 4)),
+            Step(7, 1, b"", (), b"", pack(5, 0, 130), b""),
+        ):
+            runner.begin(step)
+            for index in range(step.count):
+                landing = runner.launch(index)
+                token_ids = landing.wait()
+                assert token_ids.min() >= 0
+                logs, of_prompts = landing.logs()
+                assert (logs is not None) == (step.step_id in (5, 6))
+                assert [len(one.words) // 4 for one in of_prompts] == [129 * 2 * 21] * (step.step_id == 7)
+                if logs is not None:  # of the last row alone
+                    assert np.frombuffer(logs.rows, np.int32).tolist() == [1]
+                    words = np.frombuffer(logs.words, np.int32)
+                    assert words[1] >= 1
+                    assert np.isfinite(words.view(np.float32)[0])
+        torch.cuda.synchronize()
+    names = launched_kernels(profiler)
+    for kernel in ("_prepare_kernel", "_decode_kernel", "prefill_kernel", "_append_kernel", "_merge_kernel"):
+        assert any(name.endswith(kernel) for name in names), kernel
+    assert foreign_kernels(names) == []
+    assert not any("nccl" in name for name in names)
+
+
+def test_only_default_mode_serves_short_rows_in_another_way(decoder: Decoder) -> None:
+    cache = make_kv_cache(decoder.config, 10, PAGE, torch.bfloat16, decoder.group.device, 1)
+    assert decoder.short_rows(cache) == 0
+    assert make_decoder(deterministic=False).short_rows(cache) == 4
+
+
+def test_long_prompts_in_one_product_and_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In default mode: beside decode rows, the cache has the same numbers, rounded elsewhere."""
+    default = make_decoder(deterministic=False)
+    calls = []
+
+    def counted(x_TK: torch.Tensor, *others: Any) -> None:
+        calls.append(len(x_TK))
+        matmul_prologue(x_TK, *others)
+
+    def cache_of_steps() -> torch.Tensor:
+        cache = make_kv_cache(default.config, 400, PAGE, torch.bfloat16, default.group.device, 1)
+        cache[:, :, 1:] = float("nan")
+        runner = Runner(default, cache, replace(SETTINGS, enforce_eager=True))
+        lengths = {0: 100, 1: 900, 2: 777}
+        enter = tuple(Enter(slot, pack(*range(length)), length, GREEDY) for slot, length in lengths.items())
+        pages = [x for slot in lengths for k in range(16) for x in (slot, k, 1 + slot * 20 + k)]
+        calls.clear()
+        for step in (
+            Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 100), b""),
+            Step(1, 1, b"", (), b"", pack(1, 0, 900, 2, 0, 777), pack(0)),
+            Step(2, 1, b"", (), b"", b"", pack(0, 1, 2)),
+        ):
+            before = cache.clone()
+            runner.begin(step)
+            assert runner.launch(0).wait().min() >= 0
+        return before
+
+    monkeypatch.setattr(layers, "matmul_prologue", counted)
+    cache = cache_of_steps()
+    assert calls == [calls[0]] * default.config.num_layers  # of the step with long prompts alone
+    assert calls[0] >= 1677
+    monkeypatch.setattr(layers, "can_fuse_prologue", lambda *sizes: False)
+    apart = cache_of_steps()
+    assert calls == []
+    # Page 0 is that of padding, which is computed by one and left out by the other.
+    assert torch.equal(cache[:, :, 1:].isnan(), apart[:, :, 1:].isnan())
+    got, wanted = (one[:, :, 1:].nan_to_num(0.0).double() for one in (cache, apart))
+    assert torch.equal(got[0, 1, 20:], wanted[0, 1, 20:])  # the prompts' first values, which both round once
+    for layer in range(default.config.num_layers):
+        for which in range(2):
+            difference = (got[layer, which] - wanted[layer, which]).norm() / wanted[layer, which].norm()
+            assert difference < 0.02, (layer, which)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_sampling_kernels_are_the_reference(dtype: torch.dtype) -> None:
+    rows, vocab = 64, 151_936
+    generator = torch.Generator().manual_seed(1)
+    table = random_table(rows + 1, 8, 64, vocab, 0)
+    table.length_S[:rows] = table.length_S[:rows].clamp(max=500)
+    table.temperature_S[:] = torch.rand(rows + 1, generator=generator) * 2
+    table.temperature_S[:6] = 0.0
+    table.top_k_S[:] = torch.randint(0, 60, (rows + 1,), generator=generator).int()
+    table.top_k_S[8:16] = 0
+    table.top_p_S[:] = 0.3 + torch.rand(rows + 1, generator=generator)
+    table.min_p_S[16:] = torch.rand(rows - 15, generator=generator) * 0.2
+    slots = torch.randperm(rows, generator=generator).int()
+    positions = table.length_S[slots.long()].clone()
+    positions[3] = -1
+    logits = (torch.randn(rows, vocab, generator=generator) * 3).to(dtype)
+    on_gpu = SlotTable(**{field.name: getattr(table, field.name).cuda() for field in fields(SlotTable)})
+    got = sample(logits.cuda(), slots.cuda(), positions.cuda(), on_gpu)
+    assert got.tolist() == sample_reference(logits, slots, positions, table).tolist()
+    for field in fields(SlotTable):
+        assert torch.equal(getattr(on_gpu, field.name).cpu(), getattr(table, field.name)), field.name

@@ -1,0 +1,146 @@
+"""Which steps have a graph when: some from the start, others when they first run or in a lull; all compute the same."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tercet.model import graphs as graphs_module
+from tercet.model.graphs import StepGraphs
+from tercet.model.step_shape import Shapes, StepShape
+
+SHAPES = [StepShape(rows, 0, 0) for rows in (16, 8, 4, 2, 1)]
+FIRST, LATER = SHAPES[:2], SHAPES[2:]
+
+
+class Recording:
+    """In place of a CUDA graph where there is no GPU: what is called while it captures, its replays call again."""
+
+    capturing: list[int] | None = None
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def capture_begin(self, **_: object) -> None:
+        Recording.capturing = self.calls
+
+    def capture_end(self) -> None:
+        Recording.capturing = None
+
+    def replay(self) -> None:
+        for rows in self.calls:
+            Steps.count[:rows] += 1
+
+
+class Steps:
+    """Steps that count their rows."""
+
+    count = torch.zeros(16, dtype=torch.int32)
+
+    def __init__(self) -> None:
+        self.launched: list[int] = []
+        """Rows of each step that was launched kernel by kernel, which capturing is too."""
+        self.no_memory_for = 0
+        Steps.count = torch.zeros_like(Steps.count)
+
+    def __call__(self, shape: StepShape) -> None:
+        self.launched.append(shape.num_decodes)
+        on_gpu = Steps.count.is_cuda and torch.cuda.is_current_stream_capturing()
+        if (on_gpu or Recording.capturing is not None) and shape.num_decodes == self.no_memory_for:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if Recording.capturing is not None:
+            Recording.capturing.append(shape.num_decodes)
+        else:
+            Steps.count[: shape.num_decodes] += 1
+
+    def check(self, graphs: StepGraphs, shape: StepShape) -> None:
+        """A step of this shape adds one to as many rows as it has."""
+        before = Steps.count.clone()
+        graphs.run(shape)
+        wanted = before + (torch.arange(16, device=before.device) < shape.num_decodes)
+        assert torch.equal(Steps.count, wanted.int())
+
+
+@pytest.fixture(params=["recorded", pytest.param("cuda", marks=pytest.mark.gpu)])
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steps]:
+    if request.param == "recorded":
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
+        monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        monkeypatch.setattr(graphs_module, "_upload", lambda graph: None)
+        yield Steps()
+        return
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    monkeypatch.setattr(Steps, "count", Steps.count.cuda())
+    with torch.cuda.stream(torch.cuda.Stream()):
+        yield Steps()
+
+
+def test_those_from_the_start_are_replayed(steps: Steps) -> None:
+    graphs, told = StepGraphs(steps), list[tuple[int, int]]()
+    graphs.capture(FIRST, lambda done, total: told.append((done, total)))
+    assert told == [(0, 2), (1, 2), (2, 2)]
+    assert steps.launched == [16, 8]
+    for shape in FIRST * 2:
+        steps.check(graphs, shape)
+    assert steps.launched == [16, 8]
+    assert not graphs.capture_one()
+
+
+def test_others_are_captured_once_when_they_first_run(steps: Steps) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(SHAPES)
+    for shape in (LATER[1], FIRST[0], LATER[1], LATER[0], LATER[1]):
+        steps.check(graphs, shape)
+    assert steps.launched == [16, 8, 2, 4]
+
+
+def test_others_are_captured_in_lulls_in_their_order(steps: Steps) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(SHAPES)
+    steps.check(graphs, LATER[1])
+    assert [graphs.capture_one() for _ in range(4)] == [True, True, False, False]
+    assert steps.launched == [16, 8, 2, 4, 1]
+    for shape in SHAPES:
+        steps.check(graphs, shape)
+    assert steps.launched == [16, 8, 2, 4, 1]
+
+
+def test_a_shape_that_is_not_to_have_one_is_launched(steps: Steps) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(LATER[:1])
+    for _ in range(2):
+        steps.check(graphs, LATER[2])
+    assert steps.launched == [16, 8, 1, 1]
+
+
+def test_without_memory_for_a_graph_steps_go_on(steps: Steps, capsys: pytest.CaptureFixture[str]) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(LATER)
+    steps.no_memory_for = LATER[1].num_decodes
+    steps.check(graphs, LATER[1])
+    assert "without a CUDA graph: CUDA out of memory" in capsys.readouterr().err
+    assert not graphs.capture_one(), "others would not fit either"
+    for shape in SHAPES * 2:
+        steps.check(graphs, shape)
+    steps.no_memory_for = FIRST[0].num_decodes
+    with pytest.raises(torch.OutOfMemoryError):  # a start says what it lacks
+        StepGraphs(steps).capture(FIRST)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (1, 64)])
+def test_a_start_has_the_largest_and_what_first_requests_meet(max_num_seqs: int, budget: int) -> None:
+    shapes = Shapes(max_num_seqs, budget)
+    first, every = shapes.for_start(), shapes.for_graphs()
+    assert first[0] == every[0], "graphs share memory: the largest is first"
+    assert set(first) <= set(every)
+    assert len(first) == len(set(first)) < len(every)
+    for num_tokens in (1, 70, budget):
+        assert shapes.fit(0, 1, min(num_tokens, budget)) in first
+    for num_decodes in range(1, max_num_seqs + 1):
+        shape = shapes.fit(num_decodes, 0, 0)
+        assert {shape, shapes.of_length(shape, 1)} <= set(first)
