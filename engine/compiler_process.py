@@ -73,14 +73,14 @@ def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int)
     """`claims`: a folder in which processes note what each of them does. Returns the exit status."""
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
     import torch
-    from triton.runtime.cache import triton_key
 
     from tercet.model.compile_ahead import Claims, compile_ahead
+    from tercet.model.early_work import fingerprint_triton
     from tercet.triton_kernels.dispatch import Gpu
 
     steps = steps_of(spec.config, open_configured(spec.config, spec.model_path, torch.device("meta")))
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
-    triton_key()  # reads the whole compiler; it is remembered
+    fingerprint_triton()
     gc.freeze()  # a collection would touch, and so copy, what the processes share
     pids = [_forked(lambda: compile_ahead(steps, gpu, Claims(claims))) for _ in range(num_processes)]
     failed = 0

@@ -18,8 +18,16 @@ def open_device_early(index: int) -> threading.Thread:
 
 
 def fingerprint_triton_early() -> threading.Thread:
-    """Triton reads its whole compiler, 400 MB, before it takes the first kernel from its cache."""
-    return _in_thread("fingerprint-triton", _fingerprint_triton)
+    """In a thread."""
+    return _in_thread("fingerprint-triton", fingerprint_triton)
+
+
+def fingerprint_triton() -> None:
+    """Triton reads its whole compiler, 400 MB, before it takes the first kernel from its cache, and remembers."""
+    with contextlib.suppress(ImportError, OSError):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _open_device(index: int) -> None:
@@ -28,13 +36,6 @@ def _open_device(index: int) -> None:
         device, context = ctypes.c_int(), ctypes.c_void_p()
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:
             driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-
-
-def _fingerprint_triton() -> None:
-    with contextlib.suppress(ImportError, OSError):
-        from triton.runtime.cache import triton_key
-
-        triton_key()
 
 
 def _in_thread(name: str, work: Callable[[], None]) -> threading.Thread:
