@@ -2,7 +2,7 @@
 
 A worker starts it (`compilers.py`) when nobody has yet on this machine: one after the other, the same kernels take a
 minute. So it reads torch and Triton once and is then as many processes as it is told to be. Reads what to compile from
-its standard input, says on its standard output when one of them is through; what they make is in Triton's cache.
+its standard input, says on its standard output how each of them ended; what they make is in Triton's cache.
 """
 
 import gc
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use
     from tercet.model.compile_ahead import Steps
     from tercet.model.load import Opened
 
+DONE, FAILED = b".", b"x"
 _NICENESS = 10
 """The worker, which reads weights meanwhile, goes first."""
 
@@ -69,8 +70,8 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
     )
 
 
-def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> int:
-    """`claims`: a folder in which processes note what each of them does. Returns the exit status."""
+def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> None:
+    """`claims`: a folder in which processes note what each of them does. Reports are one of two bytes a process."""
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
     import torch
 
@@ -83,13 +84,10 @@ def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int)
     fingerprint_triton()
     gc.freeze()  # a collection would touch, and so copy, what the processes share
     pids = [_forked(lambda: compile_ahead(steps, gpu, Claims(claims))) for _ in range(num_processes)]
-    failed = 0
     for _ in pids:
         _, status = os.wait()
-        failed += status != 0
-        reports.write(b".")
+        reports.write(FAILED if status else DONE)
         reports.flush()
-    return min(failed, 1)
 
 
 def _forked(work: Callable[[], object]) -> int:
@@ -115,4 +113,4 @@ if __name__ == "__main__":
     os.nice(_NICENESS)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no report
-    sys.exit(main(sys.stdin.buffer, pipe, Path(sys.argv[1]), int(sys.argv[2])))
+    main(sys.stdin.buffer, pipe, Path(sys.argv[1]), int(sys.argv[2]))

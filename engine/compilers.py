@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from tercet.engine.compiler_process import CompilerSpec
+from tercet.engine.compiler_process import DONE, CompilerSpec
 from tercet.engine.own_program import own_program
 
 _MOST = 16
@@ -41,16 +41,17 @@ class Compilers:
         deadline = time.monotonic() + _MOST_SECONDS
         progress(0, self._how_many)
         assert self._process.stdout is not None
-        reports, done = self._process.stdout.fileno(), 0
-        while select.select([reports], [], [], max(0.0, deadline - time.monotonic()))[0] and os.read(reports, 1):
-            done += 1
-            progress(done, self._how_many)
-        if done < self._how_many:
-            self._process.kill()  # the others end with it
+        pipe, reports = self._process.stdout.fileno(), b""
+        while len(reports) < self._how_many and select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not (report := os.read(pipe, 1)):  # it has failed before it was many
+                break
+            reports += report
+            progress(len(reports), self._how_many)
+        self._process.kill()  # those that are not through end with it
         self._process.stdout.close()
-        status = self._process.wait()
+        self._process.wait()
         self._claims.cleanup()
-        if status == 0:
+        if reports == DONE * self._how_many:
             with contextlib.suppress(OSError):  # a cache that is not ours to write
                 self._note.touch()
 

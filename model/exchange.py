@@ -62,7 +62,12 @@ class Exchange:
         return num_tokens >= _FEWEST_TOKENS and half_of(num_tokens) <= self._arrivals.parts_QPMD.shape[2]
 
     def begin(self, num_tokens_1: Tensor, first: int) -> Tensor:
-        """Begin a step; how many of its tokens lie behind the first `first`, int32 [1] on the device."""
+        """Begin a step; how many of its tokens lie behind the first `first`, int32 [1] on the device.
+
+        One that failed on the way, as a graph without memory does, may have left messages.
+        """
+        self._sent = 0
+        self._travelling.clear()
         return begin_step(self._arrivals, num_tokens_1, first)
 
     def send(self, update_TD: Tensor) -> Message:
@@ -96,7 +101,6 @@ class Exchange:
             add_arrived(message.update_TD, self._arrivals, message.number, residual_TD, overlap=False)
         self._travelling.clear()
         assert self._sent % PLACES == 0, "the next step's first message would take a place that is not free"
-        self._sent = 0
 
     def _beside_the_step(self) -> AbstractContextManager[object]:
         if self._side is None:

@@ -53,9 +53,10 @@ class StepGraphs:
 
     def run(self, shape: StepShape) -> Tensor | None:
         """Replay a captured step, or launch it kernel by kernel. A result is to be used before the next step."""
-        if shape in self._later:
-            self._capture_late(shape)
         captured = self._graphs.get(shape)
+        if captured is None and shape in self._later:
+            self._capture_late(shape)
+            captured = self._graphs.get(shape)
         if captured is None:
             return self._run(shape)
         graph, result = captured

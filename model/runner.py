@@ -231,7 +231,7 @@ class Runner:
             self._run_on_gpu(shape)
         if not enforce_eager:
             self._graphs.capture(self._shapes.for_start(), progress)
-            self._graphs.capture_later(shapes[::-1])
+            self._graphs.capture_later(shapes[::-1])  # the smallest first: traffic is light while there are lulls
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
         self._writer.compile()

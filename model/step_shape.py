@@ -94,11 +94,8 @@ class Shapes:
     def for_start(self) -> list[StepShape]:
         """Those of them that an engine is to have before its first request, the largest of all first: decodes that draw
         without logits, and prompts with nothing beside."""
-        first, *others = self.for_graphs()
-        return [
-            first,
-            *(shape for shape in others if not (shape.num_decodes if shape.num_chunks else shape.whole_logits)),
-        ]
+        largest, *others = self.for_graphs()
+        return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
