@@ -137,7 +137,7 @@ def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
     config = json.loads((checkpoint("llama") / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "vocab_size": len(words)}))
     report = tmp_path / "report.json"
-    load = ["--streams", "4", "--requests", "8", "--tokens", "10", "--step-ms", "20", "--rounds", "1"]
+    load = ["--streams", "4", "--requests", "8", "--tokens", "40", "--step-ms", "20", "--rounds", "1"]
     where = ["--model", str(tmp_path / "model"), "--http", f"127.0.0.1:{free_port()}"]
     done = bench("doors", *where, *load, "--json", str(report))
     assert done.returncode == 0, done.stderr
@@ -145,7 +145,8 @@ def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
     for row in (socket, http):
         assert (row["requests"], row["failed"]) == (8, 0)
         assert row["tpot_ms"]["p50"] > 15  # the pace
-        assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(80)
+        assert row["output_tokens_per_s"] * row["seconds"] == pytest.approx(320)
+    # Some 50 ms in all where it serves; the kernel counts in steps of 10.
     assert http["cpu_us_per_event"]["http"] > socket["cpu_us_per_event"]["http"]
     assert "tokens/s, median round: socket" in done.stdout
 
