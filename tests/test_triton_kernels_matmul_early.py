@@ -80,6 +80,7 @@ def check(
         out = x.new_full((M, N), float("nan"))
     launch_matmul(config, x, w, out, epilogue, bias, norm, EPS)
     near = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}[out.dtype]
+    near *= 1 + 3 / out.numel() ** 0.5  # what roundings add up to in eight numbers strays further than in thousands
     assert distance(out, wanted) < near, (config, M, N, epilogue, bias is None, norm is None)
 
 
