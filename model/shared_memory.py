@@ -4,6 +4,7 @@ Knows how it is made, and how ranks agree that it is; what lies in it is its use
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -24,11 +25,13 @@ def share(shape: Sequence[int], dtype: torch.dtype, size: int, device: torch.dev
     """
     if device.type == "meta":
         return [torch.empty(tuple(shape), dtype=dtype, device=device) for _ in range(size)], None
-    import torch.distributed._symmetric_memory as symmetric_memory
+    # What torch.distributed._symmetric_memory wraps: its own `empty` imports 500 modules, sympy's among them, to count
+    # strides, which takes 2.5 s of a start.
+    from torch._C._distributed_c10d import _SymmetricMemory
 
-    own = symmetric_memory.empty(tuple(shape), dtype=dtype, device=device).zero_()
+    own = _SymmetricMemory.empty_strided_p2p((math.prod(shape),), (1,), dtype, device).zero_()
     assert dist.group.WORLD is not None
-    handle = symmetric_memory.rendezvous(own, dist.group.WORLD)
+    handle = _SymmetricMemory.rendezvous(own, dist.group.WORLD.group_name)
     return [handle.get_buffer(rank, tuple(shape), dtype) for rank in range(size)], (own, handle)
 
 
