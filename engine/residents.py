@@ -53,7 +53,8 @@ class Residents:
         self.left: list[int] = []
         """Slots that the next plan tells of."""
         self.suspect: Request | None = None
-        """The one running request that may be what killed the workers."""
+        """The one running request that may be what killed the workers, until no plan in flight can name it: when it
+        leaves, they may be dying of it already."""
         self._by_slot: list[Request | None] = [None] * settings.max_num_seqs
         self._free_slots = list(range(settings.max_num_seqs - 1, -1, -1))
         self._leaving: deque[tuple[int, Request, bool]] = deque()
@@ -167,8 +168,6 @@ class Residents:
         slot = request.slot
         self.slots.leave(slot)
         del self.running[request.number]
-        if request is self.suspect:
-            self.suspect = None
         if request in self.prefilling:
             self.prefilling.remove(request)
         if request.family is not None:
@@ -190,6 +189,8 @@ class Residents:
             self.pool.give_back(request.pages)
             self._free_slots.append(request.slot)
             self._by_slot[request.slot] = None
+            if request is self.suspect:
+                self.suspect = None
             _forget_place(request)
             if comes_back:
                 back.append(request)

@@ -8,7 +8,7 @@ import pytest
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.process_messages import Limits, WorkersRestarted
-from tercet.ipc.step_messages import Forget, Sampled, Submit, Unservable
+from tercet.ipc.step_messages import Abort, Forget, Sampled, Submit, Unservable
 from test_engine_planner import Run, settings, submit
 
 
@@ -135,6 +135,49 @@ def test_deaths_that_nobody_is_to_blame_for_fail_nobody() -> None:
         assert restart(run) == []
     run.finish()
     assert run.said[1] == undisturbed([1, 2, 3], request.sampling)
+
+
+@pytest.mark.parametrize("go", [Abort(np.array([1], np.int64).tobytes()), Forget(2)])
+@pytest.mark.parametrize("num_executed", [0, 1])
+def test_who_never_ran_is_not_to_blame_for_a_suspect_that_left(go: Abort | Forget, num_executed: int) -> None:
+    """Workers die of the first suspect a second time, while it leaves: no other is suspected or failed for that."""
+    run = Run(settings(run_ahead=4, max_lease=1))
+    requests = [submit(number, [number, 9], seed=number, max_tokens=9) for number in range(1, 4)]
+    for request in requests[:2]:
+        run.planner.submit(request, 0.0)
+    run.plan()
+    run.plan()
+    assert restart(run, "worker 0 was killed by SIGSEGV") == []  # both ran: both are suspects
+    run.planner.submit(requests[2], 0.0)
+    run.plan()
+    run.plan()
+    for _ in range(num_executed):
+        run.execute()
+    if isinstance(go, Abort):
+        run.planner.abort(go)
+    else:
+        run.planner.forget(go)
+    assert not run.plan(), "another enters while what is planned of the suspect is not over"
+    assert restart(run, "worker 0 was killed by SIGSEGV") == []
+    run.plan()
+    assert run.planner.load().num_running == 1, "the second suspect runs alone, as before"
+    run.finish()
+    assert all(run.said[number] == undisturbed([number, 9], requests[number - 1].sampling) for number in (2, 3))
+
+
+def test_after_a_suspect_that_left_the_next_has_its_turn() -> None:
+    """Its plans are over, and the workers live: the next death is another's."""
+    run = Run(settings(max_lease=1))
+    for number in range(1, 3):
+        run.planner.submit(submit(number, [number, 9], seed=number, max_tokens=9), 0.0)
+    run.plan()
+    restart(run, "worker 0 was killed by SIGSEGV")
+    run.plan()
+    run.planner.abort(Abort(np.array([1], np.int64).tobytes()))
+    run.execute()
+    run.plan()
+    (failed,) = restart(run, "worker 0 was killed by SIGSEGV")
+    assert (failed.number, failed.code) == (2, "engine_died")
 
 
 def test_fewer_pages_than_before() -> None:
