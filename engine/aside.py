@@ -10,12 +10,10 @@ import anyio
 import anyio.to_thread
 
 from tercet.engine.config import EngineConfig
-from tercet.engine.refusal import Refusal
+from tercet.engine.refusal import RETRY_AFTER_S, Refusal
 
 _THREADS = 2
 _TOKEN_BYTES = 4
-_HINT_S = 1.0
-"""Before it is worth asking again."""
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
@@ -42,9 +40,9 @@ class Aside:
             text = (
                 f"{self._num_requests} requests of {self._num_bytes} bytes wait to be tokenized already "
                 f"(--max-queued-requests is {self._config.max_queued_requests}, --max-queued-tokens "
-                f"{self._config.max_queued_tokens}, of {_TOKEN_BYTES} bytes each); ask again in {_HINT_S:.0f} s"
+                f"{self._config.max_queued_tokens}, of {_TOKEN_BYTES} bytes each); ask again in {RETRY_AFTER_S:.0f} s"
             )
-            raise Refusal("overloaded", text, _HINT_S)
+            raise Refusal("overloaded", text, RETRY_AFTER_S)
         self._num_requests += 1
         self._num_bytes += num_bytes
 

@@ -13,6 +13,7 @@ from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
+from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, Usage
 from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Ended, Load, Logs, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
@@ -140,10 +141,11 @@ class FrontDesk:
         return dropped
 
     def fail_all(self, code: str, message: str) -> dict[Client, list[Item]]:
-        """End everything badly."""
+        """End everything badly. An engine that drains may have a successor, who is worth asking."""
+        retry_after = RETRY_AFTER_S if code == "draining" else None
         items: dict[Client, list[Item]] = {}
         for live in [asked.answers[0] for mine in self._by_client.values() for asked in mine.values()]:
-            items.setdefault(live.client, []).append(self.fail(live, code, message))
+            items.setdefault(live.client, []).append(self.fail(live, code, message, retry_after))
         return items
 
     def accept(self, messages: Iterable[ToTokenizer], now: float) -> tuple[dict[Client, list[Item]], list[int]]:

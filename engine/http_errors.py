@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from starlette.responses import Response
 
+from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestTimedOut
 
-_RETRY_AFTER_S = 1.0
 _FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of) |(structured) ")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
@@ -46,7 +46,7 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.retry_after = _RETRY_AFTER_S if retry_after is None else retry_after
+        self.retry_after = RETRY_AFTER_S if retry_after is None else retry_after
         self.reply = ErrorReply(ErrorBody(message, _type_of(status), param, code))
 
     def response(self) -> Response:
@@ -82,7 +82,9 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
     match error:
         case Overloaded(code="overloaded", retry_after=retry_after):
             return ApiError(429, message, code="overloaded", retry_after=retry_after)
-        case Overloaded() | EngineDied():
+        case Overloaded(retry_after=retry_after):
+            return ApiError(503, message, code=error.code, retry_after=retry_after)
+        case EngineDied():
             return ApiError(503, message, code=error.code)
         case RequestTimedOut():
             return ApiError(504, message, code=error.code)

@@ -2,6 +2,9 @@
 
 import math
 
+RETRY_AFTER_S = 1.0
+"""Before it is worth asking again, where what is in the way passes and nobody knows when."""
+
 
 class Refusal(Exception):
     """The request will not be run. `code` is for programs, the message for people."""

@@ -24,7 +24,7 @@ from tercet.engine.last_words import last_words
 from tercet.engine.live import Client, Live
 from tercet.engine.preparation import Prepared
 from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
-from tercet.engine.refusal import Refusal
+from tercet.engine.refusal import RETRY_AFTER_S, Refusal
 from tercet.engine.request_check import goes_on, received_of
 from tercet.engine.rules import make_rules
 from tercet.engine.scheduler_line import SchedulerLine
@@ -160,7 +160,7 @@ class Tokenizer:
 
     def _submit(self, live: Live, request: Request, prepared: Prepared) -> None:
         if not self._scheduler.submit(self._reception.submit(live, request, prepared, time.monotonic())):
-            raise Refusal("overloaded", "the scheduler is far behind; ask again later")
+            raise Refusal("overloaded", "the scheduler is far behind; ask again later", RETRY_AFTER_S)
 
     def _refuse(self, live: Live, refusal: Refusal) -> None:
         self._post(live.client, self._desk.fail(live, refusal.code, str(refusal), refusal.retry_after))

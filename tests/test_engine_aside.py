@@ -10,6 +10,7 @@ import anyio
 import msgspec
 import pytest
 
+from tercet.engine import reception
 from tercet.engine.aside import Aside
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
@@ -111,6 +112,21 @@ async def test_one_question_or_prompt_too_many(desk: Desk) -> None:
     async with anyio.create_task_group() as desk.tokenizer._tasks:
         desk.ask(*(Generate(name, LONG) for name in ("d", "e", "f")))  # there is room again
     assert desk.num_submitted == 6
+
+
+async def test_a_scheduler_far_behind_and_too_many_live_requests(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both pass: the refusal says when to ask again."""
+    desk.scheduler.submit.return_value = False
+    desk.ask(Generate("a", "hi"))
+    desk.scheduler.submit.return_value = True
+    desk.ask(Generate("b", "hi"))
+    monkeypatch.setattr(reception, "MAX_LIVE_REQUESTS", 1)
+    desk.ask(Generate("c", "hi"))
+    failed = [one for one in desk.said if isinstance(one, Failed)]
+    assert [(one.request_id, one.code, one.retry_after) for one in failed] == [
+        ("a", "overloaded", 1.0),
+        ("c", "overloaded", 1.0),
+    ]
 
 
 async def test_too_many_bytes(desk: Desk) -> None:

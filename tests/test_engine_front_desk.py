@@ -156,6 +156,8 @@ def test_leaving_and_failing(desk: FrontDesk) -> None:
     assert {live.number for live in desk.drop_client(A)} == {x.number, opened.number}
     assert desk.drop_client(A) == []
     assert desk.fail_all("engine_died", "why") == {B: [Failed("y", "engine_died", "why")]}
+    desk.open(B, "z")
+    assert desk.fail_all("draining", "why") == {B: [Failed("z", "draining", "why", 1.0)]}
     assert desk.num_live == 0
     assert not desk.is_live(y)
 

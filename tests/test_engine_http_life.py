@@ -102,6 +102,14 @@ async def test_a_drain_right_behind_a_tokenizer_s_death_takes_no_newcomer() -> N
             assert await asyncio.to_thread(daemon.process.wait, 20) == 0
 
 
+def test_a_full_engine_says_when_to_ask_again() -> None:
+    with open_door("--max-num-seqs", "1", "--max-queued-requests", "1") as daemon:
+        body = {"prompt": ["the cat"] * 3, "max_tokens": 480, "ignore_eos": True}
+        refused = httpx.post(f"{daemon.http}/v1/completions", json=body, timeout=60.0)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+
+
 def test_a_key_is_needed_beyond_loopback(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     done = serve("x", "--http", "0.0.0.0:8000")
     assert done.returncode == 2

@@ -65,7 +65,7 @@ def test_drain(engine: TokenizerProcess, context: zmq.Context[Any]) -> None:
         assert time.monotonic() < deadline
     failed = peer.item()
     assert isinstance(failed, Failed)
-    assert failed.code == "draining"
+    assert (failed.code, failed.retry_after) == ("draining", 1.0)
     assert engine.process.poll() is None
     engine.sample(number, "to the end", Ended(number, "length", None, USAGE))
     assert peer.answer("a")[0] == "to the end"

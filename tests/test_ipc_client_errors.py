@@ -60,11 +60,12 @@ async def test_a_draining_engine_takes_no_more(engine: TokenizerProcess, client:
     running = asyncio.ensure_future(client.generate("x"))
     submit = await submitted(engine)
     engine.tell(Drain())
-    with pytest.raises(Overloaded, match="shutting down"):
+    with pytest.raises(Overloaded, match="shutting down") as caught:
         async with asyncio.timeout(10):
             while True:  # the command comes by another way than requests
                 with contextlib.suppress(RequestTimedOut):
                     await client.generate("x", timeout=0.1)
+    assert caught.value.retry_after == 1.0
     engine.sample(submit.number, "end", ended(submit))
     assert (await running).text == "end"
 
