@@ -90,6 +90,20 @@ def test_float32_fits_small_cards(head_dim: int) -> None:
     assert {"_decode_kernel", "_prefill_kernel"} < {kernel.name for kernel in kernels}
 
 
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("head_dim", [2, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_small_heads(capability: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Smaller than what `tl.dot` takes."""
+    caches = [meta(100, 2, 64, head_dim, dtype=dtype) for _ in range(2)]
+    table, indices = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
+    q, begins = meta(300, 8, head_dim, dtype=dtype), meta(6, dtype=torch.int32)
+    with compiling_for(capability) as kernels:
+        attention.decode_attention(q[:5], *caches, table, indices, indices, 0.1)
+        attention.prefill_attention(q, *caches, table, indices, indices, begins, 0.1)
+    assert {"_decode_kernel", "_prefill_kernel"} < {kernel.name for kernel in kernels}
+
+
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (14, 2, 64)])

@@ -5,13 +5,14 @@ import torch
 import triton
 from triton.experimental.gluon import language as gl
 
-from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, next_power_of_2
+from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 from tercet.triton_kernels.tuning import ROW_BUCKETS, row_bucket
 
 
 def test_numbers() -> None:
     for size in [*range(1, 300), 2**20 - 1, 2**20, 2**20 + 1, 151_936]:
         assert next_power_of_2(size) == triton.next_power_of_2(size)
+        assert dot_block(size) == max(16, next_power_of_2(size))
         for tile in (1, 3, 8, 64, 192):
             assert cdiv(size, tile) == triton.cdiv(size, tile)
 

@@ -20,7 +20,7 @@ from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.tiles import dot_block, next_power_of_2
 
 _FIXED_SPLIT = 512
 _SHORTEST_SPLIT = 64
@@ -31,7 +31,6 @@ _MANY_ROWS = 32
 """Rows of many lengths need short splits to end together."""
 _MUCH = 2**17
 """Tokens of a step."""
-_MIN_DOT = 16
 _SIZES = ["B", "few", "many", "fixed", "window", "capacity"]
 
 
@@ -265,7 +264,7 @@ def launch_decode_attention(
         q_BHD if slopes is None else slopes, work.partial_IHD, work.stats_IH2, out_BHD,
         scoring.scale, scoring.softcap, page_table_SM.shape[1], num_programs,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=min(page_size, tile),
-        BLOCK_G=max(_MIN_DOT, next_power_of_2(H // kv_heads)), BLOCK_D=next_power_of_2(D),
+        BLOCK_G=dot_block(H // kv_heads), BLOCK_D=dot_block(D),
         PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
         ALIBI=slopes is not None, PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3,
         num_warps=2, **overlap,

@@ -19,7 +19,7 @@ from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
-from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, next_power_of_2
+from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 
 _TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
@@ -191,7 +191,7 @@ def launch_prefill_attention(
     tile = min(page_size, 64 if half and D <= 128 else 16 if _is_tight(k_cache) else 32)
     slopes = scoring.alibi_slopes_H
     # A tile of a page is one block of memory: the copy engine fetches it whole.
-    tma = is_hopper(q_THD.device) and half and next_power_of_2(D) == D
+    tma = is_hopper(q_THD.device) and half and dot_block(D) == D
     keys, values = k_cache, v_cache
     if tma:
         keys = TensorDescriptor.from_tensor(k_cache.view(-1, D), [tile, D])
@@ -200,7 +200,7 @@ def launch_prefill_attention(
         q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes, out_THD,
         scoring.scale, scoring.softcap, page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
-        BLOCK_D=next_power_of_2(D), WINDOW=scoring.window,
+        BLOCK_D=dot_block(D), WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, TMA=tma,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
         num_warps=4, **overlap_options(q_THD),

@@ -21,6 +21,11 @@ def next_power_of_2(size: int) -> int:
     return 1 << (size - 1).bit_length()
 
 
+def dot_block(size: int) -> int:
+    """Of a block that `tl.dot` multiplies: it takes no fewer than 16 rows, columns or terms of a sum."""
+    return max(16, next_power_of_2(size))
+
+
 def hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
     """Of tiles for Hopper's copy engine, in the layout that its products read."""
     return HopperDescriptor.from_tensor(tensor, list(block), _layout(tensor.dtype, *block))
