@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from tercet.triton_kernels import add_rms_norm, embedding, rotary, silu_and_mul, tuning
+from tercet.triton_kernels import add_rms_norm, embedding, matmul, rotary, silu_and_mul, tuning
 from tercet.triton_kernels.compile_only import compiling_for
-from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending, shared_bytes
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_divide, fits_early, launch_matmul
 from tercet.triton_kernels.tuning import load_table
@@ -106,6 +106,31 @@ def test_heuristic_products(capability: int, deterministic: bool) -> None:
         (8192, torch.float32, "matmul", 1000),
     ):
         compile_product(heuristic(op, bucket, 1536, K, dtype, deterministic), op, 1536, K, capability, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_small_cards_have_room(dtype: torch.dtype, deterministic: bool) -> None:
+    """99 KiB of shared memory: `compiling_for` refuses what needs more."""
+    K = 1024
+    with compiling_for(89) as kernels:
+        for rows in tuning.ROW_BUCKETS:
+            x, w, norm = meta(rows, K, dtype=dtype), meta(1536, K, dtype=dtype), meta(K, dtype=dtype)
+            matmul.matmul(x, w, deterministic=deterministic)
+            matmul.matmul_add(x, w, meta(rows, 1536, dtype=dtype), deterministic=deterministic)
+            matmul.rms_norm_matmul(x, norm, 1e-6, w, deterministic=deterministic)
+            matmul.rms_norm_matmul_silu_and_mul(x, norm, 1e-6, w, deterministic=deterministic)
+    assert max(kernel.metadata.shared for kernel in kernels) <= 99 * 1024
+    assert {kernel.name for kernel in kernels} >= {"skinny_kernel", "tile_kernel"}
+
+
+@pytest.mark.parametrize(("capability", "kibibytes"), [(75, 64), (80, 163), (86, 99), (89, 99), (90, 227), (120, 99)])
+def test_shared_memory_of_cards(capability: int, kibibytes: int) -> None:
+    """As NVIDIA lists it, of one block; a product of 16 rows has a stage less only where there is little."""
+    assert shared_bytes(capability) == 1024 * kibibytes
+    with pretending(Gpu("", capability, 40)):
+        chosen = tuning.choose_matmul("matmul", 16, 1536, 1000, torch.float32, False, torch.device("meta"))
+    assert chosen == MatmulConfig("split", 16, 16, 64, 4, num_stages=4 if kibibytes > 99 else 3, splits=4)
 
 
 def test_heuristic_products_on_hopper() -> None:

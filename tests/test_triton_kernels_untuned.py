@@ -80,6 +80,7 @@ def test_a_table_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = MatmulConfig("tile", 64, 64, 64, 4)
     monkeypatch.setattr(tuning, "gpu_name", lambda device: device)
     monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
+    monkeypatch.setattr(tuning, "has_little_shared_memory", lambda device: False)
     monkeypatch.setattr(tuning, "load_table", {"a card": {line: {64: tuned}}, "another": {}}.__getitem__)
     for card, N, rows in product(("a card", "another"), (512, 520), (1, 64, 65)):
         chosen = choose_matmul("matmul", rows, N, 512, torch.bfloat16, False, card)  # type: ignore[arg-type]

@@ -16,10 +16,8 @@ from triton.runtime.driver import driver
 from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import JITFunction
 
-from tercet.triton_kernels.dispatch import Gpu, pretending
+from tercet.triton_kernels.dispatch import Gpu, pretending, shared_bytes
 
-_SHARED_BYTES = {80: 163 * 1024, 87: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024, 103: 227 * 1024}
-"""Of one block, by compute capability; of others 99 KiB."""
 _MULTIPROCESSORS = {80: 108, 89: 128, 90: 132}
 
 
@@ -51,7 +49,7 @@ def compiling_for(gpu: Gpu | int, claim: Callable[[str], bool] = lambda what: Tr
     kernel another one, whether it is to be compiled. OutOfResources as on the GPU itself.
     """
     card = Gpu("", gpu, _MULTIPROCESSORS[gpu]) if isinstance(gpu, int) else gpu
-    most_shared = _SHARED_BYTES.get(card.capability, 99 * 1024)
+    most_shared = shared_bytes(card.capability)
     kernels: list[CompiledKernel] = []
 
     def launcher(kernel: Any, grid: Any) -> Any:

@@ -27,6 +27,9 @@ class Gpu(NamedTuple):
     multiprocessors: int
 
 
+_SHARED_KIB = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
+_LITTLE_SHARED_KIB = 99
+"""As nearly all others have."""
 _PRETENDED: ContextVar[Gpu | None] = ContextVar("pretended", default=None)
 
 
@@ -60,6 +63,17 @@ def is_hopper(device: torch.device) -> bool:
     """Whether kernels may use what Hopper has: TMA, warp group products, programmatic dependent launch."""
     gpu = gpu_of(device)
     return gpu is not None and gpu.capability // 10 == 9
+
+
+def shared_bytes(capability: int) -> int:
+    """Shared memory of one block."""
+    return 1024 * _SHARED_KIB.get(capability, _LITTLE_SHARED_KIB)
+
+
+def has_little_shared_memory(device: torch.device) -> bool:
+    """Whether kernels must do with fewer stages than on the cards of data centres."""
+    gpu = gpu_of(device)
+    return gpu is not None and shared_bytes(gpu.capability) <= 1024 * _LITTLE_SHARED_KIB
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tercet.triton_kernels.dispatch import gpu_name, is_hopper
+from tercet.triton_kernels.dispatch import gpu_name, has_little_shared_memory, is_hopper
 from tercet.triton_kernels.matmul_config import PLAIN_ORDER, MatmulConfig
 from tercet.triton_kernels.untuned import heuristic
 
@@ -43,7 +43,8 @@ def choose_matmul(
     op: str, num_rows: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, device: torch.device
 ) -> MatmulConfig:
     """The tuned configuration of `op` (a wrapper's name) for these weights and this many rows, or a sane one."""
-    return _choose(op, row_bucket(num_rows), N, K, dtype, deterministic, gpu_name(device), is_hopper(device))
+    card = gpu_name(device), is_hopper(device), has_little_shared_memory(device)
+    return _choose(op, row_bucket(num_rows), N, K, dtype, deterministic, *card)
 
 
 def choose_matmul_sample(
@@ -81,10 +82,10 @@ def read_table(path: Path) -> dict[str, dict[int, MatmulConfig]]:
 
 @functools.cache
 def _choose(
-    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str, hopper: bool
+    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, gpu: str, hopper: bool, tight: bool
 ) -> MatmulConfig:  # fmt: skip
     tuned = _tuned(gpu, op, N, K, dtype, deterministic)
-    return _of_bucket(tuned, bucket) or heuristic(op, bucket, N, K, dtype, deterministic, hopper)
+    return _of_bucket(tuned, bucket) or heuristic(op, bucket, N, K, dtype, deterministic, hopper, tight)
 
 
 def _of_bucket(tuned: dict[int, MatmulConfig], bucket: int) -> MatmulConfig | None:

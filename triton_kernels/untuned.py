@@ -62,16 +62,21 @@ _BYTES_IN_US = 5e6
 
 
 def heuristic(
-    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, hopper: bool = False
-) -> MatmulConfig:
-    """Block sizes that are never far off: few rows stream weights, many rows fill tiles. `hopper`: what may use TMA."""
+    op: str, bucket: int, N: int, K: int, dtype: torch.dtype, deterministic: bool, hopper: bool = False,
+    tight: bool = False,
+) -> MatmulConfig:  # fmt: skip
+    """Block sizes that are never far off: few rows stream weights, many rows fill tiles.
+
+    `hopper`: what may use TMA; `tight`: with little shared memory.
+    """
     wide = dtype.itemsize == 4
     if hopper and not wide:
         return _on_hopper(op, bucket, N, K, deterministic)
     if bucket == 1 and not deterministic:
         return MatmulConfig("vector", 1, 4 if K <= 4096 else 2, min(next_power_of_2(K), 4096), num_warps=4)
     if bucket <= 16 and not deterministic:
-        return MatmulConfig("split", max(bucket, 8), 16, 64 if wide else 128, num_warps=4, num_stages=4, splits=4)
+        block_k, stages = 64 if wide else 128, 3 if wide and tight else 4
+        return MatmulConfig("split", max(bucket, 8), 16, block_k, num_warps=4, num_stages=stages, splits=4)
     if bucket <= 64:
         rows = max(bucket, 8)
         block_n = 16 if N <= 4096 else 32
