@@ -13,6 +13,7 @@ from tercet.engine.compiler_process import CompilerSpec, open_configured, steps_
 from tercet.engine.compilers import Compilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.log_line import log_line
 from tercet.engine.null_runner import NullRunner
 from tercet.engine.start_clock import StartClock
 from tercet.engine.step_answers import Answers, LateAnswers, NoAnswers
@@ -154,6 +155,9 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "D
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
     opened = open_configured(config, link.spec.model_path, group.device)
+    if config.deterministic and not on_gpu and opened.dtype.itemsize == 2 and group.rank == 0:
+        what = f"--deterministic has no effect in {opened.dtype} on the CPU, where sums follow the batch"
+        log_line(f"warning: {what}; want --dtype float32")
     compilers = _start_compilers(link, opened, group.device) if on_gpu and group.rank == 0 else None
     decoder = load_decoder(
         opened,

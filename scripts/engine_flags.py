@@ -63,7 +63,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("run-ahead", "plans in flight", type=int)
     flag("max-lease", "most decode steps granted by one plan", type=int)
     flag("max-lease-ms", "of slow steps, no more than take about this long, but one", type=float)
-    flag("deterministic", "batch invariance, to the bit", action=argparse.BooleanOptionalAction)
+    flag("deterministic", "batch invariance on a GPU, to the bit", action=argparse.BooleanOptionalAction)
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag(
         "keep-cores-awake",

@@ -59,6 +59,15 @@ def test_workers_do_get_nan_memory() -> None:
     subprocess.run([sys.executable, "-c", code, "tercet.engine.worker"], check=True)
 
 
+@pytest.mark.parametrize(("dtype", "warns"), [("bfloat16", True), ("float32", False)])
+def test_16_bits_on_the_cpu_are_said_to_follow_the_batch(
+    dtype: str, warns: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with tiny_engine("llama3", dtype=dtype, deterministic=True):
+        pass
+    assert ("--deterministic has no effect in torch.bfloat16 on the CPU" in capfd.readouterr().err) == warns
+
+
 @pytest.mark.parametrize("alone", ALONE, indirect=True)
 def test_every_family_all_at_once_and_again(alone: tuple[str, LLM]) -> None:
     family, llm = alone
