@@ -14,11 +14,9 @@ def plain_gumbel(seed: int, position: int, token: int) -> float:
         x = ((x ^ (x >> 15)) * 0x846CA68B) & mask
         return x ^ (x >> 16)
 
-    golden = 0x9E3779B9
-    key = mix((seed + golden) & mask)
-    key = mix(key ^ ((seed >> 32) & mask))
-    key_1 = mix((key + position) & mask)
-    key_2 = mix(key_1 ^ golden)
+    of_low = mix((seed + 0x9E3779B9) & mask)
+    key_1 = mix((mix(of_low ^ ((seed >> 32) & mask)) + position) & mask)
+    key_2 = mix(((key_1 ^ of_low) + position) & mask)
     x = token ^ key_1
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & mask
     x = (x ^ (x >> 15)) + key_2 & mask

@@ -250,6 +250,19 @@ def test_neighbouring_seeds_and_positions_are_independent() -> None:
         assert abs(float(noise.var()) - math.pi**2 / 6) < 0.05
 
 
+@pytest.mark.skipif(INTERPRETED, reason="speaks of the noise, not of a kernel")
+@pytest.mark.parametrize("kind", ["any", "in a row", "of one low word"])
+def test_no_seed_has_what_another_has_elsewhere(kind: str) -> None:
+    """All 64 bits count, so that no two seeds are alike, nor shifted: if 32 did, some dozen rows would be."""
+    seeds = torch.arange(40_000) + 2**40
+    if kind == "any":
+        seeds = torch.randint(2**63 - 1, (40_000,), generator=torch.Generator().manual_seed(1))
+    elif kind == "of one low word":
+        seeds = (seeds << 32) + 5
+    rows = [gumbel_reference(seeds, torch.full((len(seeds),), position, dtype=INTS), 3) for position in range(8)]
+    assert len(torch.cat(rows).unique(dim=0)) == 8 * len(seeds)
+
+
 @pytest.mark.skipif(not INTERPRETED, reason="a ring is for kernels")
 def test_tokens_go_round_the_ring() -> None:
     table = table_for(3, 50)

@@ -3,7 +3,8 @@
 Integers are hashed alike in Triton and PyTorch, so both draw the same uniform bits. Knows no logits.
 
 The token drawn is the argmax of logit / temperature + Gumbel: exactly a draw from the softmax. A hash of a row's seed
-and position gives two keys; each token id is hashed with them in three rounds of multiply and xor-shift.
+and position gives two keys, 64 bits as the seed has; each token id is hashed with them in three rounds of multiply and
+xor-shift.
 """
 
 import torch
@@ -33,13 +34,16 @@ def _mix(x):
 
 @triton.jit
 def row_keys(seed, position):
-    """The two uint32 keys of a row, from its int64 seed and the position of the token it samples."""
+    """The two uint32 keys of a row, from its int64 seed and the position of the token it samples.
+
+    Every seed has its own pair of keys at a position. Both take the position in, each in another way: no seed has the
+    pairs of another some positions later.
+    """
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = ((seed >> 32) & 0xFFFFFFFF).to(tl.uint32)
-    key = _mix(low + tl.full([], _GOLDEN, tl.uint32))
-    key = _mix(key ^ high)
-    key = _mix(key + position.to(tl.uint32))
-    return key, _mix(key ^ tl.full([], _GOLDEN, tl.uint32))
+    of_low = _mix(low + tl.full([], _GOLDEN, tl.uint32))
+    key_1 = _mix(_mix(of_low ^ high) + position.to(tl.uint32))
+    return key_1, _mix((key_1 ^ of_low) + position.to(tl.uint32))
 
 
 @triton.jit
@@ -72,12 +76,10 @@ def gumbel(token_ids, key_1, key_2):
 
 def gumbel_reference(seed_N: Tensor, position_N: Tensor, num_tokens: int, first: int = 0) -> Tensor:
     """The same in PyTorch, for `num_tokens` token ids from `first` on: [N] -> [N, num_tokens] fp32."""
-    low_N, high_N = (seed_N & 0xFFFFFFFF), (seed_N >> 32) & 0xFFFFFFFF
-    golden = 0x9E3779B9
-    key_N = _mix_reference(_int32(low_N + golden))
-    key_N = _mix_reference(key_N ^ _int32(high_N))
-    key_1 = _mix_reference(key_N + position_N.to(torch.int32))
-    key_2 = _mix_reference(key_1 ^ _int32(torch.tensor(golden)))
+    position_N = position_N.to(torch.int32)
+    of_low = _mix_reference(_int32((seed_N & 0xFFFFFFFF) + 0x9E3779B9))
+    key_1 = _mix_reference(_mix_reference(of_low ^ _int32(seed_N >> 32)) + position_N)
+    key_2 = _mix_reference((key_1 ^ of_low) + position_N)
     x = torch.arange(first, first + num_tokens, dtype=torch.int32, device=seed_N.device) ^ key_1[:, None]
     x ^= _shift(x, 16)
     x *= 0x7FEB352D
