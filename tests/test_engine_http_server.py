@@ -1,0 +1,155 @@
+"""What comes behind a request on its connection, to a real HTTP process: the next request waits for its turn.
+
+The tokenizer process is real as well; the test plays the model.
+"""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from daemon import free_port
+from http_process import http_process
+from tercet.engine import http_connection
+from tercet.engine.http_server import _Server, _uvicorn_config, bind
+from tercet.ipc.step_messages import Abort, Ended
+from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
+    with tokenizer_process(byte_checkpoint(tmp_path_factory.mktemp("server"))) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def url(engine: TokenizerProcess) -> Iterator[str]:
+    with http_process(engine) as url:
+        yield url
+
+
+def connect(url: str) -> socket.socket:
+    address = urlsplit(url)
+    return socket.create_connection((address.hostname, address.port), timeout=20)
+
+
+def asked(prompt: str, *, stream: bool = False, close: bool = False) -> bytes:
+    body = json.dumps({"prompt": prompt, "stream": stream}).encode()
+    more = "Connection: close\r\n" if close else ""
+    return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def read_to(connection: socket.socket, mark: bytes) -> bytes:
+    """Up to where `mark` has come, or the end."""
+    read = b""
+    while mark not in read and (more := connection.recv(65536)):
+        read += more
+    return read
+
+
+BEHIND = {
+    "a request": asked("second"),
+    "half a request": asked("second")[:30],
+    "an empty line": b"\r\n",
+    "no HTTP": b"what?\r\n\r\n",
+    "a long request": asked("x" * 300_000),
+}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_has_asked_ahead_and_leaves_is_missed(
+    engine: TokenizerProcess, url: str, behind: str, stream: bool, at_once: bool
+) -> None:
+    with connect(url) as connection:
+        first, more = asked("first", stream=stream), BEHIND[behind]
+        connection.sendall(first + more if at_once else first)
+        submit = engine.next_submit()
+        if not at_once:
+            connection.sendall(more)
+    gone = engine.next_message()
+    assert isinstance(gone, Abort)
+    assert list(memoryview(gone.numbers).cast("q")) == [submit.number]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("between", [b"", b"\r\n"])
+def test_a_request_behind_another_waits_for_its_turn(
+    engine: TokenizerProcess, url: str, stream: bool, at_once: bool, between: bytes
+) -> None:
+    first, behind = asked("first", stream=stream), between + asked("second") + asked("third", close=True)
+    with connect(url) as connection:
+        connection.sendall(first + behind if at_once else first)
+        submit = engine.next_submit()
+        if not at_once:
+            connection.sendall(behind)
+        engine.sample(submit.number, "one")
+        assert not engine.has_message()
+        engine.sample(submit.number, "end", Ended(submit.number, "length", None, USAGE))
+        for answer in ("two", "three"):
+            later = engine.next_submit()
+            engine.sample(later.number, answer, Ended(later.number, "length", None, USAGE))
+        read = read_to(connection, b"never")
+    answers = read.split(b"HTTP/1.1 ")[1:]
+    assert [answer.partition(b" ")[0] for answer in answers] == [b"200"] * 3
+    assert (b"data: [DONE]" in answers[0]) is stream
+    assert [b'"text":"two"' in answer for answer in answers] == [False, True, False]
+    assert [b'"text":"three"' in answer for answer in answers] == [False, False, True]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_no_http_behind_a_request_is_answered_behind_it(
+    engine: TokenizerProcess, url: str, at_once: bool
+) -> None:
+    first, behind = asked("first", stream=True), b"what?\r\n\r\n"
+    with connect(url) as connection:
+        connection.sendall(first + behind if at_once else first)
+        submit = engine.next_submit()
+        if not at_once:
+            connection.sendall(behind)
+        engine.sample(submit.number, "one")
+        read = read_to(connection, b'"text":"')
+        engine.sample(submit.number, "end", Ended(submit.number, "length", None, USAGE))
+        read += read_to(connection, b"never")
+    _, answer, refusal = read.split(b"HTTP/1.1 ")
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert refusal.startswith(b"400 ")
+    assert b'"invalid_http"' in refusal
+
+
+@pytest.mark.parametrize("behind", [b"\r\n", b"GET / HT"])
+async def test_an_answer_may_take_longer_than_headers(monkeypatch: pytest.MonkeyPatch, behind: bytes) -> None:
+    """Whatever has come behind its request; and an empty line there begins no other."""
+    monkeypatch.setattr(http_connection, "_HEADER_SECONDS", 0.05)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.sleep(0.3)
+        await send({"type": "http.response.body", "body": b"said", "more_body": False})
+
+    port = free_port()
+    listener = bind(f"127.0.0.1:{port}")
+    listener.listen()
+    server = _Server(_uvicorn_config(app))
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    ask = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    writer.write(ask)
+    assert await reader.readuntil(b"\r\n\r\n")
+    writer.write(behind)
+    assert await reader.readuntil(b"0\r\n\r\n") == b"4\r\nsaid\r\n0\r\n\r\n"
+    if behind == b"\r\n":
+        await asyncio.sleep(0.3)
+        writer.write(ask)
+        assert (await reader.readline()).split()[1] == b"200"
+    else:
+        assert (await reader.readline()).split()[1] == b"408"
+    writer.close()
+    server.should_exit = True
+    await serving
