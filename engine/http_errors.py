@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestTimedOut
 
+_TOO_LONG = ("prompt_too_long", "too_long_for_context", "too_long_for_cache")
 _FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of) |(structured) ")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
@@ -88,14 +89,14 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
             return ApiError(503, message, code=error.code)
         case RequestTimedOut():
             return ApiError(504, message, code=error.code)
-    if error.code in ("prompt_too_long", "too_long_for_cache"):
-        return ApiError(400, message, param=names["prompt"], code="context_length_exceeded")
+    is_too_long = error.code in _TOO_LONG
+    code = "context_length_exceeded" if is_too_long else error.code
     match = _FIELD_AT_START.match(message)
     if match is None:
-        return ApiError(400, message, code=error.code)
+        return ApiError(400, message, param=names["prompt"] if is_too_long else None, code=code)
     field = match[1] or match[2]
     param = names.get(field, field)
-    return ApiError(400, param + message.removeprefix(field), param=param, code=error.code)
+    return ApiError(400, param + message.removeprefix(field), param=param, code=code)
 
 
 def from_decoding(error: msgspec.DecodeError) -> ApiError:

@@ -167,10 +167,10 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         if defaults.max_new_tokens is not None:
             max_tokens = min(max_tokens, defaults.max_new_tokens)
     if max_tokens > room:
-        raise invalid(
-            "max_tokens",
-            max_tokens,
-            f"at most {room}: the context is {rules.limits.max_model_len}, the prompt {num_prompt}",
+        raise Refusal(
+            "too_long_for_context",
+            f"max_tokens is {max_tokens}; want at most {room}: {_context(rules)}, and the prompt has {num_prompt} "
+            "tokens",
         )
     if params.min_tokens > max_tokens:
         raise invalid("min_tokens", params.min_tokens, f"at most max_tokens ({max_tokens})")
@@ -265,8 +265,13 @@ def _first(value: _T | None, default: _T | None, neutral: _T) -> _T:
 
 
 def _too_long(num_tokens: str, rules: Rules) -> Refusal:
-    limit = rules.limits.max_model_len
     return Refusal(
         "prompt_too_long",
-        f"the prompt has {num_tokens} tokens and the context holds {limit}, answer included; want at most {limit - 1}",
+        f"the prompt has {num_tokens} tokens, and {_context(rules)}, answer included; want at most "
+        f"{rules.limits.max_model_len - 1}",
     )
+
+
+def _context(rules: Rules) -> str:
+    """In the words by which clients know (LiteLLM among them) that a shorter prompt is what is wanted."""
+    return f"this model's maximum context length is {rules.limits.max_model_len}"

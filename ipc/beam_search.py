@@ -190,7 +190,7 @@ def _check_room(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:
     room = info.max_model_len - num_prompt
     if max_tokens > room > 0:
         raise RequestRefused(
-            "invalid_request",
-            f"max_tokens is {max_tokens}; want at most {room}: the context is {info.max_model_len}, the prompt "
-            f"{num_prompt}",
+            "too_long_for_context",
+            f"max_tokens is {max_tokens}; want at most {room}: this model's maximum context length is "
+            f"{info.max_model_len}, and the prompt has {num_prompt} tokens",
         )

@@ -159,6 +159,7 @@ def test_several_answers(engine: TokenizerProcess, raw: RawClient) -> None:
         (("Generate", "a", "hi", {"n": 257}), "Failed", "invalid_request"),
         (("Generate", "a", "hi", {"top_p": 0}), "Failed", "invalid_request"),
         (("Generate", "a", "h" * 512), "Failed", "prompt_too_long"),
+        (("Generate", "a", "h" * 500, {"max_tokens": 13}), "Failed", "too_long_for_context"),
     ],
 )
 def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) -> None:

@@ -89,7 +89,7 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
     (("GenerateIds", "a", struct.pack("<2i", -1, 5)), "Failed", "invalid_request", "token id -1"),
     (("GenerateIds", "a", ids(400) * 2), "Failed", "prompt_too_long", "800 tokens"),
     (("Generate", "a", "tercet " * 5000), "Failed", "prompt_too_long", "512"),
-    (("GenerateIds", "a", ids(10), {"max_tokens": 503}), "Failed", "invalid_request", "at most 502"),
+    (("GenerateIds", "a", ids(10), {"max_tokens": 503}), "Failed", "too_long_for_context", "at most 502"),
     (("GenerateIds", "a", ids(99), {"max_tokens": 400}), "Failed", "too_long_for_cache", "498 tokens of KV cache"),
     *(
         (("GenerateIds", "a", ids(3), {name: value}), "Failed", "invalid_request", name)

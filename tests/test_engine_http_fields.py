@@ -225,7 +225,7 @@ async def test_of_the_engine(daemon: Daemon, name: str) -> None:
         ({"temperature": -1}, openai.BadRequestError, "temperature", "temperature is -1"),
         ({"top_p": 2}, openai.BadRequestError, "top_p", "at most 1"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens", "at least 1"),
-        ({"max_tokens": 9999}, openai.BadRequestError, "max_tokens", "the context is 512"),
+        ({"max_tokens": 9999}, openai.BadRequestError, "max_tokens", "maximum context length is 512"),
         (
             {"max_completion_tokens": 9999, "max_tokens": None},
             openai.BadRequestError,
@@ -242,7 +242,7 @@ async def test_of_the_engine(daemon: Daemon, name: str) -> None:
             {"messages": [{"role": "user", "content": "x " * 600}]},
             openai.BadRequestError,
             "messages",
-            "the context holds 512",
+            "maximum context length is 512",
         ),
         ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of", "unknown field `best_of`"),
         ({"extra_body": {"max_completion_tokens": 3}}, openai.BadRequestError, "max_completion_tokens", "one of them"),

@@ -65,6 +65,11 @@ def test_what_is_refused_is_no_stream(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "x " * 600}], "stream": True, "stream_options": ALWAYS}
     answer = http.post("/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer.json()["error"]["param"] == "messages"
+    together = http.post("/v1/completions", json={"prompt": "x", "max_tokens": 512, "stream": True})
+    assert (together.status_code, together.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert together.json()["error"]["param"] == "max_tokens"
+    assert "this model's maximum context length is 512" in together.json()["error"]["message"]
     alone = {"prompt": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}}
     answer = http.post("/v1/completions", json=alone)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream_options")

@@ -166,13 +166,13 @@ def test_bad_parameters(engine: LLM, params: BeamSearchParams, message: str) -> 
 
 def test_bad_prompts(engine: LLM) -> None:
     params = BeamSearchParams(beam_width=2, max_tokens=500)
-    with pytest.raises(RequestRefused, match="max_tokens is 500; want at most 492: the context is 512, the prompt 20"):
+    with pytest.raises(RequestRefused, match=r"max_tokens is 500; want at most 492: .* is 512, .* has 20"):
         engine.beam_search([[5] * 20], params)
     with pytest.raises(RequestRefused, match=f"prompt is token id {VOCAB_SIZE}"):
         engine.beam_search([[5, VOCAB_SIZE]], params)
     with pytest.raises(RequestRefused, match="prompt is no tokens"):
         engine.beam_search([[]], params)
-    with pytest.raises(RequestRefused, match="the context holds 512"):
+    with pytest.raises(RequestRefused, match="context length is 512"):
         engine.beam_search([[5] * 512], params)
     wait_until_empty(engine.address)
 
