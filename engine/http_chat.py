@@ -11,13 +11,13 @@ from tercet.engine.chat_reader import ChatReader
 from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
-from tercet.engine.http_errors import ApiError, as_http, from_engine
+from tercet.engine.http_errors import as_http, from_engine
 from tercet.engine.http_events import Chunks, events
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
+from tercet.engine.http_tools import marks_of, with_tools
 from tercet.engine.json_parts import LATER
 from tercet.engine.openai_logprobs import Later, chat_logprobs, later_chat_logprobs, prompt_logprobs
-from tercet.engine.openai_messages import NamedTool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.openai_responses import (
     AssistantMessage,
@@ -32,14 +32,11 @@ from tercet.engine.openai_responses import (
 )
 from tercet.engine.refusal import Refusal
 from tercet.engine.sse import EventStream
-from tercet.engine.tool_choice import find_marks, forced_call, strict_calls
 from tercet.ipc.answers import ReasoningFormat
 from tercet.ipc.client import Generation, Piece, RequestRefused
-from tercet.ipc.messages import SamplingParams, Structured
+from tercet.ipc.messages import SamplingParams
 
 _encode = msgspec.json.Encoder().encode
-_SPECIAL_TOOL_FORMATS = ("llama3", "mistral")
-"""Their calls are marked by special tokens, which are otherwise left out of the text."""
 
 
 async def chat(request: Request, door: Door) -> Any:
@@ -80,54 +77,16 @@ async def chat(request: Request, door: Door) -> Any:
 
 async def _params(body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat) -> SamplingParams:
     params = body.to_params()
-    if body.uses_tools:
-        params = await _with_tools(params, body, door)
     opened = reasoning == "think_opened"
-    if params.structured is None or not (opened or _may_think(body, door)):
-        return params
     try:
-        form = after_thought(params.structured, await _marks(door), opened=opened)
+        if body.uses_tools:
+            params = await with_tools(params, body, door)
+        if params.structured is None or not (opened or _may_think(body, door)):
+            return params
+        form = after_thought(params.structured, await marks_of(door), opened=opened)
     except Refusal as refusal:
         raise from_engine(RequestRefused(refusal.code, str(refusal)), body.names) from None
     return msgspec.structs.replace(params, structured=form)
-
-
-async def _with_tools(params: SamplingParams, body: ChatCompletionRequest, door: Door) -> SamplingParams:
-    if door.info.tool_format == "none":
-        raise ApiError(
-            400,
-            "tools came, and this model's chat template shows no way to call any; want a model that does, or the "
-            "engine started with --tool-call-parser",
-            param="tools",
-        )
-    form = await _form_of_calls(body, door)
-    if form is not None and params.structured is not None:
-        raise ApiError(
-            400, "tool_choice or a strict tool give the answer its form, and response_format came", param="tool_choice"
-        )
-    if form is not None:
-        params = msgspec.structs.replace(params, structured=form)
-    if door.info.tool_format in _SPECIAL_TOOL_FORMATS and body.skip_special_tokens is None:
-        return msgspec.structs.replace(params, skip_special_tokens=False)
-    return params
-
-
-async def _form_of_calls(body: ChatCompletionRequest, door: Door) -> Structured | None:
-    tools, choice = body.tools or (), body.tool_choice
-    is_forced = choice == "required" or isinstance(choice, NamedTool)
-    if not is_forced and not any(tool.function.strict for tool in tools):
-        return None
-    marks = await _marks(door)
-    if is_forced:
-        name = choice.function.name if isinstance(choice, NamedTool) else None
-        return forced_call(tools, name, door.info.tool_format, marks)
-    return strict_calls(tools, door.info.tool_format, marks)
-
-
-async def _marks(door: Door) -> frozenset[str]:
-    if door.marks is None:
-        door.marks = await find_marks(door.client.tokenize)
-    return door.marks
 
 
 def _reasoning_format(body: ChatCompletionRequest, door: Door) -> ReasoningFormat:

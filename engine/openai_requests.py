@@ -137,9 +137,15 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def names(self) -> dict[str, str]:
-        given = [name for name in ("response_format", "structured_outputs") if getattr(self, name) is not None]
+        forms = () if self.must_call else ("response_format", "structured_outputs")
+        given = [name for name in forms if getattr(self, name) is not None]
         names = {"prompt": "messages", "structured": (given or ["tools"])[0], "logprobs": "top_logprobs"}
         return names if self.max_completion_tokens is None else {**names, "max_tokens": "max_completion_tokens"}
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer is a call, whatever other form is asked for."""
+        return self.tool_choice not in (None, "none", "auto")
 
     @property
     def uses_tools(self) -> bool:
@@ -161,8 +167,7 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
         return chat_options(self.tools if self.uses_tools else None, kwargs)
 
     def to_params(self) -> SamplingParams:
-        must_call = self.tool_choice not in (None, "none", "auto")
-        if (must_call and not self.tools) or (self.tool_choice == "auto" and self.tools is None):
+        if (self.must_call and not self.tools) or (self.tool_choice == "auto" and self.tools is None):
             raise ApiError(400, "tool_choice came without tools; want both or neither", param="tool_choice")
         if self.parallel_tool_calls is not None and self.tools is None:
             raise ApiError(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tercet.engine.http_errors import ApiError
-from tercet.engine.lark import named
+from tercet.engine.lark import in_lark, named
 from tercet.engine.openai_messages import Tool
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
@@ -60,19 +60,42 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozense
             f"{tool_format} does; want strict false, or tool_choice required",
             param="tools",
         )
+    ways = ["spelled call", *(f"text {mark}" + " call" * (mark == "<tool_call>") for mark in _MARKS if mark in marks)]
+    return Structured(
+        grammar=f"start: ({' | '.join(ways)})* text\n"
+        "text: /(.|\\n)*/\n"
+        "spelled[lazy]: /(.|\\n)*<tool_call>/\n" + _call(_held(tools), marks)  # lazy: the first that can be one is one
+    )
+
+
+def call_or(answer: Structured, tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
+    """Calls of tools, those of strict ones as their schemas want them, or what `answer` allows. Raises `Refusal`."""
+    held, otherwise = _held(tools), f"answer: {in_lark(answer)}\n"
+    match tool_format:
+        case "hermes":
+            call = f"{named('<tool_call>', marks)} call"
+            return Structured(grammar=f'start: {call} ("\\n" {call})* | answer\n{otherwise}{_call(held, marks)}')
+        case "llama3":
+            schema = json.dumps(_schema(held, "parameters"))
+            return Structured(grammar=f"start: call | answer\n{otherwise}call: %json {schema}\n")
+        case _:
+            raise ApiError(
+                400,
+                "tools came with a form for the answer, and a call beside it is not supported where calls are written "
+                f"as {tool_format} does; want tool_choice none, or one of them",
+                param="tools",
+            )
+
+
+def _held(tools: Sequence[Tool]) -> list[Tool]:
+    """As they are held to: one that is not strict may be called with any object."""
     loose = msgspec.structs.replace(tools[0].function, parameters={"type": "object"})
-    held = [
+    return [
         tool
         if tool.function.strict
         else msgspec.structs.replace(tool, function=msgspec.structs.replace(loose, name=tool.function.name))
         for tool in tools
     ]
-    ways = ["spelled call", *(f"text {mark}" + " call" * (mark == "<tool_call>") for mark in _MARKS if mark in marks)]
-    return Structured(
-        grammar=f"start: ({' | '.join(ways)})* text\n"
-        "text: /(.|\\n)*/\n"
-        "spelled[lazy]: /(.|\\n)*<tool_call>/\n" + _call(held, marks)  # lazy: the first that can be one is one
-    )
 
 
 def _call(tools: Sequence[Tool], marks: frozenset[str]) -> str:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from daemon import Daemon, free_port
 
+ANSWER = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 TURNS: Any = [{"role": "user", "content": "the cat"}]
 SHOWS = {"hermes": "<tool_call>", "llama3": "Environment: ipython", "mistral": "[TOOL_CALLS]"}
 
@@ -98,5 +99,16 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
         assert choice.message.tool_calls is not None
         assert choice.model_extra is not None
         assert choice.model_extra["token_ids"][0] == len(words) - 1  # the token, not its spelling
-        with pytest.raises(openai.BadRequestError, match="give the answer its form"):
-            client.chat.completions.create(tools=[strict], response_format={"type": "json_object"}, **ask)
+        form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": ANSWER}}
+        both: Any = {**ask, "tools": [strict], "response_format": form}
+        never = {**both, "logit_bias": dict.fromkeys(begins_call, -100)}
+        for wish in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}):
+            message = client.chat.completions.create(parallel_tool_calls=False, **wish, **both).choices[0].message
+            assert message.tool_calls is not None, message.content
+        for wish in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
+            message = client.chat.completions.create(**wish, **never).choices[0].message
+            assert message.tool_calls is None
+            jsonschema.validate(json.loads(message.content or ""), ANSWER)
+        strict["function"]["parameters"] = {"type": "bird"}
+        with pytest.raises(openai.BadRequestError, match="does not compile"):
+            client.chat.completions.create(**both)

@@ -7,7 +7,7 @@ import pytest
 
 from grammar_fits import fits
 from tercet.engine.openai_messages import Function, Tool
-from tercet.engine.tool_choice import forced_call
+from tercet.engine.tool_choice import call_or, forced_call
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
 
@@ -61,3 +61,34 @@ def test_references_lead_where_the_tool_s_own_schema_has_them(tool_format: ToolF
     ]:
         text = json.dumps({"name": name, "arguments": arguments})
         assert fits(form, call(tool_format, text)) is is_right, text
+
+
+MARKS = ("<tool_call>", "</tool_call>")
+ANSWERS = [
+    (Structured(json_schema=tool("", a={"enum": [1]})["parameters"]), '{"a":1}', '{"a":2}'),
+    (Structured(json_object=True), '{"name":"f"}', "[]"),
+    (Structured(regex="<.*>"), "<x>", "x"),
+    (Structured(grammar='start: "}" | "{"'), "}", "}{"),
+]
+
+
+@pytest.mark.parametrize("marks", [MARKS, ()])
+@pytest.mark.parametrize("tool_format", FORMATS)
+@pytest.mark.parametrize(("answer", "right", "wrong"), ANSWERS)
+def test_a_call_or_an_answer_of_its_form(
+    tool_format: ToolFormat, marks: tuple[str, ...], answer: Structured, right: str, wrong: str
+) -> None:
+    strict, loose = tool("f", a={"enum": [1]}), tool("g", a={"enum": [1]})
+    strict["strict"] = True
+    tools = [Tool(type="function", function=Function(**function)) for function in (strict, loose)]
+    form = call_or(answer, tools, tool_format, frozenset(marks))
+    f, g, bad = (
+        call(tool_format, json.dumps({"name": name, "arguments": {"a": number}}))
+        for name, number in [("f", 1), ("g", 2), ("f", 2)]
+    )
+    for text in (f, g, right):
+        assert fits(form, text, marks), text
+    assert fits(form, f"{f}\n{g}", marks) is (tool_format == "hermes")
+    assert fits(form, bad, marks) is (fits(answer, bad) and not (marks and tool_format == "hermes"))
+    for text in ("Well", wrong, f + right, right + f):
+        assert not fits(form, text, marks), text
