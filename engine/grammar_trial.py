@@ -1,7 +1,8 @@
 """Compiles grammars for a try, in a process of its own: on some the library that reads them overflows its stack.
 
-The tokenizer starts it with the first request that has a grammar, and another when it has died or hung: what it died of
-is refused. `python -m` runs the process itself, which reads a form a line and says what is wrong with each.
+The tokenizer starts it with the first request that has a grammar, and the HTTP door one of its own with the first that
+holds calls to a schema; either starts another when it has died or hung: what it died of is refused. `python -m` runs
+the process itself, which reads a form a line and says what is wrong with each.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ _MOST_DEATHS = 2
 
 
 class GrammarTrial:
-    """The tokenizer's side. Thread-safe: one grammar at a time."""
+    """The asker's side. Thread-safe: one grammar at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -9,6 +9,7 @@ import hmac
 import time
 from collections.abc import Sequence
 
+from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
 from tercet.engine.metrics import Metrics
 from tercet.engine.request_log import RequestLog
@@ -46,6 +47,8 @@ class Door:
         self.condition = Condition()
         self.marks: frozenset[str] | None = None
         """What of the marks of tool calls and reasoning is a token of its own; None: nobody has asked yet."""
+        self.trial = GrammarTrial()
+        """Of what tools want; other grammars the tokenizer tries."""
         self.metrics = Metrics(info.model)
         self.log = log
         self._keys = [_digest(key) for key in api_keys]

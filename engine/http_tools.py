@@ -1,12 +1,17 @@
 """What a chat's tools make of its answer: the form that it must have, and which of its tokens are text."""
 
+import asyncio
+from collections.abc import Sequence
+
 import msgspec
 
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError
-from tercet.engine.openai_messages import NamedTool
+from tercet.engine.openai_messages import NamedTool, Tool
 from tercet.engine.openai_requests import ChatCompletionRequest
-from tercet.engine.tool_choice import call_or, find_marks, forced_call, strict_calls
+from tercet.engine.refusal import Refusal
+from tercet.engine.structured_check import check_form
+from tercet.engine.tool_choice import bare_call, call_or, chosen, find_marks, forced_call, loosened, strict_calls
 from tercet.ipc.messages import SamplingParams, Structured
 
 _SPECIAL_TOOL_FORMATS = ("llama3", "mistral")
@@ -33,12 +38,43 @@ async def _form(answer: Structured | None, body: ChatCompletionRequest, door: Do
     tools, tool_format = body.tools or (), door.info.tool_format
     if body.must_call:
         choice = body.tool_choice
-        name = choice.function.name if isinstance(choice, NamedTool) else None
-        return forced_call(tools, name, tool_format, await marks_of(door))
-    if answer is not None:
-        return call_or(answer, tools, tool_format, await marks_of(door))
-    if any(tool.function.strict for tool in tools):
+        wanted = chosen(tools, choice.function.name) if isinstance(choice, NamedTool) else tools
+        return forced_call(await _holdable(wanted, door), tool_format, await marks_of(door))
+    strict = [tool for tool in tools if tool.function.strict]
+    if answer is None and not strict:
+        return None
+    await _holdable(strict, door)
+    if answer is None:
         return strict_calls(tools, tool_format, await marks_of(door))
+    return call_or(answer, tools, tool_format, await marks_of(door))
+
+
+async def _holdable(tools: Sequence[Tool], door: Door) -> Sequence[Tool]:
+    """The tools, of which those that are not strict are loosened where nothing can hold calls to their schemas."""
+    if not any(tool.function.parameters for tool in tools) or await _complaint(tools, door) is None:
+        return tools
+    complaints = [await _complaint([tool], door) for tool in tools]
+    for tool, complaint in zip(tools, complaints, strict=True):
+        if complaint is not None and tool.function.strict:
+            raise ApiError(
+                400,
+                f"tools has {tool.function.name!r}, which is strict, and nothing can hold a call to its parameters "
+                f"({complaint}); want others, or strict false",
+                param="tools",
+            )
+    if not any(complaints):  # they are too much together
+        return [tool if tool.function.strict else loosened(tool) for tool in tools]
+    return [tool if complaint is None else loosened(tool) for tool, complaint in zip(tools, complaints, strict=True)]
+
+
+async def _complaint(tools: Sequence[Tool], door: Door) -> str | None:
+    """What stands against holding calls to the tools' schemas."""
+    form = bare_call(tools)
+    try:
+        check_form(form)
+        await asyncio.to_thread(door.trial.check, form)
+    except Refusal as refusal:
+        return str(refusal).removeprefix("structured does not compile: ")
     return None
 
 

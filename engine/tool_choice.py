@@ -31,17 +31,32 @@ async def find_marks(tokenize: Tokenize) -> frozenset[str]:
     return frozenset([mark for mark in _MARKS if len(await tokenize(mark * 2)) - len(await tokenize(mark)) == 1])
 
 
-def forced_call(tools: Sequence[Tool], name: str | None, tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
-    """One call of any of the tools, or of the one that is named."""
-    chosen = [tool for tool in tools if name is None or tool.function.name == name]
-    if not chosen:
+def chosen(tools: Sequence[Tool], name: str) -> list[Tool]:
+    """The one of that name."""
+    found = [tool for tool in tools if tool.function.name == name]
+    if not found:
         raise ApiError(400, f"tool_choice names {name!r}, which is none of the tools", param="tool_choice")
+    return found
+
+
+def loosened(tool: Tool) -> Tool:
+    """To be called with any object."""
+    return msgspec.structs.replace(tool, function=msgspec.structs.replace(tool.function, parameters={"type": "object"}))
+
+
+def bare_call(tools: Sequence[Tool], key: str = "arguments") -> Structured:
+    """The JSON of a call of any of the tools, with whatever schemas they have."""
+    return Structured(grammar=f"start: %json {json.dumps(_schema(tools, key))}\n")
+
+
+def forced_call(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
+    """One call of any of the tools."""
     match tool_format:
         case "hermes":
-            opening, call = named("<tool_call>", marks), _call(chosen, marks)
+            opening, call = named("<tool_call>", marks), _call(tools, marks)
             return Structured(grammar=f"start: {opening} call\n{call}")
         case "llama3":
-            return Structured(json_schema=_schema(chosen, "parameters"))
+            return bare_call(tools, "parameters")
         case _:
             raise ApiError(
                 400,
@@ -88,14 +103,8 @@ def call_or(answer: Structured, tools: Sequence[Tool], tool_format: ToolFormat, 
 
 
 def _held(tools: Sequence[Tool]) -> list[Tool]:
-    """As they are held to: one that is not strict may be called with any object."""
-    loose = msgspec.structs.replace(tools[0].function, parameters={"type": "object"})
-    return [
-        tool
-        if tool.function.strict
-        else msgspec.structs.replace(tool, function=msgspec.structs.replace(loose, name=tool.function.name))
-        for tool in tools
-    ]
+    """As they are held to where none has to be called."""
+    return [tool if tool.function.strict else loosened(tool) for tool in tools]
 
 
 def _call(tools: Sequence[Tool], marks: frozenset[str]) -> str:

@@ -29,7 +29,7 @@ FORMS: list[tuple[Structured, list[str], list[str]]] = [
 @pytest.mark.parametrize("marks", [MARKS, ()])
 def test_any_thought_and_then_the_form(marks: tuple[str, ...]) -> None:
     known = frozenset(marks)
-    calls = [forced_call([TOOL], None, "hermes", known), strict_calls([TOOL], "hermes", known)]
+    calls = [forced_call([TOOL], "hermes", known), strict_calls([TOOL], "hermes", known)]
     for form, good, bad in [*FORMS, *((one, [CALL], [CALL.replace("1", "x")]) for one in calls)]:
         later = after_thought(form, known, opened=True)
         for text in good:

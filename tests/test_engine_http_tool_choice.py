@@ -4,9 +4,11 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import jsonschema
+import msgspec
 import openai
 import pytest
 from openai import OpenAI
@@ -14,6 +16,12 @@ from pydantic import BaseModel, ConfigDict
 
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from daemon import Daemon, free_port
+from grammar_fits import fits
+from tercet.engine.grammar_trial import GrammarTrial
+from tercet.engine.http_tools import with_tools
+from tercet.engine.openai_requests import ChatCompletionRequest
+from tercet.ipc.answers import ToolFormat
+from tercet.ipc.messages import SamplingParams
 
 ANSWER = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 TURNS: Any = [{"role": "user", "content": "the cat"}]
@@ -109,6 +117,35 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
             message = client.chat.completions.create(**wish, **never).choices[0].message
             assert message.tool_calls is None
             jsonschema.validate(json.loads(message.content or ""), ANSWER)
-        strict["function"]["parameters"] = {"type": "bird"}
-        with pytest.raises(openai.BadRequestError, match="does not compile"):
-            client.chat.completions.create(**both)
+        strict["function"]["parameters"] = {"properties": {"a": {"not": {"type": "null"}}}}
+        for wish in ({}, {"tool_choice": "required"}):
+            with pytest.raises(openai.BadRequestError, match=r"'grow', which is strict, .*\[\"not\"\]") as refused:
+                client.chat.completions.create(**wish, **both)
+            assert refused.value.param == "tools"
+
+
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3"])
+async def test_of_schemas_that_nothing_can_hold_a_call_to(tool_format: ToolFormat) -> None:
+    """Only the tools that have them are called with any object."""
+    door: Any = SimpleNamespace(info=SimpleNamespace(tool_format=tool_format), marks=frozenset(), trial=GrammarTrial())
+    odd = {"name": "odd", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"properties": {"a": deep}}
+    held = [tool["function"] for tool in tools()]
+    for others, name in [([odd], "odd"), ([odd, *held], "odd"), ([*held, {**odd, "parameters": deep}], "odd")]:
+        for wish in ("required", {"type": "function", "function": {"name": name}}):
+            body = {"messages": TURNS, "tools": [{"type": "function", "function": one} for one in others]}
+            request = msgspec.convert({**body, "tool_choice": wish}, ChatCompletionRequest)
+            form = (await with_tools(SamplingParams(), request, door)).structured
+            assert form is not None
+            key = "arguments" if tool_format == "hermes" else "parameters"
+            around = "<tool_call>\n{}\n</tool_call>" if tool_format == "hermes" else "{}"
+            for called, arguments, fitting in [
+                ("odd", {"a": [1, 1]}, True),
+                ("odd", [], False),
+                ("count", {"n": 1}, wish == "required" and len(others) > 1),
+                ("count", {"n": 3}, False),
+            ]:
+                text = json.dumps({"name": called, key: arguments})
+                assert fits(form, around.replace("{}", text)) is fitting, text

@@ -19,7 +19,7 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 def grammar_of(tool_format: ToolFormat, *functions: dict[str, Any]) -> Structured:
     tools = [Tool(type="function", function=Function(**function)) for function in functions]
-    return forced_call(tools, None, tool_format, frozenset())
+    return forced_call(tools, tool_format, frozenset())
 
 
 def call(tool_format: ToolFormat, text: str) -> str:
