@@ -16,7 +16,7 @@ from tercet.engine.http_answer import Answer, Indexed
 from tercet.engine.http_errors import from_engine
 from tercet.engine.openai_requests import UsageWanted
 from tercet.engine.openai_responses import Usage
-from tercet.engine.sse import DONE, event
+from tercet.engine.sse import DONE, event, one_line
 from tercet.ipc.client import ClientError, Generation, Piece
 
 Choice = TypeVar("Choice")
@@ -75,7 +75,7 @@ async def events(
                     if index not in around:
                         around[index] = _split(chunks.chunk([chunks.plain_choice(index, _MARK)], told))
                     before, after = around[index]
-                    yield before + _encode(piece.text) + after
+                    yield before + one_line(_encode(piece.text)) + after
                 elif choices := chunks.choices(index, piece):
                     yield b"".join([event(chunks.chunk([choice], told)) for choice in choices])
             usage = answer.usage([ended[index] for index in sorted(ended)])

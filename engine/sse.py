@@ -1,6 +1,6 @@
 """Server-sent events over ASGI.
 
-It knows nothing of what is sent.
+It knows nothing of what is sent, but that it is JSON.
 """
 
 from collections.abc import AsyncGenerator
@@ -14,11 +14,21 @@ _HEADERS = [
 ]
 
 DONE = b"data: [DONE]\n\n"
+_BREAKS = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in "\x85\u2028\u2029"]
 
 
 def event(data: bytes) -> bytes:
-    """One event; `data` is one line."""
-    return b"data: " + data + b"\n\n"
+    """One event; `data` is JSON in one line."""
+    return b"data: " + one_line(data) + b"\n\n"
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON that is one line to everybody: Python's `splitlines`, with which some clients read, knows more ends than
+    JSON escapes."""
+    if not data.isascii():
+        for mark, escaped in _BREAKS:
+            data = data.replace(mark, escaped)
+    return data
 
 
 class EventStream(Stream):

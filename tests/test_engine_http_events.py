@@ -16,7 +16,7 @@ from tercet.engine.openai_requests import UsageWanted
 from tercet.ipc.answers import ReasoningFormat, Usage
 from tercet.ipc.client import Generation, Piece
 
-CHARACTERS = 'ab "\\\n\r\t\0{}<>/é東🙂\N{OBJECT REPLACEMENT CHARACTER}\u2028'
+CHARACTERS = 'ab "\\\n\r\t\0{}<>/é東🙂\N{OBJECT REPLACEMENT CHARACTER}\u2028\u2029\x85'
 ANSWER: Any = SimpleNamespace(id="x-1", created=1, model='of "text"', usage=lambda generations: None)
 
 
@@ -65,3 +65,17 @@ async def test_short_and_long_way(
     monkeypatch.setattr(type(chunks), "is_plain", lambda self, *piece: False)
     assert short == await as_events(pieces, make(), with_usage)
     assert all(msgspec.json.decode(line[6:]) for event in short for line in event.split(b"\n\n")[:-1] if b"{" in line)
+
+
+@pytest.mark.parametrize("make", [make_completion, chat_with("none")])
+async def test_each_event_is_one_line_to_every_client(make: Callable[[], Chunks[Any]]) -> None:
+    """httpx and others part lines as `splitlines` does."""
+    said = "".join(map(chr, range(0x100))) + "\u2028\u2029é東🙂"
+    end = Generation("", [], "stop", None, Usage(1, 1, 0, 0, 0.0, 0.0, 0.0))
+    pieces = [(0, Piece("", [1])), (0, Piece(said, [7])), (0, Piece(said, [7], end))]
+    lines = b"".join(await as_events(pieces, make(), with_usage=False)).decode().splitlines()
+    assert all(line.startswith("data: ") for line in lines[::2])
+    assert not any(lines[1::2])
+    chunks = [msgspec.json.decode(line[6:]) for line in lines[:-2:2]]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert "".join(one.get("text") or one.get("delta", {}).get("content") or "" for one in choices) == said * 2
