@@ -1,6 +1,7 @@
 """The body of an HTTP request, bounded in size and in time, and its shape."""
 
 import asyncio
+import codecs
 from typing import TypeVar
 
 import msgspec
@@ -43,4 +44,4 @@ async def _bytes_of(request: Request) -> bytes:
                     raise ApiError(413, f"the body has more than {MAX_BODY_BYTES} bytes", code="body_too_large")
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {_BODY_SECONDS:g} s", code="body_too_slow") from None
-    return bytes(body)
+    return bytes(body.removeprefix(codecs.BOM_UTF8))  # Windows' tools begin a file with it

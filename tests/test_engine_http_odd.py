@@ -4,6 +4,7 @@ The tokenizer process is real as well; the test plays the model.
 """
 
 import asyncio
+import codecs
 import json
 import socket
 from collections import Counter
@@ -114,6 +115,14 @@ def test_an_offer_of_another_protocol(url: str, name: bytes) -> None:
     status, answers = exchange(url, asked + last)
     assert status == 200
     assert answers.count(b'"count":12') == 2
+
+
+def test_a_body_that_begins_with_a_byte_order_mark(url: str) -> None:
+    """As what Windows' tools write to a file."""
+    answer = httpx.post(f"{url}/tokenize", content='{"prompt": "\ufeffx"}'.encode("utf-8-sig"))
+    assert (answer.status_code, answer.json().get("count")) == (200, 4), answer.text
+    twice = httpx.post(f"{url}/tokenize", content=codecs.BOM_UTF8 * 2 + b'{"prompt": "x"}')
+    assert (twice.status_code, twice.json()["error"]["code"]) == (400, "invalid_json")
 
 
 def test_the_log_has_no_room_for_everything(url: str) -> None:
