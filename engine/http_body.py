@@ -18,6 +18,13 @@ _T = TypeVar("_T")
 
 async def read_body(request: Request, kind: type[_T]) -> _T:
     """The body as `kind`; what is wrong with it becomes an `ApiError` that names the field."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.strip().lower() not in ("", "identity"):
+        raise ApiError(
+            415,
+            f"Content-Encoding is {encoding[:200]!r}; want the body as it is, without that header",
+            code="unsupported_encoding",
+        )
     body = await _bytes_of(request)
     if has_too_many_parts_of_json(body):
         raise ApiError(400, f"the body has more than {MAX_PARTS} lists and objects", code="invalid_request")

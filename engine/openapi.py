@@ -20,6 +20,7 @@ _ERRORS_OF_BODIES = {
     "400": "A field is wrong, unknown or not supported; `param` names it.",
     "408": "The body did not come in time.",
     "413": "The body is too large.",
+    "415": "The body has a Content-Encoding.",
     "429": "The engine is full; `Retry-After` says when to ask again.",
     "503": "The engine drains or is gone.",
     "504": "The request took too long.",

@@ -5,7 +5,9 @@ The tokenizer process is real as well; the test plays the model.
 
 import asyncio
 import codecs
+import gzip
 import json
+import random
 import socket
 from collections import Counter
 from collections.abc import Iterator
@@ -123,6 +125,20 @@ def test_a_body_that_begins_with_a_byte_order_mark(url: str) -> None:
     assert (answer.status_code, answer.json().get("count")) == (200, 4), answer.text
     twice = httpx.post(f"{url}/tokenize", content=codecs.BOM_UTF8 * 2 + b'{"prompt": "x"}')
     assert (twice.status_code, twice.json()["error"]["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br, gzip"])
+def test_a_body_that_is_packed(url: str, encoding: str) -> None:
+    """Also one that takes more than one piece, behind which the connection goes on."""
+    with httpx.Client(base_url=url) as client:
+        for body in (b'{"prompt": "x"}', random.Random(1).randbytes(500_000)):
+            headers = {"content-encoding": encoding}
+            refused = client.post("/tokenize", content=gzip.compress(body), headers=headers)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"]) == (415, "unsupported_encoding")
+            assert error["message"].startswith(f"Content-Encoding is {encoding!r}; want the body as it is")
+            plain = client.post("/tokenize", content=b'{"prompt": "x"}', headers={"content-encoding": "Identity"})
+            assert plain.status_code == 200
 
 
 def test_the_log_has_no_room_for_everything(url: str) -> None:
