@@ -15,11 +15,22 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 FunctionName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
 
+class CacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Anthropic's mark of where a beginning that others share may end, which some clients send everybody.
+
+    Nothing is left to do for it: whatever prompts begin alike share what is cached.
+    """
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
 class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A piece of a message. The engine takes text only."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,6 +61,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     reasoning_content: str | None = None
     type: Literal["text"] | None = None
     """So lm-evaluation-harness marks every turn; it says nothing new."""
+    cache_control: CacheControl | None = None
     refusal: None = None
     annotations: list[Any] | None = None
     audio: None = None
@@ -66,11 +78,12 @@ class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A call's arguments are held to `parameters`."""
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """Functions are the only kind."""
 
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl | None = None
 
 
 class NamedFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -156,6 +156,21 @@ async def test_turns_as_an_evaluation_harness_marks_them(engine: TokenizerProces
         await client.chat.completions.create(model="tiny", messages=[{**TURN[0], "type": "image"}])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize("mark", [{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}, None])
+async def test_marks_of_what_is_to_be_cached_say_nothing(
+    engine: TokenizerProcess, client: AsyncOpenAI, mark: dict[str, str] | None
+) -> None:
+    """As clients of Anthropic's models set them."""
+    wanted, cached = (await chat(engine, client, "x", tools=[TOOL]))[1], {"cache_control": mark}
+    part = {"type": "text", "text": TURN[0]["content"], **cached}
+    for turn in ({**TURN[0], **cached}, {"role": "user", "content": [part]}):
+        assert (await chat(engine, client, "x", messages=[turn], tools=[{**TOOL, **cached}]))[1] == wanted
+    with pytest.raises(openai.BadRequestError) as refused:
+        turn = {**TURN[0], "cache_control": {"type": "eternal"}}
+        await client.chat.completions.create(model="tiny", messages=[turn])  # type: ignore[list-item]
+    assert refused.value.param == "messages[0].cache_control.type"
+
+
 async def test_the_template_gets_what_is_let_through(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
     body = {"chat_template_kwargs": {"enable_thinking": True}}
     _, prompt = await chat(engine, client, "x", extra_body=body)
