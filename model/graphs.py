@@ -13,6 +13,9 @@ from torch import Tensor
 
 from tercet.model.step_shape import StepShape
 
+_MOST_STAND_INS = 16
+"""Steps of a shape that another's graph runs. To capture one takes as long as some tens of steps lose by it."""
+
 Progress = Callable[[int, int], None]
 """Called with graphs captured and graphs to capture."""
 
@@ -27,8 +30,8 @@ class StepGraphs:
         """
         self._run = run
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
-        self._later: dict[StepShape, None] = {}
-        """Shapes that have no graph yet, in the order in which they get one."""
+        self._later: dict[StepShape, int] = {}
+        """Shapes that have no graph yet, in the order in which they get one, and how often another's stood in."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
@@ -42,7 +45,7 @@ class StepGraphs:
 
     def capture_later(self, shapes: Sequence[StepShape]) -> None:
         """Leave these for later; those that have a graph already keep it."""
-        self._later.update(dict.fromkeys(shape for shape in shapes if shape not in self._graphs))
+        self._later.update(dict.fromkeys((shape for shape in shapes if shape not in self._graphs), 0))
 
     def capture_one(self) -> bool:
         """Capture one of those left for later; False if there was none."""
@@ -50,6 +53,16 @@ class StepGraphs:
         if shape is not None:
             self._capture_late(shape)
         return shape is not None
+
+    def shape_to_run(self, shape: StepShape, stand_in: StepShape | None) -> StepShape:
+        """As which a step is to run: while its shape has no graph, as the one that stands in, where that has one."""
+        if shape in self._graphs or stand_in is None or stand_in not in self._graphs:
+            return shape
+        if shape in self._later:
+            self._later[shape] += 1
+            if self._later[shape] > _MOST_STAND_INS:
+                return shape
+        return stand_in
 
     def run(self, shape: StepShape) -> Tensor | None:
         """Replay a captured step, or launch it kernel by kernel. A result is to be used before the next step."""

@@ -109,7 +109,8 @@ class Runner:
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
             sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            self._shape = self._shapes.fit(*sizes, whole_logits, adjusted, self._is_logged())
+            shape = self._shapes.fit(*sizes, whole_logits, adjusted, self._is_logged())
+            self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_in(shape))
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all
@@ -139,10 +140,7 @@ class Runner:
         return self._launch_on_gpu(index) if self._on_gpu else self._launch_on_cpu()
 
     def use_lull(self) -> bool:
-        """Nobody wants a step just now: capture one of the graphs that starting left out. False once there is none.
-
-        Each rank does so for itself: capturing runs nothing, and graphs and what they hold say the same to other ranks.
-        """
+        """Nobody wants a step just now: capture one of the graphs that starting left out. False once there is none."""
         if not self._on_gpu:
             return False
         return not torch.cuda.current_stream().query() or self._graphs.capture_one()
@@ -230,7 +228,9 @@ class Runner:
         for shape in (*self._shapes.for_warm_up(), *(shapes if enforce_eager else ())):
             self._run_on_gpu(shape)
         if not enforce_eager:
-            self._graphs.capture(self._shapes.for_start(), progress)
+            # Ranks would send each other all rows of what stands in, which takes as long as to capture.
+            alone = self._decoder.group.size == 1
+            self._graphs.capture(self._shapes.for_start() if alone else shapes, progress)
             self._graphs.capture_later(shapes[::-1])  # the smallest first: traffic is light while there are lulls
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)

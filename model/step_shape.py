@@ -87,7 +87,7 @@ class Shapes:
         ]
 
         def order(shape: StepShape) -> tuple[int, bool, int]:
-            return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, shape.num_chunks
+            return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, -shape.num_chunks
 
         return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
 
@@ -96,6 +96,10 @@ class Shapes:
         without logits, and prompts with nothing beside."""
         largest, *others = self.for_graphs()
         return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
+
+    def stand_in(self, shape: StepShape) -> StepShape | None:
+        """The first of `for_start`, for any step with prefill that can have a graph."""
+        return self._largest if shape.num_chunks and not (shape.adjusted or shape.logged) else None
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""

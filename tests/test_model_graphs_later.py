@@ -132,6 +132,42 @@ def test_without_memory_for_a_graph_steps_go_on(steps: Steps, capsys: pytest.Cap
         StepGraphs(steps).capture(FIRST)
 
 
+def test_a_larger_one_stands_in_until_a_shape_is_common(steps: Steps) -> None:
+    graphs = StepGraphs(steps)
+    assert graphs.shape_to_run(LATER[0], FIRST[0]) == LATER[0], "without graphs each runs as itself"
+    graphs.capture(FIRST)
+    graphs.capture_later(SHAPES)
+    rare, common = LATER[:2]
+    assert graphs.shape_to_run(FIRST[1], FIRST[0]) == FIRST[1]
+    assert graphs.shape_to_run(common, None) == common
+    for _ in range(16):
+        assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0]
+    assert graphs.shape_to_run(common, FIRST[0]) == common
+    steps.check(graphs, common)
+    assert graphs.shape_to_run(common, FIRST[0]) == common
+    assert graphs.shape_to_run(rare, FIRST[0]) == FIRST[0]
+    assert graphs.capture_one()
+    assert graphs.shape_to_run(rare, FIRST[0]) == rare, "there was a lull"
+    steps.no_memory_for = LATER[2].num_decodes
+    graphs.capture_one()
+    for _ in range(20):
+        assert graphs.shape_to_run(LATER[2], FIRST[0]) == FIRST[0]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (37, 5000), (1, 64)])
+def test_what_stands_in_holds_every_step_that_it_stands_in_for(max_num_seqs: int, budget: int) -> None:
+    shapes = Shapes(max_num_seqs, budget)
+    for shape in shapes.for_graphs():
+        stand_in = shapes.stand_in(shape)
+        if not shape.num_chunks:
+            assert stand_in is None, "a row's bits depend on who else is there"
+            continue
+        assert stand_in == shapes.for_start()[0]
+        assert all(stand_in[i] >= shape[i] for i in range(3))
+        assert (stand_in.whole_logits, stand_in.longest) == (shape.whole_logits, shape.longest)
+        assert shapes.stand_in(shape._replace(logged=True)) is None
+
+
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (1, 64)])
 def test_a_start_has_the_largest_and_what_first_requests_meet(max_num_seqs: int, budget: int) -> None:
     shapes = Shapes(max_num_seqs, budget)
