@@ -48,6 +48,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_window_layers": 28,
     },
 }
+_TELLING_NULLS = ("sliding_window", "num_key_value_heads")
+"""Where null is a choice and not silence: no window, and as many as attention heads."""
 
 # Fields that change the result in models near ours, with the values that leave it alone.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -148,7 +150,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     """Make a ModelConfig of a config.json; ValueError names the field that is missing, wrong or not supported."""
     family = _family(raw)
-    config = {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k == "sliding_window"}}
+    config = {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k in _TELLING_NULLS}}
     for name, allowed in _ONLY.items():
         if name in config and config[name] not in allowed:
             wanted = ", ".join(repr(value) for value in allowed if value is not None) or "none"
@@ -243,7 +245,8 @@ def _dtype(config: Mapping[str, Any]) -> torch.dtype | None:
 
 
 def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = config.get(name, default)
+    given = config.get(name)
+    value = default if given is None else given
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"config.json: {name} is {value!r}; want a positive whole number")
     return value

@@ -89,6 +89,15 @@ def test_null_fields_count_as_absent() -> None:
     assert config.num_kv_heads == config.num_heads
 
 
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: Path) -> None:
+    family = architecture.removesuffix("ForCausalLM").lower()
+    raw = {**LLAMA, "architectures": [architecture], "model_type": family, "num_key_value_heads": None}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
+    assert ours.num_kv_heads == theirs.num_key_value_heads == 4
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
