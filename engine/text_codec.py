@@ -107,7 +107,8 @@ def _from_gguf(path: Path) -> TextCodec:
 
 def _from_folder(folder: Path) -> TextCodec:
     generation = _read_json(folder / "generation_config.json")
-    ends = _ids(generation.get("eos_token_id") or _read_json(folder / "config.json").get("eos_token_id"))
+    said = generation.get("eos_token_id")
+    ends = _ids(_read_json(folder / "config.json").get("eos_token_id") if said is None else said)
     try:
         defaults = msgspec.convert(generation, GenerationDefaults)
     except msgspec.ValidationError as error:
@@ -169,7 +170,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 def _ids(value: Any) -> list[int]:
     """`eos_token_id` is one id, a list of them, or missing."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(isinstance(one, int) for one in listed):
+    if any(isinstance(one, bool) or not isinstance(one, int) for one in listed):
         raise UnsupportedModel(f"the checkpoint has eos_token_id {value!r}; want an id or a list of ids")
     return list(dict.fromkeys(listed))
 

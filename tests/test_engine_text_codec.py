@@ -98,6 +98,8 @@ def test_beginnings_as_transformers_makes_them(tmp_path: Path, settings: dict[st
     [
         ({"eos_token_id": [5, 7, 5]}, {"eos_token_id": 9}, (5, 7, 256)),
         ({"eos_token_id": 5}, {}, (5, 256)),
+        ({"eos_token_id": 0}, {"eos_token_id": 9}, (0, 256)),
+        ({"eos_token_id": None}, {"eos_token_id": 0}, (0, 256)),
         ({}, {"eos_token_id": [9, 256]}, (9, 256)),
         ({}, {}, (256,)),
     ],
@@ -169,6 +171,9 @@ def test_a_folder_without_a_tokenizer_serves_ids(tmp_path: Path, capsys: pytest.
         ("tokenizer_config.json", "nonsense", "tokenizer_config.json cannot be read as JSON"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
+        ("generation_config.json", '{"eos_token_id": true}', "eos_token_id True; want an id or a list of ids"),
+        ("generation_config.json", '{"eos_token_id": false}', "eos_token_id False"),
+        ("config.json", '{"eos_token_id": [2, true]}', "eos_token_id .*True"),
         ("tokenizer.json", None, "no tokenizer.json"),
         ("chat_template.jinja", "{% if %}", "chat template cannot be used"),
         ("chat_template.jinja", "\udcff", r"chat_template\.jinja cannot be read as text"),
