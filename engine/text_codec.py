@@ -124,7 +124,7 @@ def _from_folder(folder: Path) -> TextCodec:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
-    names = _special_tokens(settings | _read_json(folder / "special_tokens_map.json"))
+    names = _special_tokens(folder, settings)
     _mark_special(tokenizer, list(names.values()))
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
@@ -175,7 +175,10 @@ def _ids(value: Any) -> list[int]:
     return list(dict.fromkeys(listed))
 
 
-def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """As transformers: the older special_tokens_map.json has the last word, unless the settings list added tokens."""
+    if "added_tokens_decoder" not in settings:
+        settings = settings | _read_json(folder / "special_tokens_map.json")
     names = {}
     for name in _SPECIAL_TOKENS:
         value = settings.get(name)

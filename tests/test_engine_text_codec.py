@@ -155,6 +155,24 @@ def test_special_tokens_that_only_the_settings_call_special(tmp_path: Path) -> N
     assert codec.encode("a</s>") == PreTrainedTokenizerFast.from_pretrained(folder)("a</s>").input_ids
 
 
+@pytest.mark.parametrize("lists_added_tokens", [True, False])
+def test_special_tokens_that_two_files_name(tmp_path: Path, lists_added_tokens: bool) -> None:
+    folder = llama_like(tmp_path)
+    rewrite(folder / "special_tokens_map.json", {"eos_token": "<s>", "bos_token": {"content": "</s>"}})
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if lists_added_tokens:
+        settings["added_tokens_decoder"] = {
+            "256": {"content": "</s>", "special": True},
+            "257": {"content": "<s>", "special": True},
+        }
+    rewrite(folder / "tokenizer_config.json", settings)
+    codec, theirs = load_codec(folder), AutoTokenizer.from_pretrained(folder)
+    assert codec.eos_ids == (theirs.eos_token_id,) == ((256,) if lists_added_tokens else (257,))
+    chat = codec.encode_chat([ChatMessage("user", "x")])
+    assert chat == theirs.apply_chat_template([{"role": "user", "content": "x"}], tokenize=True)["input_ids"]
+    assert chat[0] == (257 if lists_added_tokens else 256)
+
+
 def test_a_folder_without_a_tokenizer_serves_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
     codec = load_codec(tmp_path)
