@@ -132,6 +132,19 @@ _HARMLESS = frozenset(
     }
 )
 
+# Fields above that transformers does not read for a family, with the values that say nothing there.
+_UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
+    "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
+    "mistral": {
+        "use_sliding_window": (None, True),
+        "max_window_layers": (None, 0),
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+    },
+    "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
+    "qwen3": {"mlp_bias": (None, False)},
+}
+
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """The folder's config.json as it is."""
@@ -157,8 +170,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
             raise ValueError(
                 f"config.json: {name} is {config[name]!r}, which would change the result; supported: {wanted}"
             )
-    if unknown := sorted(set(config) - set(_ONLY) - _HARMLESS):
-        log.warning("config.json: fields without meaning for %s: %s", family, ", ".join(unknown))
+    unread = {name for name, silent in _UNREAD[family].items() if config.get(name) not in silent}
+    if unused := sorted((set(config) - set(_ONLY) - _HARMLESS) | unread):
+        log.warning("config.json: fields without meaning for %s, which are not used: %s", family, ", ".join(unused))
     num_heads = _positive(config, "num_attention_heads")
     hidden_size = _positive(config, "hidden_size")
     if "head_dim" not in config and hidden_size % num_heads:

@@ -186,6 +186,28 @@ def test_fields_that_nobody_reads_are_named(caplog: pytest.LogCaptureFixture) ->
     assert "use_cache" not in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("family", "fields", "named"),
+    [
+        ("Llama", {"sliding_window": 64}, "sliding_window"),
+        ("Llama", {"sliding_window": 64, "frobnicate": 3}, "frobnicate, sliding_window"),
+        ("Llama", {"sliding_window": None, "use_sliding_window": False, "max_window_layers": 28}, ""),
+        ("Mistral", {"sliding_window": 64, "use_sliding_window": False}, "use_sliding_window"),
+        ("Mistral", {"sliding_window": 64, "mlp_bias": False}, ""),
+        ("Qwen2", {"sliding_window": 64, "use_sliding_window": False, "attention_bias": True}, "attention_bias"),
+        ("Qwen3", {"attention_bias": True, "mlp_bias": True}, "mlp_bias"),
+    ],
+)
+def test_fields_of_other_families_are_named(
+    family: str, fields: dict[str, Any], named: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    raw = {**LLAMA, "architectures": [f"{family}ForCausalLM"], "model_type": family.lower(), **fields}
+    with caplog.at_level(logging.WARNING):
+        parse_config(raw)
+    lines = [f"config.json: fields without meaning for {family.lower()}, which are not used: {named}"] if named else []
+    assert caplog.messages == lines
+
+
 @pytest.mark.parametrize(("content", "words"), [("{", "not readable as JSON"), ("[]", "want an object")])
 def test_unreadable_config(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
