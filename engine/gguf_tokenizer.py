@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import Value
+from tercet.engine.refusal import short
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -26,22 +27,43 @@ def build_tokenizer(metadata: dict[str, Value]) -> Tokenizer:
     if family != "gpt2":
         raise UnsupportedModel(f"the GGUF file has tokenizer.ggml.model {family!r}; want 'gpt2' (byte-level BPE)")
     name = metadata.get("tokenizer.ggml.pre")
-    tokens: Any = metadata["tokenizer.ggml.tokens"]
-    merges: Any = metadata["tokenizer.ggml.merges"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: token_id for token_id, token in enumerate(tokens)},
-            merges=[tuple(merge.split(" ", 1)) for merge in merges],
-            ignore_merges=name in ("llama-bpe", "llama3", "llama-v3"),
-        )
-    )
+    tokens = _list(metadata, "tokens", str)
+    tokenizer = Tokenizer(_byte_pairs(tokens, _list(metadata, "merges", str), name))
     tokenizer.pre_tokenizer = _pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
     if name in ("qwen2", "deepseek-r1-qwen"):
         tokenizer.normalizer = normalizers.NFC()
-    _add_tokens(tokenizer, tokens, metadata.get("tokenizer.ggml.token_type"))
+    _add_tokens(tokenizer, tokens, metadata)
     _add_ends(tokenizer, tokens, metadata, name)
     return tokenizer
+
+
+def _list(metadata: dict[str, Value], name: str, kind: type) -> list[Any]:
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
+        raise UnsupportedModel(
+            f"the GGUF file has tokenizer.ggml.{name} {short(value)}; want a list of {kind.__name__}, "
+            "as byte-level BPE (tokenizer.ggml.model 'gpt2') needs it"
+        )
+    return value
+
+
+def _byte_pairs(tokens: list[str], merges: list[str], name: Value | None) -> models.BPE:
+    try:
+        return models.BPE(
+            vocab={token: token_id for token_id, token in enumerate(tokens)},
+            merges=[_pair(merge) for merge in merges],
+            ignore_merges=name in ("llama-bpe", "llama3", "llama-v3"),
+        )
+    except Exception as error:  # noqa: BLE001  the library raises plain Exception
+        raise UnsupportedModel(f"the GGUF file's tokens and merges are no byte-level BPE: {error}") from None
+
+
+def _pair(merge: str) -> tuple[str, str]:
+    left, space, right = merge.partition(" ")
+    if not space:
+        raise ValueError(f"tokenizer.ggml.merges has {short(merge)!r}; want two tokens with a space between")
+    return left, right
 
 
 def _pre_tokenizer(name: Value | None) -> pre_tokenizers.PreTokenizer:
@@ -66,8 +88,12 @@ def _pre_tokenizer(name: Value | None) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(steps)
 
 
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: Any) -> None:
-    kinds = types or [1] * len(tokens)
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], metadata: dict[str, Value]) -> None:
+    kinds = _list({"tokenizer.ggml.token_type": [1] * len(tokens), **metadata}, "token_type", int)
+    if len(kinds) != len(tokens):
+        raise UnsupportedModel(
+            f"the GGUF file has {len(kinds)} tokenizer.ggml.token_type; want {len(tokens)}, one a token"
+        )
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, kinds, strict=True)

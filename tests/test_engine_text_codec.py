@@ -13,8 +13,6 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.engine.errors import UnsupportedModel
-from tercet.engine.gguf_metadata import read_metadata
-from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import GenerationDefaults, TextRefused, load_codec
 from tercet.ipc.messages import ChatMessage
@@ -243,42 +241,3 @@ def test_no_prompt_has_fewer_tokens_than_its_length_says() -> None:
     longest = max((codec.tokenizer.id_to_token(i) for i in range(49152)), key=len)  # type: ignore[union-attr]
     for text in [*TEXTS, " " * 3000, longest.replace("Ġ", " ") * 20, "\n" * 3000]:
         assert len(codec.encode(text)) >= len(text.encode()) // codec.longest_token
-
-
-@pytest.mark.parametrize("size", [0, 3, 20, 100, 5000, 10**6])
-def test_truncated_gguf_files(tmp_path: Path, size: int) -> None:
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(demo_model().read_bytes()[:size])
-    with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
-        load_codec(broken)
-
-
-def test_damaged_gguf_files(tmp_path: Path) -> None:
-    """Any damage to the first part of the file is an error that names it, or no damage to the tokenizer's part."""
-    head = demo_model().read_bytes()[:2000]
-    rng = random.Random(0)
-    broken = tmp_path / "broken.gguf"
-    num_refused = 0
-    for _ in range(300):
-        damaged = bytearray(head)
-        for _ in range(rng.randrange(1, 4)):
-            damaged[rng.randrange(60)] = rng.randrange(256)
-        broken.write_bytes(damaged)
-        with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
-            read_metadata(broken)
-        num_refused += 1
-    assert num_refused == 300
-
-
-@pytest.mark.parametrize(("key", "value"), [("model", "llama"), ("pre", "unheard-of"), ("pre", None)])
-def test_unknown_gguf_tokenizers_are_refused_by_name(key: str, value: str | None) -> None:
-    metadata: dict[str, Any] = {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": ["a", "b", "ab"],
-        "tokenizer.ggml.merges": ["a b"],
-    }
-    assert build_tokenizer(dict(metadata)).encode("ab").ids == [2]
-    metadata[f"tokenizer.ggml.{key}"] = value
-    with pytest.raises(UnsupportedModel, match=repr(value)):
-        build_tokenizer(metadata)

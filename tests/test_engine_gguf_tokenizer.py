@@ -1,0 +1,77 @@
+"""GGUF files that are damaged, or whose tokenizer is another: refused in words that name what came."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tercet.engine.errors import UnsupportedModel
+from tercet.engine.gguf_metadata import read_metadata
+from tercet.engine.gguf_tokenizer import build_tokenizer
+from tercet.engine.model_files import demo_model
+from tercet.engine.text_codec import load_codec
+
+GGUF_TOKENIZER: dict[str, Any] = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": ["a", "b", "ab"],
+    "tokenizer.ggml.merges": ["a b"],
+}
+
+
+@pytest.mark.parametrize("size", [0, 3, 20, 100, 5000, 10**6])
+def test_truncated_gguf_files(tmp_path: Path, size: int) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(demo_model().read_bytes()[:size])
+    with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
+        load_codec(broken)
+
+
+def test_damaged_gguf_files(tmp_path: Path) -> None:
+    """Any damage to the first part of the file is an error that names it, or no damage to the tokenizer's part."""
+    head = demo_model().read_bytes()[:2000]
+    rng = random.Random(0)
+    broken = tmp_path / "broken.gguf"
+    num_refused = 0
+    for _ in range(300):
+        damaged = bytearray(head)
+        for _ in range(rng.randrange(1, 4)):
+            damaged[rng.randrange(60)] = rng.randrange(256)
+        broken.write_bytes(damaged)
+        with pytest.raises(UnsupportedModel, match=r"broken\.gguf"):
+            read_metadata(broken)
+        num_refused += 1
+    assert num_refused == 300
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("merges", None, "merges None; want a list of str, as byte-level BPE .*'gpt2'"),
+        ("merges", [5], r"merges \[5\]; want a list of str"),
+        ("merges", ["ab"], "merges has 'ab'; want two tokens"),
+        ("merges", ["a c"], "no byte-level BPE: .*`c`"),
+        ("tokens", None, "tokens None; want a list of str"),
+        ("tokens", [], "no byte-level BPE"),
+        ("token_type", [1], "1 tokenizer.ggml.token_type; want 3"),
+        ("token_type", 7, "token_type 7; want a list of int"),
+    ],
+)
+def test_gguf_tokenizers_that_lack_a_part(key: str, value: Any, words: str) -> None:
+    metadata = {**GGUF_TOKENIZER, f"tokenizer.ggml.{key}": value}
+    if value is None:
+        del metadata[f"tokenizer.ggml.{key}"]
+    with pytest.raises(UnsupportedModel, match=words):
+        build_tokenizer(metadata)
+
+
+@pytest.mark.parametrize(("key", "value"), [("model", "llama"), ("model", "t5"), ("pre", "unheard-of"), ("pre", None)])
+def test_unknown_gguf_tokenizers_are_refused_by_name(key: str, value: str | None) -> None:
+    metadata = dict(GGUF_TOKENIZER)
+    assert build_tokenizer(dict(metadata)).encode("ab").ids == [2]
+    metadata[f"tokenizer.ggml.{key}"] = value
+    if key == "model":
+        del metadata["tokenizer.ggml.merges"]  # those of sentencepiece have scores instead
+    with pytest.raises(UnsupportedModel, match=repr(value)):
+        build_tokenizer(metadata)
