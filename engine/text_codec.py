@@ -87,6 +87,9 @@ def load_codec(model_path: Path) -> TextCodec:
 
 def _from_gguf(path: Path) -> TextCodec:
     metadata = read_metadata(path)
+    count = metadata.get("split.count", 1)
+    if isinstance(count, int) and count > 1:  # only the first part has the tokenizer
+        raise UnsupportedModel(f"{path} is one of {count} parts; want them merged (llama-gguf-split --merge)")
     tokenizer = build_tokenizer(metadata)
     names = {}
     for name, kind in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):

@@ -77,6 +77,7 @@ class GgufCheckpoint:
         return values.view(-1, half, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
     def _parse(self) -> ModelConfig:
+        self._check_whole()
         family = self._field("general.architecture", str)
         if family not in FAMILIES:
             raise ValueError(f"{self.source}: architecture is {family!r}; supported: {', '.join(FAMILIES)}")
@@ -117,6 +118,12 @@ class GgufCheckpoint:
         )
         take.check_all_taken()
         return config
+
+    def _check_whole(self) -> None:
+        """A part of a split file would lack tensors, and all but the first part lack the settings too."""
+        if "split.count" in self._fields and (count := self._field("split.count", int)) > 1:
+            number = self._field("split.no", int) + 1
+            raise ValueError(f"{self.source} is part {number} of {count}; want them merged (llama-gguf-split --merge)")
 
     def _dtype(self) -> torch.dtype:
         """Of the matrices; quantized ones have none, and bfloat16 holds any of them."""

@@ -4,7 +4,9 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gguf import GGUFWriter
 
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
@@ -43,6 +45,22 @@ def test_damaged_gguf_files(tmp_path: Path) -> None:
             read_metadata(broken)
         num_refused += 1
     assert num_refused == 300
+
+
+def test_one_part_of_a_split_gguf_file(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=1)
+    writer.add_tokenizer_model("gpt2")
+    for name in ("token_embd.weight", "output_norm.weight"):
+        writer.add_tensor(name, np.zeros(32, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) == 2
+    for part in parts:
+        with pytest.raises(UnsupportedModel, match=f"{part.name} is one of 2 parts; want them merged"):
+            load_codec(part)
 
 
 @pytest.mark.parametrize(

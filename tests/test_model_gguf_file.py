@@ -56,11 +56,12 @@ def write_gguf(
     texts: dict[str, str] | None = None,
     extra: dict[str, Tensor] | None = None,
     leave_out: str = "",
+    tensors_each: int = 0,
 ) -> Path:
-    """The safetensors checkpoint of `family` as GGUF, matrices quantized to `kind`."""
+    """The safetensors checkpoint of `family` as GGUF, matrices quantized to `kind`; split where a file has its fill."""
     config = read_config(checkpoint(family))
     arch = "llama" if config.family == "mistral" else config.family
-    writer = gguf.GGUFWriter(file, arch)
+    writer = gguf.GGUFWriter(file, arch, split_max_tensors=tensors_each)
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -217,6 +218,15 @@ def test_rope_factors(tmp_path: Path) -> None:
 def test_refuses_by_name(arguments: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=words):
         load(write_gguf("llama", tmp_path / "model.gguf", **arguments))
+
+
+def test_one_part_of_a_split_file(tmp_path: Path) -> None:
+    write_gguf("llama", tmp_path / "model.gguf", tensors_each=12)
+    parts = sorted(tmp_path.glob("*.gguf"))
+    assert len(parts) == 3
+    for number, part in enumerate(parts, 1):
+        with pytest.raises(ValueError, match=rf"{part.name} is part {number} of 3; want them merged"):
+            GgufCheckpoint(part)
 
 
 @pytest.mark.parametrize("arch", ["gemma3", "llama4"])
