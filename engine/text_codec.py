@@ -24,6 +24,9 @@ _SHORT_CHARACTERS = 2000
 """Encoded in about a millisecond."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+_OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+"""They show that a folder has a tokenizer, in a form that is not read."""
+
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What a request gets that does not say otherwise. None: the neutral value."""
@@ -119,8 +122,11 @@ def _from_folder(folder: Path) -> TextCodec:
     settings = _read_json(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.exists():
-        if settings or any((folder / name).exists() for name in ("tokenizer.model", "vocab.json")):
-            raise UnsupportedModel(f"{folder} has a tokenizer but no tokenizer.json, the only form that can be read")
+        if others := [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]:
+            raise UnsupportedModel(
+                f"{folder} has {', '.join(others)} but no tokenizer.json; want tokenizer.json, the only form of a "
+                "tokenizer that can be read"
+            )
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
         return TextCodec(None, None, None, tuple(ends), defaults, None)
     try:

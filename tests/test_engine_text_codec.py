@@ -178,6 +178,13 @@ def test_a_folder_without_a_tokenizer_serves_ids(tmp_path: Path, capsys: pytest.
     assert "token ids" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("file", ["tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json"])
+def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(UnsupportedModel, match=f"has {file} but no tokenizer.json; want tokenizer.json"):
+        load_codec(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
