@@ -31,10 +31,10 @@ class TemplateRefused(ValueError):
 
 
 class ChatTemplate:
-    """One checkpoint's template."""
+    """One checkpoint's template, or two: some have one of their own for conversations with tools."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """`special_tokens`: such as `bos_token`, for the template to name."""
+    def __init__(self, source: str, special_tokens: dict[str, str], tool_use: str | None = None) -> None:
+        """`special_tokens`: such as `bos_token`, for the template to name. `tool_use`: the source where tools come."""
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
         )
@@ -43,11 +43,13 @@ class ChatTemplate:
         environment.globals["strftime_now"] = _strftime_now
         try:
             self._template = environment.from_string(source)
+            self._tool_use = self._template if tool_use is None else environment.from_string(tool_use)
         except jinja2.TemplateError as error:
             raise UnsupportedModel(f"the checkpoint's chat template cannot be used: {error}") from None
         self._special_tokens = special_tokens
-        self._takes_tools = "tools" in source
-        self.tool_format = _tool_format(source)
+        with_tools = source if tool_use is None else tool_use
+        self._takes_tools = "tools" in with_tools
+        self.tool_format = _tool_format(with_tools)
         self.reasoning_format = self._find_reasoning_format(source)
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = _NO_OPTIONS) -> str:
@@ -55,8 +57,9 @@ class ChatTemplate:
         template_kwargs = _heard(options.template_kwargs)
         if options.tools and not self._takes_tools:
             raise TemplateRefused(f"tools has {len(options.tools)}; want none: the chat template does not show them")
+        template = self._tool_use if options.tools else self._template
         try:
-            return self._template.render(
+            return template.render(
                 messages=[_as_dict(message) for message in messages],
                 add_generation_prompt=True,
                 tools=[dict(tool) for tool in options.tools] or None,

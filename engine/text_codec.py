@@ -101,10 +101,10 @@ def _from_gguf(path: Path) -> TextCodec:
         if token is not None:
             names[f"{name}_token"] = token
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
-    source = metadata.get("tokenizer.chat_template")
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
     return _codec(
         tokenizer,
-        str(source) if source else None,
+        {name: str(metadata[key]) for name, key in keys.items() if metadata.get(key)},
         names,
         tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
         GenerationDefaults(),
@@ -138,12 +138,12 @@ def _from_folder(folder: Path) -> TextCodec:
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
-    return _codec(tokenizer, _template_source(folder, settings), names, tuple(ends), defaults)
+    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), defaults)
 
 
 def _codec(
     tokenizer: Tokenizer,
-    template_source: str | None,
+    templates: dict[str, str],
     names: dict[str, str],
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
@@ -155,7 +155,7 @@ def _codec(
     bounded = pieces.byte_level and "BPE" in type(tokenizer.model).__name__
     return TextCodec(
         tokenizer,
-        ChatTemplate(template_source, names) if template_source is not None else None,
+        ChatTemplate(templates["default"], names, templates.get("tool_use")) if "default" in templates else None,
         pieces,
         eos_ids,
         defaults,
@@ -206,15 +206,25 @@ def _mark_special(tokenizer: Tokenizer, names: list[str]) -> None:
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in unmarked])
 
 
-def _template_source(folder: Path, settings: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        try:
-            return file.read_text(encoding="utf-8")
-        except ValueError as error:
-            raise UnsupportedModel(f"{file} cannot be read as text: {error}") from None
-    source = settings.get("chat_template")
-    if isinstance(source, list):  # several named ones
-        named = [one for one in source if isinstance(one, dict) and one.get("name") == "default"]
-        source = named[-1].get("template") if named else None
-    return source if isinstance(source, str) else None
+def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+    """By name. As in transformers, those in files count and not those in the settings; these fill in for a default."""
+    more = folder / "additional_chat_templates"
+    files = [
+        ("default", folder / "chat_template.jinja"),
+        ("default", more / "default.jinja"),
+        ("tool_use", more / "tool_use.jinja"),
+    ]
+    sources: dict[str, Any] = {name: _read_text(file) for name, file in files if file.exists()}
+    if "default" not in sources:
+        said = settings.get("chat_template")
+        named = said if isinstance(said, list) else [{"name": "default", "template": said}]
+        known = [one for one in named if isinstance(one, dict) and one.get("name") in ("default", "tool_use")]
+        sources = {one["name"]: one.get("template") for one in known} | sources
+    return {name: source for name, source in sources.items() if isinstance(source, str)}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise UnsupportedModel(f"{file} cannot be read as text: {error}") from None

@@ -89,6 +89,16 @@ def test_tools_that_the_model_would_not_see() -> None:
         template.render([ChatMessage("user", "hi")], ChatOptions(tools=({"type": "function"},)))
 
 
+def test_a_template_for_tools_is_asked_where_tools_come() -> None:
+    template = ChatTemplate(CHATML, {}, tool_use="{{ tools | length }}<tool_call>")
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert template.tool_format == "hermes"
+    assert template.render([ChatMessage("user", "hi")], ChatOptions(tools=(tool,))) == "1<tool_call>"
+    assert template.render([ChatMessage("user", "hi")]) == ChatTemplate(CHATML, {}).render([ChatMessage("user", "hi")])
+    with pytest.raises(UnsupportedModel, match="chat template"):
+        ChatTemplate(CHATML, {}, tool_use="{% for %}")
+
+
 def test_tools_are_rendered_as_transformers_does() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "é": [1, 2.5, None]}}}
     call = {"id": "abc", "type": "function", "function": {"name": "f", "arguments": {"x": ["é", {"y": 1}]}}}

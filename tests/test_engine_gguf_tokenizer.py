@@ -13,6 +13,7 @@ from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import load_codec
+from tercet.ipc.messages import ChatMessage, ChatOptions
 
 GGUF_TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
@@ -61,6 +62,22 @@ def test_one_part_of_a_split_gguf_file(tmp_path: Path) -> None:
     for part in parts:
         with pytest.raises(UnsupportedModel, match=f"{part.name} is one of 2 parts; want them merged"):
             load_codec(part)
+
+
+def test_templates_of_a_gguf_file(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_merges(["a b"])
+    named = {"default": "a", "rag": "{% broken", "tool_use": "b{% if tools %}{% endif %}"}
+    writer.add_chat_template([{"name": name, "template": source} for name, source in named.items()])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    codec = load_codec(tmp_path / "model.gguf")
+    assert codec.encode_chat([ChatMessage("user", "x")]) == [0]
+    assert codec.encode_chat([ChatMessage("user", "x")], ChatOptions(tools=({"type": "function"},))) == [1]
 
 
 @pytest.mark.parametrize(

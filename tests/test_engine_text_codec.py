@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import GenerationDefaults, TextRefused, load_codec
-from tercet.ipc.messages import ChatMessage
+from tercet.ipc.messages import ChatMessage, ChatOptions
 from tokenizer_process import TEMPLATE, byte_checkpoint, byte_tokenizer
 
 TEXTS = [
@@ -137,6 +137,34 @@ def test_where_a_template_may_be(tmp_path: Path, where: str) -> None:
     codec = load_codec(folder)
     ids = codec.encode_chat([ChatMessage("user", "x")])
     assert byte_tokenizer().decode(ids) == "<|user|>x<|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("settings", "files"),
+    [
+        ({"rag": "rag", "tool_use": "with tools", "default": "default"}, {}),
+        ({"rag": "rag", "default": "default"}, {}),
+        ({"default": "old", "tool_use": "old with tools"}, {"chat_template": "default"}),
+        ({"default": "old"}, {"chat_template": "default", "additional_chat_templates/tool_use": "with tools"}),
+        ({}, {"chat_template": "old", "additional_chat_templates/default": "default"}),
+    ],
+)
+def test_named_templates_as_transformers_uses_them(
+    tmp_path: Path, settings: dict[str, str], files: dict[str, str]
+) -> None:
+    folder = byte_checkpoint(tmp_path, template=None)
+    show = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    (folder / "additional_chat_templates").mkdir()
+    for name, source in files.items():
+        (folder / f"{name}.jinja").write_text(source + show)
+    named = [{"name": name, "template": source + show} for name, source in settings.items()]
+    changes = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": named}
+    rewrite(folder / "tokenizer_config.json", changes)
+    codec, theirs = load_codec(folder), AutoTokenizer.from_pretrained(folder)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    for tools in ((), (tool,)):
+        wanted = theirs.apply_chat_template([{"role": "user", "content": "x"}], tools=list(tools) or None)["input_ids"]
+        assert codec.encode_chat([ChatMessage("user", "x")], ChatOptions(tools=tools)) == wanted
 
 
 def test_special_tokens_that_only_the_settings_call_special(tmp_path: Path) -> None:
