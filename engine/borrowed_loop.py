@@ -11,10 +11,12 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]
+
+_SIGNALS = tuple(signal.Signals)
 
 
 class BorrowedLoop:
@@ -27,20 +29,19 @@ class BorrowedLoop:
         """Some work is done, or nobody turns the loop any more."""
 
     def run(self, work: Work[Result]) -> Result:
-        """Run `work()` in the loop until it is done. An interrupt from the keyboard cancels it."""
+        """Run `work()` in the loop until it is done. What a signal's handler raises cancels it, then leaves here."""
         if asyncio._get_running_loop() is None and self._turning.acquire(blocking=False):
             return self._turn(work)
-        future = asyncio.run_coroutine_threadsafe(work(), self._loop)
-        future.add_done_callback(self._announce)
+        job = _Job(work)
+        self._loop.call_soon_threadsafe(job.begin)
+        job.ended.add_done_callback(self._announce)
         try:
-            if asyncio._get_running_loop() is None:
-                self._see_done(future)
-            else:  # a notebook's, in this thread, where no other can turn
-                threading.Thread(target=self._see_done, args=(future,), name="borrowed-loop", daemon=True).start()
-            return future.result()
+            self._wait(job.ended)
         except BaseException:
-            future.cancel()
+            self.soon(job.cancel)
+            self._wait(job.ended)
             raise
+        return job.ended.result().result()
 
     def soon(self, callback: Callable[..., object], *arguments: object) -> None:
         """Call this in the loop when it turns, or turns again; any thread may ask. Never, if it is closed."""
@@ -59,23 +60,37 @@ class BorrowedLoop:
     def _end(self) -> None:
         with self._turning:
             if not self._loop.is_closed():
-                self._loop.run_until_complete(_cancel(asyncio.all_tasks(self._loop)))
-                self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+                self._turn_until(self._loop.create_task(_cancel(asyncio.all_tasks(self._loop))))
+                self._turn_until(self._loop.create_task(self._loop.shutdown_asyncgens()))
                 self._loop.close()
 
     def _turn(self, work: Work[Result]) -> Result:
         try:
             task = self._loop.create_task(work())
-            with _Interrupt(self._loop, task) as interrupt:
-                try:
-                    return self._loop.run_until_complete(task)
-                except asyncio.CancelledError:
-                    if interrupt.count:
-                        raise KeyboardInterrupt from None
-                    raise
+            try:
+                self._turn_until(task)
+            except BaseException:
+                task.cancel()
+                self._turn_until(task)
+                raise
+            return task.result()
         finally:
             self._turning.release()
             self._announce()
+
+    def _turn_until(self, task: asyncio.Task[Any]) -> None:
+        """Until it has ended. Raises what handlers of signals raise."""
+        task.add_done_callback(lambda _: self._loop.stop())
+        while not task.done():
+            with _LaterSignals(self._loop):
+                self._loop.run_forever()
+
+    def _wait(self, ended: Future[Any]) -> None:
+        if asyncio._get_running_loop() is None:
+            self._see_done(ended)
+        else:  # a notebook's, in this thread, where no other can turn
+            threading.Thread(target=self._see_done, args=(ended,), name="borrowed-loop", daemon=True).start()
+            ended.result()
 
     def _see_done(self, future: Future[Any]) -> None:
         """Another thread turns the loop; this one takes over when that leaves."""
@@ -90,35 +105,64 @@ class BorrowedLoop:
             self._news.notify_all()
 
 
-class _Interrupt:
-    """While a task runs in the main thread, the first interrupt from the keyboard cancels it, the next is raised.
+class _Job(Generic[Result]):
+    """Work that is done in whichever thread turns the loop."""
 
-    As `asyncio.Runner` has it; but that one prints the task, its result included, for each signal handler that it sets.
+    def __init__(self, work: Work[Result]) -> None:
+        self._work = work
+        self.ended: Future[asyncio.Task[Result]] = Future()
+        """Not before its own clean-up is done, even if it is cancelled."""
+
+    def begin(self) -> None:
+        self._task = asyncio.ensure_future(self._work())
+        self._task.add_done_callback(self.ended.set_result)
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+
+class _LaterSignals:
+    """While the main thread turns the loop, a signal stops it, and the program's handler is called after that.
+
+    Called at once, what it raises would end whichever task or callback is running: often one of those that keep the
+    client alive, and whose end nobody sees. A signal that comes again before the loop has stopped does not wait.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._task = task
-        self._installed = False
-        self.count = 0
+        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._heard: dict[int, FrameType | None] = {}
 
-    def __enter__(self) -> "_Interrupt":
-        in_main = threading.current_thread() is threading.main_thread()
-        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else the program's own decides
-            with contextlib.suppress(ValueError):  # an interpreter within another program has no signals
-                signal.signal(signal.SIGINT, self._hear)
-                self._installed = True
-        return self
+    def __enter__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        try:
+            for number in _SIGNALS:
+                if callable(handler := signal.getsignal(number)):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._hear)
+        except ValueError:  # an interpreter within another program has no signals
+            self._handlers.clear()
+        except BaseException:  # from one that is still called at once
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
-        if self._installed:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        with contextlib.ExitStack() as stack:  # all of it, whatever any of them raises
+            stack.callback(self._call)
+            for number, handler in self._handlers.items():
+                stack.callback(signal.signal, number, handler)
+
+    def _call(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for number, frame in self._heard.items():
+                stack.callback(self._handlers[number], number, frame)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.count > 1 or self._task.done():
-            raise KeyboardInterrupt
-        self._task.cancel()
+        if number in self._heard:
+            self._handlers[number](number, frame)
+        self._heard[number] = frame
+        self._loop.stop()
         self._loop.call_soon_threadsafe(lambda: None)  # it may be asleep
 
 

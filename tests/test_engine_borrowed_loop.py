@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 
 import pytest
 
@@ -128,6 +129,85 @@ def test_a_programs_own_handler_stays(loop: BorrowedLoop) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """The program's own handler raises."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the program's own")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("asleep", [True, False])
+def test_what_a_programs_handler_raises_cancels_the_work_and_nothing_else(loop: BorrowedLoop, asleep: bool) -> None:
+    said: list[str] = []
+
+    async def hear(name: str, ring: bool) -> None:
+        try:
+            if ring:
+                signal.raise_signal(signal.SIGALRM)  # among callbacks and tasks, none of which is to get the error
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            said.append(f"{name} was cancelled")
+            raise
+
+    async def work() -> None:
+        beside.append(asyncio.ensure_future(hear("beside", not asleep)))
+        if asleep:
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGALRM)).start()
+        await hear("work", False)
+
+    beside: list[asyncio.Task[None]] = []
+    with pytest.raises(TimeoutError, match="the program's own"):
+        loop.run(work)
+    assert said == ["work was cancelled"]
+    assert signal.getsignal(signal.SIGALRM).__name__ == "ring"  # type: ignore[union-attr]
+    assert loop.run(lambda: echo(1)) == 1
+    assert not beside[0].done()
+
+
+@pytest.mark.usefixtures("alarm")
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_work_that_another_thread_turned_is_cancelled_too(loop: BorrowedLoop, takes_over: bool) -> None:
+    """Whether that thread still turns the loop, or has left it to the one with the work."""
+    other_may_end: asyncio.Event = loop.run(lambda: _new_event())
+    said: list[str] = []
+
+    async def work() -> None:
+        if takes_over:
+            other_may_end.set()
+            while other.running():  # it has left once this is not turned by it
+                await asyncio.sleep(0)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGALRM)).start()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            said.append("cancelled")
+            other_may_end.set()
+
+    async def other_work() -> None:
+        await other_may_end.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(loop.run, other_work)
+        while not loop._turning.locked():
+            pass
+        with pytest.raises(TimeoutError, match="the program's own"):
+            loop.run(work)
+        assert said == ["cancelled"]
+        other.result(timeout=20)
+
+
+async def _new_event() -> asyncio.Event:
+    return asyncio.Event()
 
 
 def test_closing_cancels_what_is_left() -> None:

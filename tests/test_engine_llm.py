@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -150,6 +151,28 @@ def test_an_interrupt_from_the_keyboard_cancels_all(llm: LLM) -> None:
             llm.generate([[5, 6]] * 40, SamplingParams(temperature=0, max_tokens=400, ignore_eos=True), use_tqdm=False)
     wait_until_empty(llm.address)
     assert ids_of(llm.generate([[5, 6]], SHORT, use_tqdm=False)) == alone
+
+
+def test_what_the_programs_own_handler_raises_cancels_all() -> None:
+    """Whatever the loop does at that moment: it sends many requests, or it waits for answers."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError("the program's own")
+
+    long = SamplingParams(max_tokens=400, ignore_eos=True)
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        with LLM(str(checkpoint("llama")), load_format="null", null_step_ms=100, kv_cache_memory=1 << 20) as llm:
+            for seconds in (0.001, 0.003, 0.01, 0.5):
+                with pytest.raises(TimeoutError, match="the program's own"):
+                    signal.setitimer(signal.ITIMER_REAL, seconds)
+                    llm.generate([[5, 6]] * 40, long, use_tqdm=False)  # for 40 seconds and more
+                wait_until_empty(llm.address)
+                (output,) = llm.generate([5, 6], SHORT, use_tqdm=False)
+                assert output.usage.num_generated_tokens == 5
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 async def test_within_a_running_loop(llm: LLM) -> None:
