@@ -43,7 +43,7 @@ class Overloaded(ClientError):
 
 
 class EngineDied(ClientError):
-    """The engine is gone, or was never there; what it had not sent is lost."""
+    """The engine is gone, was never there, or speaks another protocol; what it had not sent is lost."""
 
 
 class RequestTimedOut(ClientError, TimeoutError):

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from tercet.ipc.answers import Batch, Detokenized, EngineInfo, Failed, Rejected, ToClient, Tokenized
+from tercet.ipc.answers import Batch, Detokenized, EngineInfo, Failed, Rejected, Tokenized
 from tercet.ipc.call import (
     Call,
     ClientError,
@@ -21,22 +21,19 @@ from tercet.ipc.call import (
     Piece,
     RequestRefused,
     RequestTimedOut,
-    unpack_ids,
 )
 from tercet.ipc.calls import Calls
+from tercet.ipc.dialect import Dialect, ForeignEngine
 from tercet.ipc.head_start import HeadStart
 from tercet.ipc.lifeline import Lifeline
 from tercet.ipc.messages import (
     ChatMessage,
     ChatOptions,
-    Detokenize,
     FromClient,
-    GenerateIds,
     Handling,
     Hello,
     Request,
     SamplingParams,
-    Tokenize,
 )
 from tercet.ipc.prompt import Prompt, encode, make_request, pack_ids
 from tercet.ipc.questions import Questions
@@ -88,7 +85,7 @@ class Client:
         self._in_turn = HeadStart(self._calls.take, self._calls.split, head_start)
         self._next_call = 0
         self._questions = Questions(self._send)
-        self._decoder = msgspec.msgpack.Decoder(ToClient)
+        self._dialect = Dialect()
         self._gone: str | None = "this client is not open; want `async with Client(…) as client`"
         """Why there is nobody to ask, or nobody any more."""
 
@@ -132,24 +129,18 @@ class Client:
 
     async def tokenize(self, prompt: str | Sequence[ChatMessage], *, options: ChatOptions | None = None) -> list[int]:
         """The token ids that a request with this prompt would begin with."""
-        request = make_request(prompt, options=options)
-        if isinstance(request, GenerateIds):
-            raise ValueError("got a prompt of token ids; want a str or ChatMessages")
-        answer = await self._questions.ask(Tokenize(self._new_name(), request))
-        assert isinstance(answer, Tokenized)
-        return unpack_ids(answer.token_ids)
+        return await self._questions.tokenize(self._new_name(), make_request(prompt, options=options))
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Their text, special tokens included."""
-        answer = await self._questions.ask(Detokenize(self._new_name(), pack_ids(token_ids)))
-        assert isinstance(answer, Detokenized)
-        return answer.text
+        return await self._questions.detokenize(self._new_name(), pack_ids(token_ids))
 
     def give_up(self, reason: str) -> None:
         """The engine is known to have ended for good: fail what waits for it, and do not wait for its return."""
         self._gone = reason
         self._line.stop_waiting()
         self._lose("engine_died", reason)
+        self._questions.end(EngineDied("engine_died", reason))
 
     async def stream(
         self,
@@ -255,7 +246,11 @@ class Client:
         self._calls.ask_again(was_up)
 
     def _take(self, encoded: bytes) -> None:
-        message = self._decoder.decode(encoded)
+        try:
+            message = self._dialect.read(encoded)
+        except ForeignEngine as error:
+            self.give_up(f"the engine at {self._address} {error}")
+            return
         if isinstance(message, Batch):
             self._in_turn.deliver(message.items)
             return

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import anyio
 
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Tokenized
-from tercet.ipc.call import ClientError, EngineDied, error_of
-from tercet.ipc.messages import Hello, Question
+from tercet.ipc.call import ClientError, EngineDied, error_of, unpack_ids
+from tercet.ipc.messages import Detokenize, GenerateIds, Hello, Question, Request, Tokenize
 
 Answer = Tokenized | Detokenized
 _DEADLINE_S = 60.0
@@ -24,8 +24,20 @@ class Questions:
         self._info: asyncio.Future[EngineInfo] | None = None
         self._open: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
 
-    async def ask(self, question: Question) -> Answer:
-        """Send it and wait for its answer. Raises `ClientError`."""
+    async def tokenize(self, name: str, request: Request) -> list[int]:
+        """Raises `ClientError`, as all questions do."""
+        if isinstance(request, GenerateIds):
+            raise ValueError("got a prompt of token ids; want a str or ChatMessages")
+        answer = await self._ask(Tokenize(name, request))
+        assert isinstance(answer, Tokenized)
+        return unpack_ids(answer.token_ids)
+
+    async def detokenize(self, name: str, token_ids: bytes) -> str:
+        answer = await self._ask(Detokenize(name, token_ids))
+        assert isinstance(answer, Detokenized)
+        return answer.text
+
+    async def _ask(self, question: Question) -> Answer:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open[question.request_id] = question, answer
         try:
@@ -50,9 +62,8 @@ class Questions:
             return None
 
     def ask_again(self) -> None:
-        """The connection is a new one."""
-        if self._info is not None:
-            self._send(Hello())
+        """The connection is a new one. Who is there is asked in any case: it may be another engine."""
+        self._send(Hello())
         for question, _ in self._open.values():
             self._send(question)
 
@@ -80,3 +91,10 @@ class Questions:
         for _, answer in self._open.values():
             if not answer.done():
                 answer.set_exception(error)
+
+    def end(self, error: ClientError) -> None:
+        """Nor does anybody say any more who is there."""
+        if self._info is not None and not self._info.done():
+            self._info.set_exception(error)
+            self._info.exception()  # whoever asked may have left
+        self._info = None
