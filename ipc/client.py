@@ -52,7 +52,7 @@ __all__ = [
 
 _PING_S = 5.0
 _SILENCE_S = 20.0
-"""An engine that owes answers and says nothing for so long, not even to pings, is taken for dead."""
+"""An engine that owes answers and says nothing to one who listens for so long, not even to pings, is taken for dead."""
 
 
 class Client:
@@ -268,18 +268,18 @@ class Client:
                 self._questions.inform(message)
 
     async def _ping(self) -> None:
-        loop = asyncio.get_running_loop()
+        interval = min(_PING_S, (self._successor_timeout or self._reconnect_timeout) / 5 or _PING_S)
         while True:
-            await asyncio.sleep(min(_PING_S, (self._successor_timeout or self._reconnect_timeout) / 5 or _PING_S))
-            now = loop.time()
+            if not await self._line.listen(interval):
+                continue
+            now, silence = asyncio.get_running_loop().time(), self._line.silence
             self._calls.give_up_waiting(now)
-            silence = now - self._line.last_heard
             if (lost_at := self._line.lost_at) is not None:
                 if now - lost_at > self._reconnect_timeout:
                     self._lose("engine_died", f"the engine at {self._address} is gone for {now - lost_at:.0f} s")
-            elif self._calls and silence > _SILENCE_S:
+            elif self._calls and silence >= _SILENCE_S:
                 self._lose("engine_died", f"the engine at {self._address} has said nothing for {silence:.0f} s")
-            elif self._calls and silence > _PING_S:
+            elif self._calls and silence >= _PING_S:
                 self._send(Hello())
 
     def _lose(self, code: str, message: str) -> None:

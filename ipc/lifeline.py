@@ -34,6 +34,8 @@ class Lifeline:
         self.lost_at: float | None = None
         """When the last connection ended, until somebody answers again. In the loop's time, as `last_heard`."""
         self.last_heard = 0.0
+        self.silence = 0.0
+        """Seconds of `listen` since then."""
         try:
             self._connection = Connection(self._context, address, key)
         except ValueError:
@@ -51,6 +53,21 @@ class Lifeline:
             with anyio.move_on_after(within):
                 await self._connected.wait()
         return self._connected.is_set()
+
+    async def listen(self, seconds: float) -> bool:
+        """Let so much time pass. False if it was far more: the loop was held up, or the machine slept.
+
+        That is no silence of the other side, and what has come meanwhile is yet to be read.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await asyncio.sleep(seconds)
+        is_late = loop.time() - began > 2 * seconds
+        if self.last_heard > began:
+            self.silence = 0.0
+        elif not is_late:
+            self.silence += seconds
+        return not is_late
 
     def stop_waiting(self) -> None:
         """Nobody is to wait for an answer any more."""

@@ -146,6 +146,26 @@ async def test_an_engine_that_hangs(engine: TokenizerProcess, monkeypatch: pytes
         assert (await again).text == "back"
 
 
+async def test_a_program_that_slept_does_not_take_its_engine_for_dead(
+    engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has asked the engine whether it is there, nor listened: it owes an answer, and has none yet."""
+    monkeypatch.setattr(client_module, "_PING_S", 0.3)
+    monkeypatch.setattr(client_module, "_SILENCE_S", 2.0)
+    async with Client(engine.address) as client:
+        slow = asyncio.ensure_future(client.generate("x"))
+        submit = await submitted(engine)
+        asleep_until = time.monotonic() + 2.5
+        while time.monotonic() < asleep_until:
+            time.sleep(0.1)
+        woke_at = asyncio.get_running_loop().time()
+        while client.last_heard < woke_at and not slow.done():  # until a ping is answered
+            await asyncio.sleep(0.05)
+        assert not slow.done()
+        engine.sample(submit.number, "here", ended(submit))
+        assert (await slow).text == "here"
+
+
 def test_one_small_tree() -> None:
     for kind in (RequestRefused, Overloaded, EngineDied, RequestTimedOut):
         assert issubclass(kind, ClientError)
