@@ -25,7 +25,7 @@ from tercet.ipc.call import (
 from tercet.ipc.calls import Calls
 from tercet.ipc.dialect import Dialect, ForeignEngine
 from tercet.ipc.head_start import HeadStart
-from tercet.ipc.lifeline import Lifeline
+from tercet.ipc.lifeline import Lifeline, to_its_end
 from tercet.ipc.messages import (
     ChatMessage,
     ChatOptions,
@@ -96,14 +96,14 @@ class Client:
         try:
             await self.info()
         except BaseException:
-            await self._close()
+            await to_its_end(self._close())
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._calls.cancel_all()
         self.give_up("the client was closed")
-        await self._close()
+        await to_its_end(self._close())
 
     @property
     def last_heard(self) -> float:

@@ -4,7 +4,8 @@ It moves bytes, and knows when something was last heard and since when nobody is
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -77,7 +78,8 @@ class Lifeline:
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
         self._connection.close()
-        await anyio.to_thread.run_sync(self._context.term)
+        # In a thread of its own: the program's may all be busy. It takes as long as a connection lingers.
+        await anyio.to_thread.run_sync(self._context.term, limiter=anyio.CapacityLimiter(1))
 
     async def _keep_connected(self) -> None:
         """One connection after the other."""
@@ -107,3 +109,18 @@ class Lifeline:
         self.last_heard = asyncio.get_running_loop().time()
         for message in messages:
             self._take(message)
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for it, though this task was or is cancelled; that is raised when it is done."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    with anyio.CancelScope(shield=True):
+        while not task.done():
+            try:
+                await asyncio.wait([task])
+            except asyncio.CancelledError as error:
+                cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()

@@ -4,9 +4,14 @@ Engines that refuse, drain, die or hang: test_ipc_client_errors.py.
 """
 
 import asyncio
+import contextlib
+import threading
 import time
 from array import array
+from pathlib import Path
 
+import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -179,6 +184,70 @@ async def test_leaving_the_client_cancels_and_fails_what_runs(engine: TokenizerP
     assert await aborted(engine) == submit.number
     await nothing_can_be_asked(client, "closed")
     await nothing_can_be_asked(Client(engine.address), "want `async with Client")
+
+
+def held() -> tuple[int, int]:
+    """ZeroMQ's threads, which stay while a socket does, and tasks."""
+    names = []
+    for path in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((path / "comm").read_text())
+    return sum("ZMQ" in name for name in names), len(asyncio.all_tasks())
+
+
+async def nothing_is_held_but(before: tuple[int, int]) -> None:
+    async with asyncio.timeout(10):
+        while held() != before:  # a thread that has ended is listed for a moment yet
+            await asyncio.sleep(0.01)
+
+
+async def test_a_client_closes_in_a_scope_that_is_cancelled(engine: TokenizerProcess) -> None:
+    async with Client(engine.address):
+        pass
+    before = held()
+    for _ in range(3):
+        with anyio.CancelScope() as scope:
+            async with Client(engine.address):
+                scope.cancel()
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        await nothing_is_held_but(before)
+        with anyio.CancelScope() as scope:  # already while it opens
+            scope.cancel()
+            async with Client(engine.address):
+                raise AssertionError
+        await nothing_is_held_but(before)
+
+
+async def test_a_client_closes_in_a_task_that_is_cancelled_again_and_again(engine: TokenizerProcess) -> None:
+    async def stay() -> None:
+        async with Client(engine.address):
+            opened.set()
+            await asyncio.sleep(60)
+
+    async with Client(engine.address):
+        pass
+    before = held()
+    opened = asyncio.Event()
+    staying = asyncio.ensure_future(stay())
+    await opened.wait()
+    while not staying.done():
+        staying.cancel()
+        await asyncio.sleep(0)
+    assert staying.cancelled()
+    await nothing_is_held_but(before)
+
+
+async def test_a_client_closes_while_all_threads_are_taken(engine: TokenizerProcess) -> None:
+    may_end = threading.Event()
+    async with anyio.create_task_group() as tasks:
+        async with Client(engine.address):
+            for _ in range(int(anyio.to_thread.current_default_thread_limiter().total_tokens)):
+                tasks.start_soon(anyio.to_thread.run_sync, may_end.wait, 30)
+            await anyio.sleep(0)  # they have their threads
+        assert not may_end.is_set()
+        assert anyio.to_thread.current_default_thread_limiter().available_tokens == 0
+        may_end.set()
 
 
 async def nothing_can_be_asked(client: Client, why: str) -> None:
