@@ -21,7 +21,7 @@ from tercet.ipc.addresses import make_addresses
 from tercet.ipc.answers import Failed
 from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds
 from tercet.ipc.process_messages import Abandon, Beat, Drain, LastWords
-from tercet.ipc.step_messages import Ended
+from tercet.ipc.step_messages import Abort, Ended, Submit
 from tokenizer_process import (
     USAGE,
     TokenizerProcess,
@@ -48,19 +48,27 @@ def test_more_connections_than_files_are_usual(folder: Path, context: zmq.Contex
         assert engine.process.poll() is None
 
 
+def was_taken(peer: Peer, engine: TokenizerProcess) -> bool:
+    """Whether a request that is asked now goes to the scheduler; if not, it is the client who gets an answer."""
+    peer.ask(Generate("b", "hi"))
+    poller = zmq.Poller()
+    for one in (engine._submits._socket, peer.socket):
+        poller.register(one, zmq.POLLIN)
+    ready = dict(poller.poll(10_000))
+    assert len(ready) == 1, ready
+    return engine._submits._socket in ready
+
+
 def test_drain(engine: TokenizerProcess, context: zmq.Context[Any]) -> None:
     peer = Peer(context, engine.address)
     peer.ask(Generate("a", "hi"))
     number = engine.next_submit().number
     engine.tell(Drain())
     deadline = time.monotonic() + 10
-    while True:  # the command comes by another way than requests
-        peer.ask(Generate("b", "hi"))
-        if not engine._submits._socket.poll(50):
-            break
+    while was_taken(peer, engine):  # the command comes by another way than requests
         peer.ask(Cancel("b"))
-        engine.next_message()
-        engine.next_message()
+        assert isinstance(engine.next_message(), Submit)
+        assert isinstance(engine.next_message(), Abort)
         peer.item()
         assert time.monotonic() < deadline
     failed = peer.item()
