@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from tercet.engine.refusal import RETRY_AFTER_S
-from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestTimedOut
+from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 
 _TOO_LONG = ("prompt_too_long", "too_long_for_context", "too_long_for_cache")
 _FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of) |(structured) ")
@@ -44,9 +44,12 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float | None = None,
+        is_final: bool = False,
     ) -> None:
+        """`is_final`: to ask again is no use, though the status says nothing of that."""
         super().__init__(message)
         self.status = status
+        self._is_final = is_final
         self.retry_after = RETRY_AFTER_S if retry_after is None else retry_after
         self.reply = ErrorReply(ErrorBody(message, _type_of(status), param, code))
 
@@ -54,6 +57,8 @@ class ApiError(Exception):
         headers = {}
         if self.status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        if self._is_final:
+            headers["x-should-retry"] = "false"  # as OpenAI's clients understand it
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
         if self.status in (408, 413):  # the rest of the body is not read
@@ -87,6 +92,8 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
             return ApiError(503, message, code=error.code, retry_after=retry_after)
         case EngineDied():
             return ApiError(503, message, code=error.code)
+        case RequestRefused(code="kills_workers"):
+            return ApiError(500, message, code=error.code, is_final=True)
         case RequestTimedOut():
             return ApiError(504, message, code=error.code)
     is_too_long = error.code in _TOO_LONG

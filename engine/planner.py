@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tercet.engine.admission import Admission
 from tercet.engine.constraints import Constraints, MaskSource
 from tercet.engine.ends import find_turns, logs_of_prompts
+from tercet.engine.given_up import GivenUp
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.plan_draft import InFlight, PlanDraft
@@ -40,6 +41,7 @@ class Planner:
         self._settings = settings
         self._hasher = PrefixHasher(hash_key, settings.page_size) if settings.enable_prefix_caching else None
         self._waiting = WaitingLine(settings)
+        self._given_up = GivenUp(settings.restart_window)
         self._counters = Counters()
         self._forgotten = 0
         """Requests with lower numbers are nobody's."""
@@ -61,8 +63,9 @@ class Planner:
         """Queue a request, or say why it can never run, or not now."""
         if message.number < self._forgotten:
             return None
-        if not message.again and (full := self._waiting.is_full(message, self._residents.num_free_slots)) is not None:
-            return full
+        full = None if message.again else self._waiting.is_full(message, self._residents.num_free_slots)
+        if (refusal := full or self._given_up.refusal(message, now)) is not None:
+            return refusal
         requests = make_requests(message, self._hasher, now, deterministic=self._settings.deterministic)
         for request in requests:
             if (unservable := make_fit(request, self._settings)) is not None:
@@ -115,7 +118,7 @@ class Planner:
                 self._waiting.bring_back(request)
         return failed
 
-    def restart(self, message: WorkersRestarted) -> list[Unservable]:
+    def restart(self, message: WorkersRestarted, now: float) -> list[Unservable]:
         """All that the workers held is lost: everything runs again from its tokens, as after a preemption.
 
         If a step may have killed them, whoever ran is a suspect: suspects run first, one at a time, and one that sees
@@ -132,8 +135,7 @@ class Planner:
         failed = []
         for request in (*back, *self._waiting.remove_if(lambda request: True)):
             if request is guilty:
-                text = f"the workers died twice while they computed this request; the last time: {message.blame}"
-                failed.append(Unservable(request.number, "engine_died", text))
+                failed.append(self._given_up.add(request, message.blame, now))
             elif (unservable := make_fit(request, self._settings)) is not None:
                 failed.append(unservable)
             else:

@@ -19,6 +19,7 @@ class PlannerSettings:
     deterministic: bool = False
     max_queued_requests: int = 2**20
     max_queued_tokens: int = 2**40
+    restart_window: float = 60.0
 
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""

@@ -58,6 +58,7 @@ def main(link: SupervisorLink) -> None:
         deterministic=config.deterministic,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
+        restart_window=config.restart_window,
     )
     grammars = GrammarLink(addresses, link.spec.incarnation, link.spec.model_path, limits.vocab_size)
     planner = Planner(settings, os.urandom(32), grammars)
@@ -96,7 +97,7 @@ class StepLoop:
 
     def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:
         while not self._commands.empty():
-            self._obey(self._commands.get())
+            self._obey(self._commands.get(), now)
         while message is not None:
             self._take(message, now)
             message = inbox.receive(0) if time.monotonic() < now + _TAKING_SECONDS else None
@@ -136,10 +137,10 @@ class StepLoop:
                 for unservable in self._planner.take_masks(message):
                     self._send(unservable)
 
-    def _obey(self, command: ToChild) -> None:
+    def _obey(self, command: ToChild, now: float) -> None:
         match command:
             case WorkersRestarted():
-                for unservable in self._planner.restart(command):
+                for unservable in self._planner.restart(command, now):
                     self._send(unservable)
             case _:
                 raise AssertionError(f"the supervisor says {command!r} to a scheduler")

@@ -4,17 +4,21 @@ import asyncio
 import signal
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, InternalServerError, OpenAI
 
 from checkpoints import checkpoint
 from daemon import Daemon, free_port
 from engine_children import children
+from http_process import http_process
 from tercet.engine.http_server import bind
+from tercet.ipc.step_messages import Unservable
 from test_scripts_serve import serve
+from tokenizer_process import byte_checkpoint, tokenizer_process
 
 FLAGS = ("--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny")
 LONG = {"model": "tiny", "prompt": "the cat", "max_tokens": 480, "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -179,3 +183,17 @@ async def test_what_is_written_is_sent_at_once() -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.close()
         assert await accepted == 1
+
+
+def test_what_kills_workers_is_not_asked_for_again_by_openais_client(tmp_path: Path) -> None:
+    """It asks again by itself, twice, after nearly every error of a server."""
+    with tokenizer_process(byte_checkpoint(tmp_path)) as engine, http_process(engine) as url:
+        client = OpenAI(base_url=f"{url}/v1", api_key="none", timeout=30.0)
+        assert client.max_retries > 0
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.completions.create, model="tiny", prompt="x")
+            engine.send(Unservable(engine.next_submit().number, "kills_workers", "died twice"))
+            with pytest.raises(InternalServerError, match="died twice") as refused:
+                asked.result(timeout=30)
+        assert (refused.value.status_code, refused.value.code) == (500, "kills_workers")
+        assert not engine.has_message()

@@ -12,13 +12,13 @@ from tercet.ipc.step_messages import Abort, Forget, Sampled, Submit, Unservable
 from test_engine_planner import Run, settings, submit
 
 
-def restart(run: Run, blame: str | None = None, num_pages: int | None = None) -> list[Unservable]:
+def restart(run: Run, blame: str | None = None, num_pages: int | None = None, *, now: float = 0.0) -> list[Unservable]:
     """New workers, that know nothing."""
     chosen = run.settings
     num_pages = num_pages or chosen.num_pages
     run.worker = SimulatedWorker(chosen.max_num_seqs, num_pages, chosen.page_size, chosen.max_num_batched_tokens)
     limits = Limits(num_pages, chosen.max_model_len, VOCABULARY, "float32", "cpu")
-    return run.planner.restart(WorkersRestarted(run.planner.epoch + 1, limits, blame))
+    return run.planner.restart(WorkersRestarted(run.planner.epoch + 1, limits, blame), now)
 
 
 def run_to_the_end(run: Run) -> None:
@@ -177,7 +177,7 @@ def test_after_a_suspect_that_left_the_next_has_its_turn() -> None:
     run.execute()
     run.plan()
     (failed,) = restart(run, "worker 0 was killed by SIGSEGV")
-    assert (failed.number, failed.code) == (2, "engine_died")
+    assert (failed.number, failed.code) == (2, "kills_workers")
 
 
 def test_fewer_pages_than_before() -> None:
@@ -263,3 +263,30 @@ def test_forgotten_requests_say_nothing_more() -> None:
     run.finish()
     assert {number: ids for number, ids in run.said.items() if number < 10} == said
     assert list(run.ended) == [10]
+
+
+def test_what_was_given_up_is_not_tried_again_for_a_while() -> None:
+    """Whatever its seed is; nor do its answers' seeds matter. Others, and the same later, have their turn."""
+    run = Run(settings(max_lease=1, restart_window=30.0))
+    first = submit(1, [1, 9], seed=1, max_tokens=9)
+    assert run.planner.submit(first, 5.0) is None
+    for _ in range(2):
+        run.plan()
+        failed = restart(run, "worker 0 was killed by SIGSEGV", now=10.0)
+    assert [one.code for one in failed] == ["kills_workers"]
+    again = submit(2, [1, 9], seed=2, max_tokens=9)
+    for now in (10.0, 39.0):
+        refused = run.planner.submit(again, now)
+        assert refused is not None
+        assert (refused.number, refused.code) == (2, "kills_workers")
+        assert "30 s (--restart-window)" in refused.message
+    assert run.planner.idle
+    for number, message in (
+        (3, submit(3, [1, 9], seed=1, max_tokens=9, stops=[5])),
+        (4, submit(4, [1, 8], seed=1, max_tokens=9)),
+        (5, submit(5, [1], seed=1, max_tokens=9)),
+    ):
+        assert run.planner.submit(message, 11.0) is None, number
+    assert run.planner.submit(submit(6, [1, 9], seed=3, max_tokens=9), 41.0) is None
+    run_to_the_end(run)
+    assert set(run.said) >= {3, 4, 5, 6}

@@ -185,7 +185,7 @@ class Parts:
             self._untold_workers = False
             self._incarnation += 1
             limits = Limits(self._settings.num_pages, self._settings.max_model_len, VOCABULARY, "", "")
-            assert self.planner.restart(WorkersRestarted(self._incarnation, limits, None)) == []
+            assert self.planner.restart(WorkersRestarted(self._incarnation, limits, None), 0.0) == []
         if self._untold_scheduler and self._draw.random() < 0.3:
             self._untold_scheduler = False
             self._lose(self.to_scheduler[-1])

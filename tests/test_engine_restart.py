@@ -19,7 +19,7 @@ from engine_children import children, is_alive
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.llm import LLM
-from tercet.ipc.client import Client, EngineDied, Generation
+from tercet.ipc.client import Client, EngineDied, Generation, RequestRefused
 from tercet.ipc.messages import SamplingParams
 from whole_engine import generate, tiny_engine, wait_until_empty
 
@@ -146,9 +146,14 @@ async def test_a_request_that_kills_workers_is_refused_after_two_tries(
         ends[name] = answer.token_ids
 
     async def poison(client: Client) -> None:
-        with pytest.raises(EngineDied, match="died twice while they computed this request") as caught:
+        with pytest.raises(RequestRefused, match="died twice while they computed this request") as caught:
             await client.generate([5, token_id], SamplingParams(max_tokens=5))
         assert words in str(caught.value)
+        assert caught.value.code == "kills_workers"
+        (worker,) = children(poisoned.process.pid, "worker")
+        with pytest.raises(RequestRefused, match="not tried again before 60 s"):
+            await client.generate([5, token_id], SamplingParams(max_tokens=5))
+        assert is_alive(worker)
 
     (first,) = children(poisoned.process.pid, "worker")
     async with Client(poisoned.address) as client, anyio.create_task_group() as tasks:
