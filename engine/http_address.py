@@ -13,7 +13,8 @@ def parse_http_address(address: str) -> tuple[str, int]:
 
 def http_url(address: str) -> str:
     """What a person types into a browser."""
-    return f"http://{address}"
+    host, port = parse_http_address(address)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def check_http(address: str | None, api_keys: tuple[str, ...]) -> None:

@@ -66,6 +66,14 @@ def check_listen_address(address: str, *, keyed: bool = False) -> None:
         raise ValueError(f"--listen got {address!r}; want ipc://PATH or tcp://HOST:PORT")
 
 
+def is_ipv6(address: str) -> bool:
+    """Whether its host is one of IPv6, which a socket has to be told before it binds or connects there.
+
+    Told so for a name, it would look for no other address behind that.
+    """
+    return address.startswith("tcp://") and ":" in address.removeprefix("tcp://").rpartition(":")[0]
+
+
 def check_ipc_path(address: str) -> Path:
     """The file of an ipc:// address that a socket can have."""
     path = address.removeprefix("ipc://")

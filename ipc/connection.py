@@ -9,6 +9,7 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from tercet.ipc.addresses import is_ipv6
 from tercet.ipc.keys import unlock
 from tercet.ipc.readiness import Readiness
 
@@ -26,6 +27,7 @@ class Connection:
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             self._socket.setsockopt(option, 0)  # bounded by what this program itself asks for
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
+        self._socket.setsockopt(zmq.IPV6, is_ipv6(address))
         if key is not None:
             unlock(self._socket, key)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)

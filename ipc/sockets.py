@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import msgspec
 import zmq
 
-from tercet.ipc.addresses import check_ipc_path
+from tercet.ipc.addresses import check_ipc_path, is_ipv6
 from tercet.ipc.readiness import Readiness
 
 Message = TypeVar("Message")
@@ -111,6 +111,7 @@ def bind(socket: zmq.Socket[bytes], address: str) -> None:
     """Bind, but never take an address from a living process: ZeroMQ itself silently replaces ipc files."""
     if address.startswith("ipc://"):
         clear_stale_file(address)
+    socket.setsockopt(zmq.IPV6, is_ipv6(address))
     try:
         socket.bind(address)
     except zmq.ZMQError as error:

@@ -16,6 +16,8 @@ from daemon import Daemon, free_port
 from engine_children import children
 from http_process import http_process
 from tercet.engine.http_server import bind
+from tercet.ipc.client import Client
+from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Unservable
 from test_scripts_serve import serve
 from tokenizer_process import byte_checkpoint, tokenizer_process
@@ -125,6 +127,19 @@ def test_a_key_is_needed_beyond_loopback(capfd: pytest.CaptureFixture[str], monk
         assert httpx.get(f"{daemon.http}/version", headers=key).is_success
         assert httpx.get(f"{daemon.http}/version", headers={**key, "host": "model.example"}).is_success
     assert "open-sesame" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("http", ["[::1]", "::1"])
+async def test_addresses_of_ipv6(http: str, ids_only_model: Path) -> None:
+    """What the ready line says can be used as it stands."""
+    listen, port = f"tcp://[::1]:{free_port()}", free_port()
+    doors = ("--listen", listen, "--http", f"{http}:{port}")
+    with Daemon(str(ids_only_model), *FLAGS, "--load-format", "null", *doors) as daemon:
+        assert (daemon.address, daemon.http) == (listen, f"http://[::1]:{port}")
+        async with Client(daemon.address) as client:
+            answer = await client.generate([1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+            assert len(answer.token_ids) == 2
+        assert httpx.get(f"{daemon.http}/health/ready").is_success
 
 
 @pytest.mark.parametrize(

@@ -28,13 +28,14 @@ async def receive(door: FrontDoor) -> Messages:
 
 
 async def test_several_doors_and_who_has_left(address: str, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    tcp = f"tcp://127.0.0.1:{free_port()}"
-    door = FrontDoor([address, tcp], context)
+    addresses = [f"tcp://[::1]:{free_port()}", address, f"tcp://127.0.0.1:{free_port()}"]
+    door = FrontDoor(addresses, context)
     door.open()
-    clients = [context.socket(zmq.DEALER) for _ in range(2)]
+    clients = [context.socket(zmq.DEALER) for _ in addresses]
     names = []
     async with asyncio.timeout(10):
-        for client, where in zip(clients, [address, tcp], strict=True):
+        for client, where in zip(clients, addresses, strict=True):
+            client.setsockopt(zmq.IPV6, "[" in where)
             client.connect(where)
             client.send(b"hello")
             ((name, frame),) = await receive(door)
@@ -48,8 +49,9 @@ async def test_several_doors_and_who_has_left(address: str, context: zmq.Context
         await door.departure()
         await asyncio.sleep(0.1)
     assert door.send(names[0], b"") is Delivery.GONE
-    assert door.send(names[1], b"") is Delivery.SENT
-    clients[1].close(linger=0)
+    for name, client in zip(names[1:], clients[1:], strict=True):
+        assert door.send(name, b"") is Delivery.SENT
+        client.close(linger=0)
     door.close()
 
 
