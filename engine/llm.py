@@ -8,6 +8,7 @@ import asyncio
 import atexit
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
@@ -184,7 +185,7 @@ class LLM:
             raise ValueError(
                 f"got {len(prompts)} prompts and {len(each)} params; want one params for all or one for each"
             )
-        if not use_tqdm:
+        if not use_tqdm or sys.stderr is None:
             return self._loop.run(lambda: self._generate_all(prompts, each, None))
         with tqdm(total=len(prompts), desc="generate", unit="req") as bar:
             return self._loop.run(lambda: self._generate_all(prompts, each, _Rates(bar)))

@@ -13,6 +13,7 @@ import msgspec
 from tercet.engine.child import ignore_group_signals
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
+from tercet.engine.standard_files import open_standard_files
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.process_messages import FromSupervisor, LastWords
 
@@ -20,6 +21,7 @@ from tercet.ipc.process_messages import FromSupervisor, LastWords
 def main() -> None:
     """Settings on standard input, reports on output; the end of input, or of the owner, is the end of the engine."""
     ignore_group_signals()  # the owner's end is what ends this
+    open_standard_files()
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 

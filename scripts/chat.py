@@ -18,6 +18,7 @@ from program_parser import ProgramParser
 from start_up_display import StartUpDisplay
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
+from tercet.engine.standard_files import open_standard_files
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
 
@@ -98,6 +99,7 @@ def talk(conversation: Conversation) -> None:
 
 
 def main() -> int:
+    open_standard_files()
     parser = ProgramParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo", help="folder, .gguf file, hub id, or `demo`")
     parser.add_argument("--prompt", help="answer this once, on standard output, and end")

@@ -19,6 +19,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.engine.http_address import http_url
 from tercet.engine.log_line import log_line
+from tercet.engine.standard_files import open_standard_files
 from tercet.engine.start_clock import in_words
 from tercet.engine.supervisor import Supervisor
 from tercet.ipc.process_messages import FromSupervisor, Ready
@@ -71,6 +72,7 @@ def shown(config: EngineConfig) -> str:
 
 
 def main() -> int:
+    open_standard_files()
     config = read_arguments()
     display = StartUpDisplay()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints import checkpoint
 from daemon import SCRIPTS, Daemon
 from tercet.engine.log_line import log_line
 from tercet.ipc.client import Client
@@ -54,6 +55,37 @@ def test_nobody_reads(program: str) -> None:
         assert len(os.read(reader, 2**20)) > 2**15  # what was read, until it was full
     finally:
         os.close(reader)
+
+
+_LLM = """
+import sys
+from tercet.engine.llm import LLM
+with LLM(sys.argv[1], device='cpu', kv_cache_memory=4 << 20) as llm:
+    assert len(llm.generate([[1, 2, 3]])) == 1
+    print('done')
+"""
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+async def test_standard_error_is_closed(closed: str, tmp_path: Path) -> None:
+    """Of a daemon, and of a program with an engine of its own."""
+    run = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable]
+    flags = ["--device", "cpu", "--kv-cache-memory", "4MiB", "--listen", f"ipc://{tmp_path}/door"]
+    with subprocess.Popen(
+        [*run, str(SCRIPTS / "serve.py"), str(checkpoint("llama")), *flags], stdout=subprocess.PIPE, text=True
+    ) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline().startswith("ready ")
+            async with Client(f"ipc://{tmp_path}/door") as client:
+                assert (await client.generate([1, 2, 3], SamplingParams(max_tokens=2))).token_ids
+            assert os.readlink(f"/proc/{daemon.pid}/fd/2") == "/dev/null"
+            daemon.terminate()
+            assert daemon.wait(20) == 0
+        finally:
+            daemon.kill()
+    done = subprocess.run([*run, "-c", _LLM, str(checkpoint("llama"))], stdout=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "done\n")
 
 
 def test_whoever_read_has_gone() -> None:
