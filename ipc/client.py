@@ -120,11 +120,8 @@ class Client:
         self._check_there()
         info = await self._questions.info(self._connect_timeout)
         if info is None:
-            keys = "with this key" if self._key else "without a key"
-            raise EngineDied(
-                "no_answer",
-                f"nothing answers at {self._address} within {self._connect_timeout:g} s; is it serving, and {keys}?",
-            )
+            within = f"within {self._connect_timeout:g} s"
+            raise EngineDied("no_answer", f"nothing answers at {self._address} {within}; {self._line.advice}")
         return info
 
     async def tokenize(self, prompt: str | Sequence[ChatMessage], *, options: ChatOptions | None = None) -> list[int]:
@@ -216,7 +213,7 @@ class Client:
         is_up = await call.in_time(self._line.is_up(within=max(self._connect_timeout, self._reconnect_timeout)))
         self._check_there()
         if not is_up:
-            raise EngineDied("no_answer", f"nothing listens at {self._address}")
+            raise EngineDied("no_answer", f"nothing listens at {self._address}; {self._line.advice}")
         encoded = encode(request)
         if not self._calls:
             self._line.last_heard = asyncio.get_running_loop().time()
@@ -276,7 +273,8 @@ class Client:
             self._calls.give_up_waiting(now)
             if (lost_at := self._line.lost_at) is not None:
                 if now - lost_at > self._reconnect_timeout:
-                    self._lose("engine_died", f"the engine at {self._address} is gone for {now - lost_at:.0f} s")
+                    gone = f"the engine at {self._address} is gone for {now - lost_at:.0f} s"
+                    self._lose("engine_died", f"{gone}; {self._line.advice}")
             elif self._calls and silence >= _SILENCE_S:
                 self._lose("engine_died", f"the engine at {self._address} has said nothing for {silence:.0f} s")
             elif self._calls and silence >= _PING_S:

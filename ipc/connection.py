@@ -4,6 +4,7 @@ It moves bytes and notices what becomes of the connection; it knows no message. 
 makes a new one, so that nothing queued for a tokenizer that died reaches its successor.
 """
 
+import contextlib
 from collections.abc import Callable
 
 import zmq
@@ -39,8 +40,12 @@ class Connection:
             raise ValueError(f"got address {address!r}; want ipc://PATH or tcp://HOST:PORT") from None
 
     def send(self, message: bytes) -> None:
-        """Never waits: what is sent before somebody listens leaves then."""
-        self._socket.send(message, zmq.NOBLOCK)
+        """Never waits: what is sent before somebody listens leaves then.
+
+        ZeroMQ gives up for good on who will not have us; what is sent there is lost with the connection.
+        """
+        with contextlib.suppress(zmq.Again):
+            self._socket.send(message, zmq.NOBLOCK)
         self._readiness.refresh()
 
     async def receive(self) -> list[bytes]:

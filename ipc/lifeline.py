@@ -37,6 +37,8 @@ class Lifeline:
         self.last_heard = 0.0
         self.silence = 0.0
         """Seconds of `listen` since then."""
+        self._is_refused = False
+        """The last connection ended before it was up: who is there wants another key, or is no engine."""
         try:
             self._connection = Connection(self._context, address, key)
         except ValueError:
@@ -70,6 +72,14 @@ class Lifeline:
             self.silence += seconds
         return not is_late
 
+    @property
+    def advice(self) -> str:
+        """For who gets no answer."""
+        if not self._is_refused:
+            return f"is it serving, and with{' this' if self._key else 'out a'} key?"
+        given = "this key, or asks for none" if self._key else "clients without a key"
+        return f"who listens there refuses {given} (`key` of Client; --listen-key or TERCET_LISTEN_KEY of programs)"
+
     def stop_waiting(self) -> None:
         """Nobody is to wait for an answer any more."""
         self._connected.set()
@@ -89,13 +99,14 @@ class Lifeline:
             receiving = asyncio.ensure_future(self._connection.deliver(self._hear))
             try:
                 while await self._connection.is_up():
-                    was_up, self.lost_at = True, None
+                    was_up, self.lost_at, self._is_refused = True, None, False
                     self.last_heard = loop.time()
                     self._connected.set()
             finally:
                 receiving.cancel()
                 await asyncio.gather(receiving, return_exceptions=True)
-            if not was_up:  # who is there wants another key, or is no engine
+            if not was_up:
+                self._is_refused = True
                 await asyncio.sleep(_RETRY_S)
             for message in self._connection.receive_rest():
                 self._take(message)

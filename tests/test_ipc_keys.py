@@ -33,15 +33,38 @@ async def test_with_the_key(daemon: Daemon) -> None:
         assert len((await client.generate([1], SamplingParams(max_tokens=5, ignore_eos=True))).token_ids) == 5
 
 
-@pytest.mark.parametrize(("key", "words"), [(KEY[:-1] + "0", "with this key"), (None, "without a key")])
+@pytest.mark.parametrize(("key", "words"), [(KEY[:-1] + "0", "this key"), (None, "clients without a key")])
 async def test_without_it(daemon: Daemon, key: str | None, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connect = Mock(wraps=lifeline.Connection)
     monkeypatch.setattr(lifeline, "Connection", connect)
-    with pytest.raises(EngineDied, match=words):
+    with pytest.raises(EngineDied, match=rf"refuses {words}.* TERCET_LISTEN_KEY"):
         async with Client(daemon.address, key=key, connect_timeout=0.7):
             pass
     assert connect.call_count < 5, "it asks again at once, and keeps the door busy"
     await test_with_the_key(daemon)
+
+
+async def test_a_key_where_none_is_asked_for(ids_only_model: Path, tmp_path: Path) -> None:
+    flags = ("--load-format", "null", "--listen", f"ipc://{tmp_path}/open")
+    with Daemon(str(ids_only_model), *flags) as daemon, pytest.raises(EngineDied, match="or asks for none"):
+        async with Client(daemon.address, key=KEY, connect_timeout=0.7):
+            pass
+
+
+async def test_the_next_engine_at_the_address_asks_for_one(ids_only_model: Path, tmp_path: Path) -> None:
+    """Whatever is asked then, and whenever: between two connections as well."""
+    flags = ("--load-format", "null", "--listen", f"ipc://{tmp_path}/door")
+    with Daemon(str(ids_only_model), *flags) as daemon:
+        client = await Client(daemon.address, connect_timeout=0.05, reconnect_timeout=2).__aenter__()
+    try:
+        with Daemon(str(ids_only_model), *flags, "--listen-key", KEY):
+            with pytest.raises(EngineDied, match=r"is gone for .* refuses clients without a key"):
+                await client.tokenize("the cat")
+            for _ in range(40):
+                with pytest.raises(EngineDied, match="refuses clients without a key"):
+                    await client.info()
+    finally:
+        await client.__aexit__()
 
 
 def by_hand(daemon: Daemon, client_secret: bytes) -> bool:
