@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from tercet.engine.errors import ModelNotFound
@@ -27,16 +28,33 @@ def locate(model: str) -> Path:
     if model == "demo":
         target = _demo_target(_cache_folder())
         return target if target.exists() else _have_fetched(model)
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise ModelNotFound(f"model {model!r} is a file, but not a .gguf file; want a folder or a .gguf file")
-        return path.resolve()
-    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        raise ModelNotFound(f"model {model!r}: no such folder or file")
+    path = Path(os.path.expanduser(model))
+    try:
+        if os.path.isdir(path):  # Path's own raises where it may not look, and a hub id is no path
+            _open_all([path / "config.json", *(file for wanted in _WANTED_FILES for file in path.glob(wanted))])
+            return path.resolve()
+        if os.path.isfile(path):
+            if path.suffix != ".gguf":
+                raise ModelNotFound(f"model {model!r} is a file, but not a .gguf file; want a folder or a .gguf file")
+            _open_all([path])
+            return path.resolve()
+        if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+            _open_all([path])
+            raise ModelNotFound(f"model {model!r}: no such folder or file")
+    except PermissionError as error:
+        raise ModelNotFound(f"model {model!r}: {error.filename} may not be read by user {os.geteuid()}") from None
     return _have_fetched(model)
+
+
+def _open_all(files: Iterable[Path]) -> None:
+    """Raises `PermissionError`; what else is wrong with them is for those who read them."""
+    for file in files:
+        try:
+            os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # a pipe would be waited for
+        except PermissionError:
+            raise
+        except OSError:
+            pass
 
 
 def fetch(model: str) -> Path:
@@ -49,8 +67,13 @@ def demo_model(cache: Path | None = None) -> Path:
     target = _demo_target(cache or _cache_folder())
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(dir=target.parent)
+    except OSError as error:
+        words = f"the demo model cannot be kept in {target.parent}: {error.strerror}"
+        raise ModelNotFound(f"{words}; want XDG_CACHE_HOME to name a folder that can be written to") from None
+    with folder as scratch:
         unpacked = _fetch_demo(Path(scratch))
         digest = hashlib.sha256(unpacked.read_bytes()).hexdigest()
         if digest != DEMO_SHA256:

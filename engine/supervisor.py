@@ -15,6 +15,7 @@ from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew, common_limits
 from tercet.engine.errors import StartupFailed, TercetError
+from tercet.engine.home import have_home
 from tercet.engine.log_line import log_line
 from tercet.engine.model_files import locate
 from tercet.engine.restarts import Restarts
@@ -108,6 +109,7 @@ class Supervisor:
     def _start(self) -> bool:
         """Whether all serve; if not, somebody has asked for the end meanwhile."""
         deadline = self._started + self._config.startup_timeout
+        have_home(compiles=self._config.device != "cpu")
         self._model_path = str(locate(self._config.model))
         try:
             self._addresses = make_addresses(

@@ -1,0 +1,41 @@
+"""A home for a user who has none, or none that can be written to: libraries keep there what they fetch and compile.
+
+It knows no library but Triton, by its variables: that one asks nobody before it writes.
+"""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from tercet.engine.errors import StartupFailed
+from tercet.engine.log_line import log_line
+
+
+def have_home(*, compiles: bool) -> None:
+    """For this process and those that it starts. `compiles`: Triton will."""
+    home = Path(os.path.expanduser("~"))
+    if not home.is_absolute():
+        os.environ["HOME"] = str(_own_folder())
+        log_line(f"tercet: HOME is not set, and user {os.geteuid()} has no entry; {os.environ['HOME']} takes its place")
+    elif compiles and not (os.environ.keys() & {"TRITON_CACHE_DIR", "TRITON_HOME"} or _can_have(home / ".triton")):
+        os.environ["TRITON_HOME"] = str(_own_folder())
+        log_line(f"tercet: {home} cannot be written to; kernels are kept in {os.environ['TRITON_HOME']}")
+
+
+def _can_have(folder: Path) -> bool:
+    """What is there counts, written to or not: it may hold all that is needed."""
+    return os.path.exists(folder) or os.access(folder.parent, os.W_OK | os.X_OK)
+
+
+def _own_folder() -> Path:
+    """The same at every start. Others may write beside it, so that it has to be ours alone: code is run from there."""
+    folder = Path(tempfile.gettempdir()) / f"tercet-home-{os.geteuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise StartupFailed(f"there is no home, and {folder} cannot take its place: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise StartupFailed(f"there is no home, and {folder} is not this user's alone; want HOME to name a folder")
+    return folder
