@@ -155,6 +155,7 @@ def test_buckets_that_no_table_has_are_served_by_the_next(monkeypatch: pytest.Mo
     tables = {"old": {line: old}, "new": {line: old | {192: tall}}}
     monkeypatch.setattr(tuning, "gpu_name", lambda device: device)
     monkeypatch.setattr(tuning, "is_hopper", lambda device: True)
+    monkeypatch.setattr(tuning, "has_little_shared_memory", lambda device: False)
     monkeypatch.setattr(tuning, "load_table", tables.__getitem__)
 
     def chosen(gpu: str, rows: int) -> MatmulConfig:
