@@ -16,7 +16,7 @@ from tercet.engine.child import SupervisorLink
 from tercet.engine.grammar_link import GrammarLink
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.engine.trace import Span, open_lane, record_collections
+from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersRestarted
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import (
@@ -166,8 +166,8 @@ class TracedStepLoop(StepLoop):
     def __init__(self, planner: Planner, link: SupervisorLink, cores: AwakeCores) -> None:
         super().__init__(planner, link, cores)
         folder = link.spec.config.trace_dir or ""
-        self._lane = open_lane(folder, "scheduler", "loop")
-        record_collections(open_lane(folder, "scheduler", "garbage"))
+        self._lane, garbage = open_lanes(folder, "scheduler", "loop", "garbage")
+        record_collections(garbage)
 
     def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:
         begin_ns = self._lane.now()

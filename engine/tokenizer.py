@@ -29,7 +29,7 @@ from tercet.engine.request_check import goes_on, received_of
 from tercet.engine.rules import make_rules
 from tercet.engine.scheduler_line import SchedulerLine
 from tercet.engine.text_codec import load_codec
-from tercet.engine.trace import Span, open_lane, record_collections
+from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.answers import Batch, Failed, Rejected, ToClient
 from tercet.ipc.front_door import Delivery, FrontDoor
 from tercet.ipc.messages import Cancel, Detokenize, Hello, Question, Request, Tokenize
@@ -251,8 +251,8 @@ class TracedTokenizer(Tokenizer):
 
     async def serve(self, inbox: AsyncInbox[ToTokenizer], limits: Limits) -> None:
         folder = self._link.spec.config.trace_dir or ""
-        self._lane = open_lane(folder, "tokenizer", "loop")
-        record_collections(open_lane(folder, "tokenizer", "garbage"))
+        self._lane, garbage = open_lanes(folder, "tokenizer", "loop", "garbage")
+        record_collections(garbage)
         await super().serve(inbox, limits)
 
     def _hear(self, client: Client, frames: list[bytes]) -> None:

@@ -1,26 +1,31 @@
 """What a process did when: spans on the host's monotonic clock, which all processes of a machine share.
 
 A lane is one sequence of spans, a file of its own, written by one thread through mapped memory: a span is in the file
-as soon as it is added, whatever kills the process, and adding one makes no system call. The file is a ring that keeps
-the newest spans, so a daemon may record for ever. Knows files and clocks; who records what is told beside the work.
+as soon as it is added, whatever kills the process, and adding one makes no system call, but for room once in 8,192. The
+file is a ring that keeps the newest spans, so a daemon may record for ever; a disk that is full ends the recording and
+nothing else. Knows files and clocks; who records what is told beside the work.
 """
 
+import errno
 import gc
 import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from tercet.engine.errors import StartupFailed
+from tercet.engine.log_line import log_line
 
 SUFFIX = ".spans"
 _RECORD = struct.Struct("<qqqii")
 _CAPACITY = 2**20
-"""Spans that a lane keeps: 32 MiB, of which the disk holds what is used."""
+"""Spans that a lane keeps: 32 MiB, of which the disk holds what is used, in pieces."""
+_PIECE = 2**18
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Span(IntEnum):
@@ -70,31 +75,71 @@ class Record(NamedTuple):
 class Lane:
     """One sequence of spans. One thread adds to it."""
 
-    def __init__(self, path: Path) -> None:
-        size = _CAPACITY * _RECORD.size
-        with path.open("x+b") as file:
-            file.truncate(size)
-            self._memory = mmap.mmap(file.fileno(), size)
-        self._offset = 0
-        self._size = size
+    def __init__(self, path: Path, tell_full: Callable[[OSError], None]) -> None:
+        """`tell_full` is called when the disk has no room, and nothing is recorded from then on."""
+        self._tell_full = tell_full
+        self._size = _CAPACITY * _RECORD.size
+        self._offset = self._room = 0
         self.now = time.monotonic_ns
+        self._file: BinaryIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("x+b")
+            try:
+                file.truncate(self._size)
+            except OSError:
+                path.unlink()
+                raise
+            self._memory = mmap.mmap(file.fileno(), self._size)
+            self._file = file
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            tell_full(error)
 
     def add(self, span: Span, begin_ns: int, end_ns: int, number: int = 0, detail: int = 0) -> None:
         """Record one span; the oldest is forgotten where there is no room."""
+        if self._offset == self._room and not self._make_room():
+            return
         _RECORD.pack_into(self._memory, self._offset, begin_ns, end_ns, number, detail, span)
-        self._offset = (self._offset + _RECORD.size) % self._size
+        self._offset += _RECORD.size
+        if self._offset == self._size:
+            self._offset = 0
 
     def end(self, span: Span, begin_ns: int, number: int = 0, detail: int = 0) -> None:
         """Record a span that ends now."""
         self.add(span, begin_ns, time.monotonic_ns(), number, detail)
 
+    def _make_room(self) -> bool:
+        """On the disk, ahead of writing: a page of the mapping that finds none there ends the process (SIGBUS)."""
+        if self._file is None:
+            return False
+        try:
+            os.posix_fallocate(self._file.fileno(), self._room, _PIECE)
+        except OSError as error:
+            self._file.close()
+            self._file = None
+            self._tell_full(error)
+            return False
+        self._room += _PIECE
+        return True
 
-def open_lane(folder: str, process: str, lane: str) -> Lane:
-    """A lane of this process, in a new file of the folder, which is made where it is not there."""
+
+def open_lanes(folder: str, process: str, *names: str) -> list[Lane]:
+    """Lanes of this process, each in a new file of the folder, which is made where it is not there.
+
+    A process that is started again on a full disk records nothing; it is told once.
+    """
+    is_told = False
+
+    def tell_full(error: OSError) -> None:
+        nonlocal is_told
+        if not is_told:
+            is_told = True
+            log_line(f"warning: --trace-dir {folder}: {error.strerror}: {process} no longer records all that it does")
+
     try:
-        path = Path(folder)
-        path.mkdir(parents=True, exist_ok=True)
-        return Lane(path / f"{process}.{lane}.{os.getpid()}{SUFFIX}")
+        return [Lane(Path(folder) / f"{process}.{name}.{os.getpid()}{SUFFIX}", tell_full) for name in names]
     except OSError as error:
         raise StartupFailed(f"--trace-dir {folder}: {error.strerror}: {error.filename}") from None
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tercet.engine.child import ChildSpec
 from tercet.engine.step_runner import Landing, StepRunner
-from tercet.engine.trace import Lane, Span, open_lane, record_collections
+from tercet.engine.trace import Lane, Span, open_lanes, record_collections
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Logs, PromptLogs, Step
 
@@ -18,11 +18,10 @@ class TracedRunner:
 
     def __init__(self, runner: StepRunner, spec: ChildSpec) -> None:
         self._runner = runner
-        name = f"worker-{spec.rank}"
-        self._lane, self._device, self._answers = (
-            open_lane(spec.config.trace_dir or "", name, lane) for lane in ("launch", "device", "answers")
+        self._lane, self._device, self._answers, garbage = open_lanes(
+            spec.config.trace_dir or "", f"worker-{spec.rank}", "launch", "device", "answers", "garbage"
         )
-        record_collections(open_lane(spec.config.trace_dir or "", name, "garbage"))
+        record_collections(garbage)
         self._step_id, self._kind = 0, Span.DECODE
 
     @property

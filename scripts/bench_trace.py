@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tercet.engine.trace import Span, open_lane
+from tercet.engine.trace import Span, open_lanes
 from trace_file import RecordedLane, busy_lines, read_lanes, write_trace
 from trace_hops import hop_lines
 
@@ -14,7 +14,7 @@ class RunRecord:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._lane = open_lane(folder, "client", "workloads")
+        (self._lane,) = open_lanes(folder, "client", "workloads")
         self._labels: list[str] = []
 
     def add(self, label: str, begin_ns: int) -> None:

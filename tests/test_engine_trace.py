@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from daemon import SCRIPTS
+from engine_children import children
 from tercet.engine.errors import StartupFailed
-from tercet.engine.trace import Lane, Record, Span, open_lane, read_lane
+from tercet.engine.trace import Record, Span, open_lanes, read_lane
+from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 from whole_engine import generate, tiny_engine
 
@@ -169,8 +172,8 @@ def test_labels_name_the_clients_runs() -> None:
 
 def test_a_lane_outlives_its_process_and_keeps_the_newest(tmp_path: Path) -> None:
     program = (
-        "import os, signal, sys; from tercet.engine.trace import Span, open_lane\n"
-        "lane = open_lane(sys.argv[1], 'worker-3', 'launch')\n"
+        "import os, signal, sys; from tercet.engine.trace import Span, open_lanes\n"
+        "(lane,) = open_lanes(sys.argv[1], 'worker-3', 'launch')\n"
         "for i in range(2**20 + 5): lane.add(Span.BEGIN, i, i + 1, i)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -183,11 +186,55 @@ def test_a_lane_outlives_its_process_and_keeps_the_newest(tmp_path: Path) -> Non
     assert one.records[-1] == Record(2**20 + 4, 2**20 + 5, 2**20 + 4, 0, Span.BEGIN)
 
 
+_ON_A_SMALL_DISK = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+_MOUNTED = 'mount -t tmpfs -o size=$0 none "$1" && shift && exec "$@"'
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare")
+    or subprocess.run([*_ON_A_SMALL_DISK, _MOUNTED, "64k", "/mnt", "true"], capture_output=True).returncode != 0,
+    reason="needs namespaces of its own",
+)
+@pytest.mark.parametrize("size", ["64k", "900k"])
+async def test_a_full_disk_ends_the_record_and_nothing_else(size: str, ids_only_model: Path, tmp_path: Path) -> None:
+    """From the first span on, and later; who is told of it is told once, also by the process that replaces another."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    address = f"ipc://{tmp_path}/front"
+    flags = ["--load-format", "null", "--listen", address, "--trace-dir", f"{disk}/trace"]
+    serve = [sys.executable, str(SCRIPTS / "serve.py"), str(ids_only_model), *flags]
+    with subprocess.Popen(
+        [*_ON_A_SMALL_DISK, _MOUNTED, size, str(disk), *serve],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready ")
+            async with Client(address) as client:
+                params = SamplingParams(max_tokens=3000, ignore_eos=True)
+                for _ in range(4):
+                    assert len((await client.generate([1, 2, 3], params)).token_ids) == 3000
+                (scheduler,) = children(process.pid, "scheduler")
+                scheduler.kill()
+                assert len((await client.generate([1, 2, 3], params)).token_ids) == 3000
+            process.terminate()
+            said = process.communicate(timeout=20)[1]
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    warning = f"warning: --trace-dir {disk}/trace: No space left on device: "
+    assert said.count(f"[worker 0] {warning}worker-0 no longer") == 1
+    assert said.count(f"[scheduler] {warning}scheduler no longer") == 2
+    assert said.count("starting it again") == 1
+
+
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(StartupFailed, match=f"--trace-dir {file}: "):
-        open_lane(str(file), "scheduler", "loop")
+        open_lanes(str(file), "scheduler", "loop")
     with pytest.raises(StartupFailed, match=f"--trace-dir {file}: "), tiny_engine("llama", trace_dir=str(file)):
         pass
     with pytest.raises(ValueError, match="holds no recorded spans"):
@@ -195,7 +242,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_reading_while_it_is_written(tmp_path: Path) -> None:
-    lane = Lane(tmp_path / f"scheduler.loop.{os.getpid()}.spans")
+    (lane,) = open_lanes(str(tmp_path), "scheduler", "loop")
     assert read_lane(tmp_path / f"scheduler.loop.{os.getpid()}.spans") == []
     lane.add(Span.TURN, 5, 9)
     lane.add(Span.PLAN, 5, 7, 2)
