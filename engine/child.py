@@ -164,7 +164,12 @@ def run(main: Callable[[SupervisorLink], None]) -> None:
     if spec.process == "worker":
         # A worker may hang inside a driver call that holds the interpreter; then only the kernel can end it.
         die_with_parent()
-    link = SupervisorLink(spec, commands, reports)
+    try:
+        link = SupervisorLink(spec, commands, reports)
+    except RuntimeError as error:  # no room for its thread
+        reports.write(msgspec.json.encode(LastWords(message=str(error))) + b"\n")
+        reports.close()
+        sys.exit(1)
     try:
         main(link)
     except TercetError as error:  # said on purpose: the message is all there is to know

@@ -15,8 +15,10 @@ from collections.abc import Callable
 import msgspec
 
 from tercet.engine.child import GROUP_SIGNALS, ChildSpec
+from tercet.engine.errors import StartupFailed
 from tercet.engine.log_line import log_line
 from tercet.engine.own_program import own_program
+from tercet.engine.system_limits import with_advice
 from tercet.ipc.process_messages import FromChild, Loaded, ToChild
 
 _STDERR_LINES_KEPT = 20
@@ -52,12 +54,22 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
             )
+            self.pidfd = self._open_pidfd()
+        except OSError as error:
+            raise StartupFailed(f"{self.name} cannot be started: {with_advice(str(error))}") from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.pidfd = os.pidfd_open(self.process.pid)
         self._readers: list[LineReader] = []
         self._reaped = False
         self._write(msgspec.json.encode(spec))
+
+    def _open_pidfd(self) -> int:
+        try:
+            return os.pidfd_open(self.process.pid)
+        except OSError:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def tell(self, command: ToChild) -> None:
         """Send a command; a child that is gone is noticed elsewhere."""
@@ -120,11 +132,11 @@ class Child:
         if self.hung:
             return f"{self.name} hung: it said nothing for {time.monotonic() - self.last_heard:.0f} s and was killed"
         if self.last_words is not None:
-            return f"{self.name}: {self.last_words}"
+            return f"{self.name}: {with_advice(self.last_words)}"
         code = self.process.returncode
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         tail = "".join(f"\n  {line}" for line in self._stderr_tail)
-        return f"{self.name} {how}" + (f"; it printed last:{tail}" if tail else "")
+        return f"{self.name} {how}" + (f"; it printed last:{with_advice(tail)}" if tail else "")
 
     @property
     def was_killed_from_outside(self) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 from tercet.engine.child import SAY_WHERE, ChildSpec
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
+from tercet.engine.system_limits import raise_file_limit
 from tercet.ipc.addresses import Addresses
 from tercet.ipc.process_messages import FromChild, Limits
 
@@ -26,6 +27,7 @@ class Crew:
     def __init__(self, config: EngineConfig, hear: Callable[[Child, FromChild], None]) -> None:
         self._config = config
         self._hear = hear
+        raise_file_limit()
         self._selector = selectors.DefaultSelector()
         self.children: list[Child] = []
         self.dead: list[Child] = []

@@ -4,8 +4,6 @@ At once is the rule: an address in use is known before a model is loaded. With `
 so that between the old engine and the new one lies a moment.
 """
 
-import contextlib
-import resource
 import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
@@ -14,6 +12,7 @@ import zmq
 
 from tercet.engine.child import SupervisorLink
 from tercet.engine.errors import AddressTaken, StartupFailed
+from tercet.engine.system_limits import raise_file_limit
 from tercet.ipc.front_door import FrontDoor
 from tercet.ipc.process_messages import Phase
 from tercet.ipc.sockets import AddressInUse
@@ -27,7 +26,7 @@ class Doors(Generic[Door]):
     """What `bind` binds; it raises `AddressTaken` when another process has the address."""
 
     def __init__(self, link: SupervisorLink, bind: Callable[[], Door]) -> None:
-        _raise_file_limit()
+        raise_file_limit()
         self._link = link
         self._bind = bind
         self._door = None if link.spec.config.take_over else self._take()
@@ -49,13 +48,6 @@ class Doors(Generic[Door]):
         door = self._bind()
         self._link.bound = True
         return door
-
-
-def _raise_file_limit() -> None:
-    """Each connection is an open file, and ZeroMQ aborts its process where one more is too many."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bind_front_door(addresses: Sequence[str], context: zmq.Context[zmq.Socket[bytes]], key: str | None) -> FrontDoor:

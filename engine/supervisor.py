@@ -171,10 +171,7 @@ class Supervisor:
             self._watch_over(deadline)
 
     def _bid_farewell(self, message: str, code: str = "engine_died") -> None:
-        """Have the tokenizer fail what is live, so that no client waits for an answer that never comes.
-
-        Then the HTTP door, which passes that on.
-        """
+        """Have the tokenizer fail what is live, so that no client waits; then the HTTP door, which passes it on."""
         for child in (self._crew.only("tokenizer"), self._crew.only("http")):
             if child is not None and child.serving and child.process.poll() is None:
                 child.tell(Abandon(message, code))
@@ -208,7 +205,10 @@ class Supervisor:
                 del self._due[role]
                 self._arriving[role] = now + self._config.startup_timeout
                 self._incarnation += 1
-                self._spawn(role)
+                try:
+                    self._spawn(role)
+                except StartupFailed as lack:
+                    self._put_off(role, str(lack), now)
         for role in list(self._arriving):
             self._help_to_arrive(role, now)
         self._tell_http()
@@ -240,17 +240,21 @@ class Supervisor:
             self._due["worker"], self._blame = now, None
 
     def _replace(self, role: str, child: Child, now: float) -> None:
+        if role == "tokenizer" and self._stops and child.process.returncode == 0:
+            self._crew.discard(role)
+            self._drained = True
+        else:
+            self._put_off(role, child.obituary(), now)
+
+    def _put_off(self, role: str, why: str, now: float) -> None:
         """All processes of a role end, and are due again after a while."""
         self._crew.discard(role)
         self._arriving.pop(role, None)
-        if role == "tokenizer" and self._stops and child.process.returncode == 0:
-            self._drained = True
-            return
         delay = self._restarts[role].died(now)
         if delay is None:
-            raise ChildDied(f"{child.obituary()}; {self._restarts[role].verdict}")
+            raise ChildDied(f"{why}; {self._restarts[role].verdict}")
         self._due[role] = now + delay
-        log_line(f"tercet: {child.obituary()}; starting it again")
+        log_line(f"tercet: {why}; starting it again")
 
     def _help_to_arrive(self, role: str, now: float) -> None:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
