@@ -3,6 +3,7 @@
 Keys, request ids, errors in OpenAI's form. What a route does is elsewhere, or one line.
 """
 
+import asyncio
 import os
 import re
 import time
@@ -22,7 +23,7 @@ from tercet.engine.http_address import is_domain
 from tercet.engine.http_body import read_body
 from tercet.engine.http_chat import chat
 from tercet.engine.http_completions import complete
-from tercet.engine.http_door import Door
+from tercet.engine.http_door import Door, draining
 from tercet.engine.http_errors import ApiError, from_engine
 from tercet.engine.http_presence import ClientGone, unless_gone
 from tercet.engine.http_stream import Stream, json_answer
@@ -113,6 +114,10 @@ class _Guard:
                 await self._app(scope, receive, send_named)
         except ClientGone:
             record.status = 499  # what it waited for has been cancelled
+        except asyncio.CancelledError:  # the engine has ended, and the server waits no longer
+            if not record.status:
+                await _on_api_error(Request(scope), draining())(scope, receive, send_named)
+            raise
         except Exception as error:
             if not record.status:
                 await _on_failure(Request(scope), error)(scope, receive, send_named)

@@ -77,7 +77,7 @@ class Door:
     def check_open(self) -> None:
         """Whoever comes in a drain is a newcomer, also while the engine still takes back what a dead tokenizer had."""
         if self.condition.draining:
-            raise ApiError(503, "the engine is shutting down and takes no new requests", code="draining")
+            raise draining()
 
     def check_model(self, model: str | None) -> None:
         """A request names the model that is served, or none."""
@@ -85,6 +85,11 @@ class Door:
             raise ApiError(
                 404, f"model is {model[:200]!r}; want {self.info.model!r}", param="model", code="model_not_found"
             )
+
+
+def draining() -> ApiError:
+    """For newcomers, and for who has not sent a whole request when the engine ends."""
+    return ApiError(503, "the engine is shutting down and takes no new requests", code="draining")
 
 
 def _digest(key: str) -> bytes:

@@ -6,6 +6,7 @@ uvicorn moves the bytes. It knows no route.
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -71,6 +72,7 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
     ) as client:
         door = Door(client, await client.info(), spec.config.api_key, RequestLog(spec.config.log_requests))
         server = _Server(_uvicorn_config(make_app(door)))
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         loop = asyncio.get_running_loop()
 
         def obey(command: ToChild) -> None:
@@ -127,6 +129,11 @@ def _uvicorn_config(app: Any) -> uvicorn.Config:
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=_FAREWELL_SECONDS,
     )
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Who does not take its answer is cut off at the end: how many there are is said, where each was sent to is not."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class _Server(uvicorn.Server):
