@@ -5,12 +5,12 @@ prints one reading, which needs two samples for its rates.
 """
 
 import asyncio
+import http.client
 import math
 import os
 import re
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -28,8 +28,11 @@ def read_http(url: str, api_key: str | None) -> Sample:
     request = urllib.request.Request(url.rstrip("/") + "/metrics")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
-    with urllib.request.urlopen(request, timeout=10) as answer:  # a URL that the user has given
-        text = answer.read().decode()
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:  # a URL that the user has given
+            text = answer.read().decode()
+    except http.client.HTTPException as error:
+        raise ValueError(f"what came is no whole answer of HTTP: {error!r}") from None
     sample = {}
     for match in _LINE.finditer(text):
         process = re.match(r'process="([^"]*)"$', match[2])
@@ -110,7 +113,7 @@ def main() -> int:
 
 
 def watch(engine: str, read: Callable[[], Sample], interval: float, once: bool) -> int:
-    """Until interrupted, or the engine is gone."""
+    """Until interrupted, or the engine is gone, or who reads the pictures."""
     try:
         before, at = read(), time.monotonic()
         while True:
@@ -118,12 +121,24 @@ def watch(engine: str, read: Callable[[], Sample], interval: float, once: bool) 
             now, then = read(), time.monotonic()
             lines = [engine, *picture(now, before, then - at)]
             before, at = now, then
-            print(("" if once else "\x1b[H\x1b[2J") + "\n".join(lines), flush=True)
-            if once:
+            if not show(("" if once else "\x1b[H\x1b[2J") + "\n".join(lines)) or once:
                 return 0
-    except (OSError, urllib.error.URLError, ClientError, ValueError) as error:
+    except (OSError, ClientError, ValueError) as error:
         print(f"tercet: {engine}: {error}", file=sys.stderr)
         return 1
+
+
+def show(text: str) -> bool:
+    """Whether anybody reads it."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # the interpreter tries once more at its end
+        return False
+    except OSError as error:
+        raise OSError(error.errno, f"nothing can be shown: {error.strerror}") from None
+    return True
 
 
 if __name__ == "__main__":

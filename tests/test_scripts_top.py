@@ -1,8 +1,11 @@
 """scripts/top.py against a live engine, through both of its doors."""
 
 import re
+import signal
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -44,6 +47,66 @@ def test_both_doors() -> None:
         done = top(daemon.http, "--api-key", "wrong-wrong")
         assert (done.returncode, done.stdout) == (1, "")
         assert "401" in done.stderr
+
+
+def watching(door: str) -> subprocess.Popen[str]:
+    """It has shown something."""
+    command = [sys.executable, str(SCRIPTS / "top.py"), door, "--interval", "0.01"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert door in process.stdout.readline()
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its exit code, and what it complains of."""
+    said = process.communicate(timeout=30)[1]
+    return process.returncode, said
+
+
+def test_how_it_ends(ids_only_model: Path, tmp_path: Path) -> None:
+    """By Ctrl-C and without a reader, of which nobody needs to be told; with the engine, in a line."""
+    doors = ["--http", f"127.0.0.1:{free_port()}", "--listen", f"ipc://{tmp_path}/front"]
+    with Daemon(str(ids_only_model), "--load-format", "null", *doors) as daemon:
+        for door in (daemon.http, daemon.address):
+            interrupted = watching(door)
+            interrupted.send_signal(signal.SIGINT)
+            assert end(interrupted) == (0, "")
+            unread = watching(door)
+            assert unread.stdout is not None
+            unread.stdout.close()
+            assert unread.stderr is not None
+            assert (unread.wait(30), unread.stderr.read()) == (0, "")
+            unread.stderr.close()
+        left = [watching(door) for door in (daemon.http, daemon.address)]
+    for process, door in zip(left, (daemon.http, daemon.address), strict=True):
+        code, said = end(process)
+        assert code == 1
+        assert re.fullmatch(f"tercet: {door}: .+\n", said)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", b"no HTTP\r\n", b""])
+def test_an_answer_cut_short(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        door.settimeout(30)
+        url = f"http://127.0.0.1:{door.getsockname()[1]}"
+        command = [sys.executable, str(SCRIPTS / "top.py"), url]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        connection, _ = door.accept()
+        with connection:
+            connection.recv(2**16)
+            connection.sendall(answer)
+        code, said = end(process)
+    assert code == 1
+    assert re.fullmatch(f"tercet: {url}: .+\n", said)
+
+
+def test_a_disk_that_is_full(ids_only_model: Path) -> None:
+    with Daemon(str(ids_only_model), "--load-format", "null") as daemon, open("/dev/full", "w") as full:
+        command = [sys.executable, str(SCRIPTS / "top.py"), daemon.address, "--once", "--interval", "0.01"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "nothing can be shown: No space left on device" in done.stderr
 
 
 GAUGES = {
