@@ -43,8 +43,8 @@ class GrammarTrial:
         digest = hashlib.sha256(line).digest()
         answer = self._answers.get(digest)  # also while another is being tried
         if answer is None:
-            with self._lock:
-                answer = self._answers[digest] = self._try(line)
+            with self._lock:  # somebody ahead may have asked the same
+                answer = self._answers[digest] = self._answers.get(digest) or self._try(line)
                 if len(self._answers) > _MOST_KEPT:
                     del self._answers[next(iter(self._answers))]
         if problem := msgspec.json.decode(answer, type=str):

@@ -1,5 +1,7 @@
 """What is said of a grammar is said again without another try; what the process dies of is not."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tercet.engine import grammar_trial
@@ -45,6 +47,15 @@ def test_answers_are_kept(tried: list[bytes]) -> None:
     with pytest.raises(Refusal, match="does not compile"):
         trial.check(BAD)
     assert len(tried) == 2, "nobody is there to ask"
+
+
+def test_who_waits_for_another_does_not_try_the_same(tried: list[bytes]) -> None:
+    trial = GrammarTrial()
+    with ThreadPoolExecutor(8) as pool:
+        for checked in [pool.submit(trial.check, GOOD[0]) for _ in range(8)]:
+            checked.result()
+    assert len(tried) == 1
+    end(trial)
 
 
 def test_as_many_are_kept_as_there_is_room_for(tried: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from daemon import free_port
 from http_process import http_process
 from tercet.engine import http_connection
 from tercet.engine.http_server import _Server, _uvicorn_config, bind
-from tercet.ipc.step_messages import Abort, Ended
+from tercet.ipc.step_messages import Abort, Ended, Submit
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
 
@@ -43,6 +43,17 @@ def asked(prompt: str, *, stream: bool = False, close: bool = False) -> bytes:
     return f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{more}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
+def ask_ahead(
+    connection: socket.socket, engine: TokenizerProcess, first: bytes, behind: bytes, *, at_once: bool
+) -> Submit:
+    """`behind` comes in one piece with `first`, or when that has reached the model."""
+    connection.sendall(first + behind if at_once else first)
+    submit = engine.next_submit()
+    if not at_once:
+        connection.sendall(behind)
+    return submit
+
+
 def read_to(connection: socket.socket, mark: bytes) -> bytes:
     """Up to where `mark` has come, or the end."""
     read = b""
@@ -67,11 +78,7 @@ def test_who_has_asked_ahead_and_leaves_is_missed(
     engine: TokenizerProcess, url: str, behind: str, stream: bool, at_once: bool
 ) -> None:
     with connect(url) as connection:
-        first, more = asked("first", stream=stream), BEHIND[behind]
-        connection.sendall(first + more if at_once else first)
-        submit = engine.next_submit()
-        if not at_once:
-            connection.sendall(more)
+        submit = ask_ahead(connection, engine, asked("first", stream=stream), BEHIND[behind], at_once=at_once)
     gone = engine.next_message()
     assert isinstance(gone, Abort)
     assert list(memoryview(gone.numbers).cast("q")) == [submit.number]
@@ -85,10 +92,7 @@ def test_a_request_behind_another_waits_for_its_turn(
 ) -> None:
     first, behind = asked("first", stream=stream), between + asked("second") + asked("third", close=True)
     with connect(url) as connection:
-        connection.sendall(first + behind if at_once else first)
-        submit = engine.next_submit()
-        if not at_once:
-            connection.sendall(behind)
+        submit = ask_ahead(connection, engine, first, behind, at_once=at_once)
         engine.sample(submit.number, "one")
         assert not engine.has_message()
         engine.sample(submit.number, "end", Ended(submit.number, "length", None, USAGE))
@@ -109,10 +113,7 @@ def test_what_is_no_http_behind_a_request_is_answered_behind_it(
 ) -> None:
     first, behind = asked("first", stream=True), b"what?\r\n\r\n"
     with connect(url) as connection:
-        connection.sendall(first + behind if at_once else first)
-        submit = engine.next_submit()
-        if not at_once:
-            connection.sendall(behind)
+        submit = ask_ahead(connection, engine, first, behind, at_once=at_once)
         engine.sample(submit.number, "one")
         read = read_to(connection, b'"text":"')
         engine.sample(submit.number, "end", Ended(submit.number, "length", None, USAGE))
