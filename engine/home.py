@@ -23,6 +23,11 @@ def have_home(*, compiles: bool) -> None:
         log_line(f"tercet: {home} cannot be written to; kernels are kept in {os.environ['TRITON_HOME']}")
 
 
+def cache_folder() -> Path:
+    """For what this engine keeps from one start to the next and could make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tercet"
+
+
 def _can_have(folder: Path) -> bool:
     """What is there counts, written to or not: it may hold all that is needed."""
     return os.path.exists(folder) or os.access(folder.parent, os.W_OK | os.X_OK, effective_ids=True)

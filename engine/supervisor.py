@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from tercet.engine.bytecode import keep_bytecode
 from tercet.engine.child import remove_sockets, remove_stale_sockets
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
@@ -110,11 +111,11 @@ class Supervisor:
         """Whether all serve; if not, somebody has asked for the end meanwhile."""
         deadline = self._started + self._config.startup_timeout
         have_home(compiles=self._config.device != "cpu")
+        keep_bytecode()
         self._model_path = str(locate(self._config.model))
         try:
-            self._addresses = make_addresses(
-                self._config.tensor_parallel_size, self._config.listen, keyed=self._config.listen_key is not None
-            )
+            size, listen, key = self._config.tensor_parallel_size, self._config.listen, self._config.listen_key
+            self._addresses = make_addresses(size, listen, keyed=key is not None)
         except (ValueError, OSError) as error:
             raise StartupFailed(f"no folder can be made for the engine's own sockets: {error}") from None
         before = time.monotonic() - self._started
