@@ -52,7 +52,7 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
 
 
 class StepModel:
-    """A model with random weights, and memory for its steps."""
+    """A model with random weights, and memory for its steps: that of the one captured last, whose plan it holds."""
 
     def __init__(self, config: ModelConfig, group: Group, max_rows: int, context: int) -> None:
         """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts."""
