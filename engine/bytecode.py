@@ -4,13 +4,13 @@ Images of containers are often like that: installed without bytecode, with PYTHO
 may not write there. Then every process compiles the source of all it imports at every start, seconds of it for torch.
 """
 
+import contextlib
 import importlib.util
 import os
-import stat
 import sys
 from pathlib import Path
 
-from tercet.engine.home import cache_folder
+from tercet.engine.home import cache_folder, can_write, is_ours_alone
 
 _PREFIX = "PYTHONPYCACHEPREFIX"
 
@@ -20,9 +20,10 @@ def keep_bytecode(largest: str = "torch") -> None:
     if _PREFIX in os.environ or not _is_compiled_each_time(largest):
         return
     folder = cache_folder() / "bytecode"
-    if _have_to_ourselves(folder):
-        os.environ[_PREFIX] = str(folder)
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with contextlib.suppress(OSError):  # where it cannot be made, all stays as it is
+        if is_ours_alone(folder) and can_write(folder):
+            os.environ[_PREFIX] = str(folder)
+            os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def _is_compiled_each_time(package: str) -> bool:
@@ -31,15 +32,4 @@ def _is_compiled_each_time(package: str) -> bool:
         return False
     beside = Path(found.cached).parent
     beside = beside if beside.exists() else beside.parent
-    return sys.dont_write_bytecode or not os.access(beside, os.W_OK | os.X_OK, effective_ids=True)
-
-
-def _have_to_ourselves(folder: Path) -> bool:
-    """Code is run from there, so others must not write to it."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
-    except OSError:
-        return False
-    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-    return ours and os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+    return sys.dont_write_bytecode or not can_write(beside)

@@ -28,19 +28,29 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tercet"
 
 
+def can_write(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def is_ours_alone(folder: Path) -> bool:
+    """It is made where it is not there. Others may write beside it, and code is run from there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
 def _can_have(folder: Path) -> bool:
     """What is there counts, written to or not: it may hold all that is needed."""
-    return os.path.exists(folder) or os.access(folder.parent, os.W_OK | os.X_OK, effective_ids=True)
+    return os.path.exists(folder) or can_write(folder.parent)
 
 
 def _own_folder() -> Path:
-    """The same at every start. Others may write beside it, so that it has to be ours alone: code is run from there."""
+    """The same at every start."""
     folder = Path(tempfile.gettempdir()) / f"tercet-home-{os.geteuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        alone = is_ours_alone(folder)
     except OSError as error:
         raise StartupFailed(f"there is no home, and {folder} cannot take its place: {error.strerror}") from None
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+    if not alone:
         raise StartupFailed(f"there is no home, and {folder} is not this user's alone; want HOME to name a folder")
     return folder
