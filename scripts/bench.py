@@ -84,7 +84,7 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             record = RunRecord(options["trace_dir"])
         for name in arguments.engine:
             started = time.perf_counter()
-            engine = ENGINES[name](model, options)
+            engine = ENGINES[name](model, options, arguments.sampling)
             rows.append({"workload": "start", "measure": "s", "figure": time.perf_counter() - started, "engine": name})
             rows[-1]["phases"] = engine.start_phases
             print(f"{name:14} {'start':16} {rows[-1]['figure']:12.2f} s  {in_words(engine.start_phases)}", flush=True)
@@ -140,6 +140,16 @@ def _rows(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             return run_planner()
 
 
+def _sampling(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from None
+    if not isinstance(found, dict) or "max_tokens" in found:
+        raise argparse.ArgumentTypeError(f"{text!r} will not do; want an object of sampling parameters, no max_tokens")
+    return found
+
+
 def _command(arguments: argparse.Namespace) -> str:
     """The command line, keys in it left out."""
     command = " ".join(sys.argv)
@@ -158,6 +168,13 @@ def main() -> int:
     model.add_argument("--shape", choices=sorted(SHAPES), help="a public model's shape with random weights")
     offline.add_argument("--engine", action="append", choices=sorted(ENGINES), help="default: tercet; may be repeated")
     offline.add_argument("workload", nargs="*", help=f"default: {' '.join(STANDARD)}")
+    offline.add_argument(
+        "--sampling",
+        type=_sampling,
+        default={},
+        metavar="JSON",
+        help='beside temperature 0.6 and ignore_eos, such as \'{"top_k": 20, "top_p": 0.95}\'; of tercet and vllm',
+    )
     offline.add_argument("--trace", type=Path, help="write a Chrome trace of Tercet's processes and the device here")
     add_engine_flags(offline)
     trace = commands.add_parser("trace", help="a Chrome trace out of an engine's --trace-dir")

@@ -1,7 +1,8 @@
 """Tercet and its peers behind one face: `generate(prompts, output lengths) -> None`, timed from outside.
 
 A peer is imported only when it is asked for. All run with the prefix cache off and the same budgets, sampling at
-temperature 0.6 with `ignore_eos`, so that every engine does the same work.
+temperature 0.6 with `ignore_eos`, so that every engine does the same work; with `sampling` otherwise, by the names that
+Tercet and vLLM share.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ Generate = Callable[[Prompts, list[int]], None]
 MAX_BATCHED_TOKENS = 16_384
 MAX_SEQUENCES = 512
 _TEMPERATURE = 0.6
+_SAMPLING: Mapping[str, Any] = {"temperature": _TEMPERATURE, "ignore_eos": True}
 
 
 class BenchEngine:
@@ -28,22 +30,28 @@ class BenchEngine:
         """What the seconds of its start went to, if it says so."""
 
 
-def tercet(model: str, options: dict[str, Any]) -> BenchEngine:
+def tercet(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> BenchEngine:
+    import msgspec
+
     from tercet.engine.llm import LLM
     from tercet.ipc.messages import SamplingParams
 
     given = {"max_num_batched_tokens": MAX_BATCHED_TOKENS, "max_num_seqs": MAX_SEQUENCES, **options}
+    try:  # before the start
+        how = msgspec.convert({**_SAMPLING, **sampling}, SamplingParams)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"--sampling: {error}") from None
     llm = LLM(model, enable_prefix_caching=False, **given)
 
     def generate(prompts: Prompts, lengths: list[int]) -> None:
-        params = [SamplingParams(temperature=_TEMPERATURE, ignore_eos=True, max_tokens=length) for length in lengths]
+        params = [msgspec.structs.replace(how, max_tokens=length) for length in lengths]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
 
     return BenchEngine(generate, llm.close, llm.start_phases)
 
 
-def vllm(model: str, options: dict[str, Any]) -> BenchEngine:
+def vllm(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> BenchEngine:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     llm = LLM(
@@ -56,13 +64,14 @@ def vllm(model: str, options: dict[str, Any]) -> BenchEngine:
     )
 
     def generate(prompts: Prompts, lengths: list[int]) -> None:
-        params = [SamplingParams(temperature=_TEMPERATURE, ignore_eos=True, max_tokens=length) for length in lengths]
+        params = [SamplingParams(**{**_SAMPLING, **sampling, "max_tokens": length}) for length in lengths]
         llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
 
     return BenchEngine(generate, lambda: None)
 
 
-def nanovllm(model: str, options: dict[str, Any]) -> BenchEngine:
+def nanovllm(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> BenchEngine:
+    _refuse("nanovllm", sampling)
     from nanovllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     llm = LLM(model, max_model_len=options.get("max_model_len", 4096), max_num_batched_tokens=MAX_BATCHED_TOKENS)
@@ -74,8 +83,9 @@ def nanovllm(model: str, options: dict[str, Any]) -> BenchEngine:
     return BenchEngine(generate, lambda: None)
 
 
-def transformers(model: str, options: dict[str, Any]) -> BenchEngine:
+def transformers(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> BenchEngine:
     """`generate` for one prompt, `generate_batch` (continuous batching, paged) for several."""
+    _refuse("transformers", sampling)
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -104,6 +114,11 @@ def transformers(model: str, options: dict[str, Any]) -> BenchEngine:
         assert [len(output.generated_tokens) for output in outputs.values()] == lengths
 
     return BenchEngine(generate, lambda: None)
+
+
+def _refuse(engine: str, sampling: Mapping[str, Any]) -> None:
+    if sampling:
+        raise ValueError(f"--sampling got {', '.join(sampling)}; {engine} is measured without, want tercet or vllm")
 
 
 def _llama_from_gguf(file: str, dtype: Any) -> Any:
@@ -137,7 +152,7 @@ def _llama_from_gguf(file: str, dtype: Any) -> Any:
     return model.to(dtype)
 
 
-ENGINES: dict[str, Callable[[str, dict[str, Any]], BenchEngine]] = {
+ENGINES: dict[str, Callable[[str, dict[str, Any], Mapping[str, Any]], BenchEngine]] = {
     "tercet": tercet,
     "vllm": vllm,
     "nanovllm": nanovllm,
