@@ -17,7 +17,7 @@ from torch import Tensor
 from tercet.ipc.step_messages import Adjustments, Enter, Step
 from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
-from tercet.triton_kernels.logits import add_bias, apply_bitmask, count_tokens, penalize, widen
+from tercet.triton_kernels.logits import add_bias, penalize, widen
 from tercet.triton_kernels.slot_table import SlotTable
 
 _RECORD = struct.Struct("<i3f2i")
@@ -78,12 +78,13 @@ class Extras:
         """Whether any of these slots wants its logits adjusted."""
         return bool(self._special) and any(bool((self._adjusted_S | self._masked_S)[some].any()) for some in slots)
 
-    def any_logged(self, decodes: NDArray[np.int32], chunks: NDArray[np.int32]) -> bool:
-        """Whether log-probabilities are wanted of any of a step's rows, or of its prompts."""
-        if not self._special:
-            return False
-        rows = self._logged_S[decodes].any() or self._logged_S[chunks[0]].any()
-        return bool(rows or self.logged_chunks(0, 0, chunks))
+    def any_logged(self, *slots: NDArray[np.int32]) -> bool:
+        """Whether log-probabilities are wanted of tokens of any of these slots."""
+        return bool(self._special) and any(bool(self._logged_S[some].any()) for some in slots)
+
+    def any_logged_prompt(self, chunks: NDArray[np.int32]) -> bool:
+        """Whether they are wanted of tokens of prompts among a step's chunks."""
+        return bool(self._special) and bool(self.logged_chunks(0, 0, chunks))
 
     def logged(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Of each slot, whether the log-probabilities of its tokens are wanted."""
@@ -102,13 +103,11 @@ class Extras:
         return logged
 
     def adjust(self, logits_RV: Tensor, slots_R: Tensor, table: SlotTable) -> Tensor:
-        """The logits to sample from, fp32; those given stay as they are. Biases first, then penalties. Graph-safe."""
-        adjusted_RV, counts_RV = widen(logits_RV)
+        """The logits to sample from, fp32; those given stay as they are. Masks, biases, then penalties. Graph-safe."""
+        adjusted_RV = widen(logits_RV, slots_R, self._mask_SW)
         add_bias(adjusted_RV, slots_R, self._table.bias_ids_SK, self._table.bias_SK)
-        count_tokens(slots_R, table, counts_RV)
         penalties = self._table.repetition_S, self._table.presence_S, self._table.frequency_S
-        penalize(adjusted_RV, counts_RV, slots_R, *penalties)
-        apply_bitmask(adjusted_RV, slots_R, self._mask_SW)
+        penalize(adjusted_RV, slots_R, table, *penalties)
         return adjusted_RV
 
     def _note(self, enter: Enter) -> None:

@@ -9,7 +9,7 @@ from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.log_probabilities import log_probabilities, unpack
-from tercet.triton_kernels.logits import IN_PROMPT, add_bias, apply_bitmask, count_tokens, penalize, widen
+from tercet.triton_kernels.logits import add_bias, penalize, widen
 
 INTS = torch.int32
 VOCAB, ROWS, SLOTS = 133, 4, 6
@@ -22,58 +22,54 @@ def wide(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tens
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("vocab", [VOCAB, 2500])
-def test_a_wide_copy(dtype: torch.dtype, vocab: int) -> None:
-    logits = wide(ROWS, vocab, dtype)
+@pytest.mark.parametrize("vocab", [32, 33, VOCAB, 2500])
+def test_a_wide_copy_of_what_is_allowed(dtype: torch.dtype, vocab: int) -> None:
+    logits = wide(5, vocab, dtype)
     logits[2, 7] = float("-inf")
-    copy, counts = widen(logits)
+    before = logits.clone()
+    words = -(-vocab // 32) + 1
+    mask = torch.randint(-(2**31), 2**31 - 1, (3, words), generator=torch.Generator().manual_seed(2)).to(INTS)
+    mask[1] = -1
+    mask[2] = 0
+    mask[2, 0] = -(2**31)
+    slots = [2, 0, 1, 3, -1]
+    copy = widen(logits, torch.tensor(slots, dtype=INTS), mask)
     assert copy.dtype == torch.float32
     assert copy.is_contiguous()
-    assert copy.tolist() == logits.tolist()
-    assert counts.dtype == INTS
-    assert not counts.any()
+    for row, slot in enumerate(slots):
+        for token in range(vocab):
+            word = int(mask[slot, token // 32]) if 0 <= slot < 3 else -1
+            allowed = (word & 0xFFFFFFFF) >> (token % 32) & 1
+            assert float(copy[row, token]) == (float(before[row, token]) if allowed else -math.inf)
     copy.zero_()
-    assert logits.any(), "a copy"
-
-
-def test_counts() -> None:
-    table = random_table(SLOTS, 5, 16, VOCAB // 4, 3)
-    table.num_prompt_S[:] = torch.tensor([1, 9, 30, 79, 5, 1])
-    slots = torch.tensor([4, 0, SLOTS, 3, 1, -1], dtype=INTS)
-    clear = torch.zeros(len(slots), VOCAB, dtype=INTS)
-    count_tokens(slots, table, clear)
-    counts = clear.tolist()
-    for row, slot in enumerate(slots.tolist()):
-        if not 0 <= slot < SLOTS:
-            assert not any(counts[row])
-            continue
-        num_prompt, length = int(table.num_prompt_S[slot]), int(table.length_S[slot])
-        ids = table.token_ids_SL[slot].tolist()
-        for token in range(VOCAB):
-            prompt = IN_PROMPT if token in ids[: min(num_prompt, length)] else 0
-            assert counts[row][token] == prompt + ids[num_prompt:length].count(token)
+    assert torch.equal(logits, before), "a copy"
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_penalties(dtype: torch.dtype) -> None:
-    logits = wide(ROWS, VOCAB, dtype)
+@pytest.mark.parametrize("vocab", [VOCAB // 4, VOCAB])
+def test_penalties(dtype: torch.dtype, vocab: int) -> None:
+    """Of ids that a slot has once, often, in its prompt, behind it, in both, and of some outside the vocabulary."""
+    logits = wide(6, vocab, dtype)
     before = logits.clone()
-    generator = torch.Generator().manual_seed(1)
-    counts = torch.randint(0, 3, (ROWS, VOCAB), generator=generator, dtype=INTS)
-    counts += torch.randint(0, 2, (ROWS, VOCAB), generator=generator, dtype=INTS) * IN_PROMPT
-    slots = torch.tensor([2, 0, 5, 9], dtype=INTS)
-    repetition = torch.tensor([1.3, 1.0, 1.0, 1.0, 1.0, 0.8])
+    table = random_table(SLOTS, 5, 16, VOCAB // 3, 3)
+    table.num_prompt_S[:] = torch.tensor([1, 9, 30, 79, 5, 20])
+    table.length_S[:] = torch.tensor([60, 50, 64, 79, 80, 80])
+    slots = torch.tensor([2, 0, 5, SLOTS, -1, 3], dtype=INTS)
+    repetition = torch.tensor([1.3, 1.0, 1.0, 1.5, 1.0, 0.8])
     presence = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -0.5])
     frequency = torch.tensor([0.25, 0.0, 0.0, 0.0, 0.0, 0.1])
-    penalize(logits, counts, slots, repetition, presence, frequency)
+    penalize(logits, slots, table, repetition, presence, frequency)
     assert torch.equal(logits[0], before[0]), "a neutral row keeps its bits"
-    assert torch.equal(logits[3], before[3]), "a slot outside the table changes nothing"
-    for row, slot in ((1, 0), (2, 5)):
-        for token in range(VOCAB):
-            x, count = float(before[row, token]), int(counts[row, token])
-            if count:
+    assert torch.equal(logits[3:5], before[3:5]), "a slot outside the table changes nothing"
+    for row, slot in ((1, 0), (2, 5), (5, 3)):
+        length, num_prompt = int(table.length_S[slot]), int(table.num_prompt_S[slot])
+        ids = table.token_ids_SL[slot].tolist()[:length]
+        for token in range(vocab):
+            x, generated = float(before[row, token]), ids[num_prompt:].count(token)
+            if token in ids:
                 x = x / float(repetition[slot]) if x > 0 else x * float(repetition[slot])
-            generated = count & (IN_PROMPT - 1)
+            else:
+                assert float(logits[row, token]) == x
             x -= float(frequency[slot]) * generated + (float(presence[slot]) if generated else 0.0)
             assert float(logits[row, token]) == pytest.approx(x, rel=torch.finfo(dtype).eps * 2, abs=1e-5)
 
@@ -93,27 +89,6 @@ def test_biases(dtype: torch.dtype) -> None:
                 wanted[row, token] += value
     add_bias(logits, slots, ids, bias)
     assert torch.equal(logits, wanted.to(dtype))
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("vocab", [32, 33, 1500])
-def test_bitmask(dtype: torch.dtype, vocab: int) -> None:
-    logits = wide(3, vocab, dtype)
-    before = logits.clone()
-    words = -(-vocab // 32) + 1
-    mask = torch.randint(-(2**31), 2**31 - 1, (3, words), generator=torch.Generator().manual_seed(2)).to(INTS)
-    mask[1] = -1
-    mask[2] = 0
-    mask[2, 0] = -(2**31)
-    slots = torch.tensor([2, 0, 1], dtype=INTS)
-    by_slot = torch.empty_like(mask)
-    by_slot[slots.long()] = mask
-    apply_bitmask(logits, slots, by_slot)
-    assert torch.equal(logits[1], before[1])
-    for row in range(3):
-        for token in range(vocab):
-            allowed = (int(mask[row, token // 32]) & 0xFFFFFFFF) >> (token % 32) & 1
-            assert float(logits[row, token]) == (float(before[row, token]) if allowed else -math.inf)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -138,6 +113,22 @@ def test_log_probabilities(dtype: torch.dtype, vocab: int, top: int) -> None:
         assert top_values[row].tolist() == pytest.approx([x[i] - log_sum for i in order], abs=1e-4)
 
 
+def test_the_likeliest_of_a_vocabulary_of_parts() -> None:
+    """Large ones in every part; so many in one part, or so many equal ones, that not all are its candidates."""
+    vocab, top = 20_000, 20
+    logits = wide(4, vocab, torch.float32)
+    logits[1, 9000:9200] += 50.0
+    logits[2] = 1.0
+    logits[2, 19_999] = 2.0
+    logits[3, 3:19_990] = logits[3].max()
+    ids, values = unpack(log_probabilities(logits, torch.zeros(4, dtype=INTS), top))[2:]
+    for row in range(4):
+        x = logits[row].double()
+        order = sorted(range(vocab), key=lambda i: (-float(x[i]), i))[:top]
+        assert ids[row].tolist() == order
+        torch.testing.assert_close(values[row].double(), x.log_softmax(0)[order], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("vocab", [25, 5000])
 def test_log_probabilities_of_what_is_no_number(vocab: int) -> None:
     logits, tokens = wide(4, vocab, torch.float32), torch.tensor([3, 3, 4, 0], dtype=INTS)
@@ -150,13 +141,13 @@ def test_log_probabilities_of_what_is_no_number(vocab: int) -> None:
 
 def test_wrong_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted at least 5"):
-        apply_bitmask(torch.zeros(2, VOCAB), torch.zeros(2, dtype=INTS), torch.zeros(2, 4, dtype=INTS))
+        widen(torch.zeros(2, VOCAB), torch.zeros(2, dtype=INTS), torch.zeros(2, 4, dtype=INTS))
     with pytest.raises(ValueError, match="num_top is 51; want 0 to 50"):
         log_probabilities(torch.zeros(1, 50), torch.zeros(1, dtype=INTS), 51)
     with pytest.raises(ValueError, match=r"bias: got shape \[2, 3\]"):
         add_bias(torch.zeros(1, 50), torch.zeros(1, dtype=INTS), torch.zeros(2, 4, dtype=INTS), torch.zeros(2, 3))
     with pytest.raises(ValueError, match="rows without gaps"):
-        apply_bitmask(torch.zeros(2, 100)[:, ::2], torch.zeros(2, dtype=INTS), torch.zeros(2, 2, dtype=INTS))
+        widen(torch.zeros(2, 100)[:, ::2], torch.zeros(2, dtype=INTS), torch.zeros(2, 2, dtype=INTS))
 
 
 def test_interpreted() -> None:

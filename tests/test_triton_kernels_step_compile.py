@@ -44,11 +44,11 @@ def test_compile(capability: int) -> None:
                 logits = torch.empty(num_rows, 151936, dtype=dtype, device="meta")
                 slots = torch.empty(num_rows, dtype=torch.int32, device="meta")
                 sample_module.sample(logits, slots, slots, table)
-    assert len(kernels) == 2 + 3 * 2 * 3
+    assert len(kernels) == 2 + 3 * 2 * 4
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name
     waiting = [kernel.name for kernel in kernels if "griddepcontrol.wait" in kernel.asm["ptx"]]
-    assert len(waiting) == (1 + 3 * 2 * 3 if capability == 90 else 0)
+    assert len(waiting) == (1 + 3 * 2 * 4 if capability == 90 else 0)
 
 
 def test_plans_of_very_many_rows_compile_soon() -> None:
@@ -97,13 +97,11 @@ def test_compile_logits(capability: int) -> None:
 
     logits, slots, numbers = meta(R, V, dtype=torch.bfloat16), meta(R), meta(S, dtype=torch.float32)
     with compiling_for(capability) as kernels:
-        logits, counts = logits_module.widen(logits)
-        logits_module.count_tokens(slots, table, counts)
-        logits_module.penalize(logits, counts, slots, numbers, numbers, numbers)
+        logits = logits_module.widen(logits, slots, meta(R, V // 32))
+        logits_module.penalize(logits, slots, table, numbers, numbers, numbers)
         logits_module.add_bias(logits, slots, meta(S, 50), meta(S, 50, dtype=torch.float32))
-        logits_module.apply_bitmask(logits, slots, meta(R, V // 32))
         log_probabilities_module.log_probabilities(logits, slots, 5)
         slot_table_module.tokens_at(slots, slots, table)
-    assert len(kernels) == 8
+    assert len(kernels) == 6
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name

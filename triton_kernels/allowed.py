@@ -1,10 +1,13 @@
-"""Which tokens top-k, top-p and min-p leave, as one threshold per row: found by pivots, without a sort.
+"""Which tokens top-k, top-p and min-p leave, as one threshold per row: found by bisection, without a sort.
 
 A logit is compared as an integer that orders like the float, so that bisection ends at a value, not near one: the
 threshold is the largest key at which enough tokens (top-k) or enough probability (top-p) still lie at or above it.
 top-p counts among what top-k leaves; min-p is relative to the likeliest token. Ties with the threshold are allowed.
 
-Shape suffixes: R rows of a step, V vocabulary, N rows.
+It is sought among the row's candidates (`candidates.py`). Where these are too few, for a thousand tokens or for
+probability spread over as many, the whole row is read, again and again.
+
+Shape suffixes: R rows of a step, V vocabulary, P parts of it, C candidates of a part, N rows.
 """
 
 import torch
@@ -12,20 +15,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.candidates import (
+    UNUSED_BITS,
+    empty_candidates,
+    first_possible_key,
+    ids_of,
+    leave_candidates,
+    load_candidates,
+    order_key,
+    part_groups,
+)
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
+from tercet.triton_kernels.tiles import next_power_of_2
 
 EVERYTHING: tl.constexpr = tl.constexpr(-(2**31))
 """The key of a row that allows all."""
 
-_UNUSED_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-"""Low bits of fp32 that a type never uses: keys apart by less are the same number."""
-
-
-@triton.jit
-def order_key(x):
-    """int32 that orders like the fp32 `x`, both zeros alike."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+_SEARCH_BLOCK = 8192
 
 
 @triton.jit
@@ -41,14 +48,63 @@ def masked_logits(row_ptr, token_ids, stop_ptr, banned, V: tl.constexpr, E: tl.c
 
 
 @triton.jit
-def _search(
+def _is_limited(slot, position, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, smallest_temperature, S, V):
+    """Whether the row draws, and not from everything."""
+    limited = False
+    if (position >= 0) & (slot >= 0) & (slot < S):
+        top_k = tl.load(top_k_ptr + slot)
+        by_some = ((top_k > 0) & (top_k < V)) | (tl.load(top_p_ptr + slot) < 1.0) | (tl.load(min_p_ptr + slot) > 0.0)
+        limited = by_some & (tl.load(temperature_ptr + slot) >= smallest_temperature)
+    return limited
+
+
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
+def _candidates_kernel(
+    logits_ptr, slots_ptr, positions_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, min_length_ptr,
+    stop_ids_ptr, ids_ptr, counts_ptr, from_ptr, largest_ptr, mass_ptr, smallest_temperature, S,
+    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, SHIFT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (R, P): one program leaves the candidates of a part of a row, its largest logit, and, for top-p alone, the
+    sum of exp relative to that. Rows that sample nothing, are greedy, or allow everything leave nothing."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    row, part = tl.program_id(0), tl.program_id(1)
+    slot = tl.load(slots_ptr + row)
+    position = tl.load(positions_ptr + row)
+    if _is_limited(slot, position, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, smallest_temperature, S, V):
+        row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
+        banned = position < tl.load(min_length_ptr + slot)
+        groups = part_groups(part)
+        x = masked_logits(row_ptr, ids_of(groups), stop_ids_ptr + slot * E, banned, V, E)
+        cell = row * tl.num_programs(1) + part
+        leave_candidates(groups, order_key(x) >> SHIFT, ids_ptr, counts_ptr, from_ptr, cell, SHIFT)
+        largest = tl.max(x)
+        tl.store(largest_ptr + cell, largest)
+        top_k = tl.load(top_k_ptr + slot)
+        if (top_k <= 0) | (top_k >= V):
+            weight = tl.exp((x - largest) * (1.0 / tl.load(temperature_ptr + slot)))
+            tl.store(mass_ptr + cell, tl.sum(tl.where(x > float("-inf"), weight, 0.0)))
+
+
+@triton.jit
+def _search_found(key, weight, low, high, wanted):
+    """The largest shifted key from `low` (which reaches `wanted`) to `high` (which does not) at or above which the
+    weights reach it."""
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        if tl.sum(tl.where(key >= middle.to(tl.int32), weight, 0.0)) >= wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit
+def _search_row(
     row_ptr, stop_ptr, banned, low, high, wanted, largest, inverse_temperature,
     V: tl.constexpr, E: tl.constexpr, SHIFT: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest shifted key from `low` (which reaches `wanted`) to `high` (which does not) that reaches it.
-
-    What is reached: the number of tokens at or above the key (COUNT), or the sum of their exp. Three pivots a pass.
-    """
+    """The same among all logits of a row; their number (COUNT), or the sum of their exp. Three pivots a pass."""
     while high - low > 1:
         span = high - low
         pivot_1 = low + tl.maximum(span // 4, 1)
@@ -76,30 +132,18 @@ def _search(
     return low
 
 
-@triton.jit
-def _kth_of_block(x, k, low, high, SHIFT: tl.constexpr):
-    """The shifted key of the k-th largest of a block in registers; `low` if it has fewer than k."""
-    key = (order_key(x) >> SHIFT).to(tl.int64)
-    while high - low > 1:
-        middle = (low + high) // 2
-        if tl.sum((key >= middle).to(tl.int32)) >= k:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 @triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
-def threshold_kernel(
+def _threshold_kernel(
     logits_ptr, slots_ptr, positions_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, min_length_ptr,
-    stop_ids_ptr, threshold_ptr, smallest_temperature, S,
-    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    stop_ids_ptr, ids_ptr, counts_ptr, from_ptr, largest_ptr, mass_ptr, threshold_ptr, smallest_temperature, S,
+    STRIDE: tl.constexpr, V: tl.constexpr, E: tl.constexpr, SHIFT: tl.constexpr, P: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R,): one program reads its row again and again until top-k, then top-p, have their keys.
+    """Grid (R,): one program searches among its row's candidates until top-k, then top-p, have their keys.
 
-    Both searches start near their end. The k-th largest of the maxima of BLOCK columns is no larger than the k-th
-    largest of all. And what lies under the largest by temperature * log(V / (1 - p)) has, all together, less than the
-    share 1 - p. Rows that sample nothing, are greedy, or allow everything leave at once.
+    From the highest key on from which some part has left all, the candidates are all there are. A threshold below it is
+    sought among the whole row. For top-p what lies under the largest by temperature * log(V / (1 - p)) needs no look:
+    it has, all together, less than the share 1 - p.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)
@@ -107,50 +151,89 @@ def threshold_kernel(
     slot = tl.load(slots_ptr + row)
     position = tl.load(positions_ptr + row)
     threshold = tl.full([], EVERYTHING, tl.int32)
-    if (position >= 0) & (slot >= 0) & (slot < S):
+    if _is_limited(slot, position, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, smallest_temperature, S, V):
         temperature = tl.load(temperature_ptr + slot)
         top_k = tl.load(top_k_ptr + slot)
         top_p = tl.load(top_p_ptr + slot)
         min_p = tl.load(min_p_ptr + slot)
+        inverse_temperature = 1.0 / temperature
+        row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
+        stop_ptr = stop_ids_ptr + slot * E
+        banned = position < tl.load(min_length_ptr + slot)
+        part = tl.arange(0, BLOCK_P)
+        cell = row * P + part
+        tops = tl.load(largest_ptr + cell, mask=part < P, other=float("-inf"))
+        largest = tl.max(tops)
+        token_ids, start = load_candidates(ids_ptr, counts_ptr, from_ptr, row, P, BLOCK_P)
+        x = masked_logits(row_ptr, token_ids, stop_ptr, banned, V, E)
+        key = order_key(x) >> SHIFT
+        whole = start.to(tl.int64)
+        low = tl.full([], -(2 ** (31 - SHIFT)), tl.int64)
+        high = (order_key(largest) >> SHIFT).to(tl.int64) + 1
         by_k = (top_k > 0) & (top_k < V)
-        if (temperature >= smallest_temperature) & (by_k | (top_p < 1.0) | (min_p > 0.0)):
-            row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
-            stop_ptr = stop_ids_ptr + slot * E
-            banned = position < tl.load(min_length_ptr + slot)
-            inverse_temperature = 1.0 / temperature
-            best = tl.full([BLOCK], float("-inf"), tl.float32)
-            for start in range(0, V, BLOCK):
-                token_ids = start + tl.arange(0, BLOCK)
-                best = tl.maximum(best, masked_logits(row_ptr, token_ids, stop_ptr, banned, V, E))
-            largest = tl.max(best)
-            low = tl.full([], -(2 ** (31 - SHIFT)), tl.int64)
-            high = (order_key(largest) >> SHIFT).to(tl.int64) + 1
-            if by_k:
-                low = _search(
-                    row_ptr, stop_ptr, banned, _kth_of_block(best, top_k, low, high, SHIFT), high,
-                    top_k.to(tl.float32), largest, inverse_temperature, V, E, SHIFT, True, BLOCK,
+        if by_k:
+            one = tl.full(key.shape, 1.0, tl.float32)
+            if tl.sum(tl.where(key >= whole.to(tl.int32), one, 0.0)) >= top_k:
+                low = _search_found(key, one, whole, high, top_k)
+            elif whole > first_possible_key(SHIFT):  # else all that are possible are fewer than k
+                low = _search_row(
+                    row_ptr, stop_ptr, banned, low, whole, top_k, largest, inverse_temperature, V, E, SHIFT, True, BLOCK
                 )  # fmt: skip
-            if top_p < 1.0:
-                total = tl.zeros([BLOCK], tl.float32)
+        if top_p < 1.0:
+            weight = tl.exp((x - largest) * inverse_temperature)
+            total = 0.0
+            if low >= whole:
+                total = tl.sum(tl.where(key >= low.to(tl.int32), weight, 0.0))
+            elif by_k:
+                kept = tl.zeros([BLOCK], tl.float32)
                 for start in range(0, V, BLOCK):
-                    x = masked_logits(row_ptr, start + tl.arange(0, BLOCK), stop_ptr, banned, V, E)
-                    kept = (order_key(x) >> SHIFT) >= low.to(tl.int32)
-                    total += tl.where(kept, tl.exp((x - largest) * inverse_temperature), 0.0)
+                    y = masked_logits(row_ptr, start + tl.arange(0, BLOCK), stop_ptr, banned, V, E)
+                    is_kept = (order_key(y) >> SHIFT) >= low.to(tl.int32)
+                    kept += tl.where(is_kept, tl.exp((y - largest) * inverse_temperature), 0.0)
+                total = tl.sum(kept)
+            else:
+                mass = tl.load(mass_ptr + cell, mask=part < P, other=0.0)
+                total = tl.sum(tl.where(mass > 0.0, mass * tl.exp((tops - largest) * inverse_temperature), 0.0))
+            least = tl.maximum(low, whole)
+            if tl.sum(tl.where(key >= least.to(tl.int32), weight, 0.0)) >= top_p * total:
+                low = _search_found(key, weight, least, high, top_p * total)
+            else:
                 reach = tl.log(V / (1.0 - top_p)) + 0.1  # more than rounding can take away
                 bound = (order_key(largest - temperature * reach) >> SHIFT).to(tl.int64)
-                low = _search(
-                    row_ptr, stop_ptr, banned, tl.maximum(low, bound), high, top_p * tl.sum(total), largest,
+                low = _search_row(
+                    row_ptr, stop_ptr, banned, tl.maximum(low, bound), least, top_p * total, largest,
                     inverse_temperature, V, E, SHIFT, False, BLOCK,
                 )  # fmt: skip
-            threshold = (low << SHIFT).to(tl.int32)
-            if min_p > 0.0:
-                threshold = tl.maximum(threshold, order_key(largest + temperature * tl.log(min_p)))
+        threshold = (low << SHIFT).to(tl.int32)
+        if min_p > 0.0:
+            threshold = tl.maximum(threshold, order_key(largest + temperature * tl.log(min_p)))
     tl.store(threshold_ptr + row, threshold)
 
 
-def unused_bits(dtype: torch.dtype) -> int:
-    """How far keys of this type's numbers may be shifted without two of them meeting."""
-    return _UNUSED_BITS[dtype]
+def launch_thresholds(
+    logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, smallest_temperature: float
+) -> Tensor:
+    """The key of the smallest logit that each row allows, int32 [R]; EVERYTHING where there is no limit."""
+    R, V = logits_RV.shape
+    candidates = empty_candidates(R, V, logits_RV.device)
+    P = candidates.counts_RP.shape[1]
+    largest_RP, mass_RP = (torch.empty(R, P, dtype=torch.float32, device=logits_RV.device) for _ in range(2))
+    thresholds_R = torch.empty(R, dtype=torch.int32, device=logits_RV.device)
+    rows = (
+        logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
+        table.min_length_S, table.stop_ids_SE, *candidates, largest_RP, mass_RP,
+    )  # fmt: skip
+    sizes = {
+        "STRIDE": logits_RV.stride(0), "V": V, "E": MAX_STOP_IDS, "SHIFT": UNUSED_BITS[logits_RV.dtype],
+        **overlap_options(logits_RV),
+    }  # fmt: skip
+    S = table.token_ids_SL.shape[0]
+    _candidates_kernel[(R, P)](*rows, smallest_temperature, S, **sizes, num_warps=8, maxnreg=64)
+    _threshold_kernel[(R,)](
+        *rows, thresholds_R, smallest_temperature, S, **sizes, P=P, BLOCK_P=next_power_of_2(P), BLOCK=_SEARCH_BLOCK,
+        num_warps=16,
+    )  # fmt: skip
+    return thresholds_R
 
 
 def threshold_reference(

@@ -10,76 +10,99 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.candidates import (
+    UNUSED_BITS,
+    empty_candidates,
+    ids_of,
+    leave_candidates,
+    load_candidates,
+    order_key,
+    part_groups,
+)
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+from tercet.triton_kernels.tiles import next_power_of_2
 
-_BLOCK = 4096
+_BLOCK = 8192
+
+
+@triton.jit
+def _logits(row_ptr, ids, V: tl.constexpr):
+    """Logits of token ids, fp32; -inf for what is no number and outside the vocabulary."""
+    x = tl.load(row_ptr + ids, mask=(ids >= 0) & (ids < V), other=float("-inf")).to(tl.float32)
+    return tl.where(x == x, x, float("-inf"))
 
 
 @triton.jit
 def _part_kernel(
-    logits_ptr, token_ids_ptr, stats_ptr, above_ptr, top_ids_ptr, top_ptr,
-    STRIDE: tl.constexpr, V: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, token_ids_ptr, ids_ptr, counts_ptr, from_ptr, stats_ptr, above_ptr,
+    STRIDE: tl.constexpr, V: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R, parts): one program holds BLOCK logits of a row, and leaves the largest, the sum of exponentials below
-    it, how many are above the row's token, and the K likeliest with their ids (V: there are no more)."""
+    """Grid (R, P): one program holds a part of a row, and leaves its candidates, the largest, the sum of exponentials
+    below that, and how many are above the row's token."""
     row, part = tl.program_id(0), tl.program_id(1)
-    place = row * tl.num_programs(1) + part
+    cell = row * tl.num_programs(1) + part
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
-    ids = part * BLOCK + tl.arange(0, BLOCK)
-    left = ids < V
-    x = tl.load(row_ptr + ids, mask=left, other=float("-inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("-inf"))
-    token = tl.load(token_ids_ptr + row)
-    chosen = tl.load(row_ptr + token, mask=(token >= 0) & (token < V), other=float("inf")).to(tl.float32)
-    chosen = tl.where(chosen == chosen, chosen, float("-inf"))
+    groups = part_groups(part)
+    x = _logits(row_ptr, ids_of(groups), V)
     largest = tl.max(x)
-    tl.store(stats_ptr + place * 2, largest)
-    tl.store(stats_ptr + place * 2 + 1, tl.sum(tl.where(x > float("-inf"), tl.exp(x - largest), 0.0)))
-    tl.store(above_ptr + place, tl.sum((x > chosen).to(tl.int32)))
-    for k in range(K):
-        best = tl.max(tl.where(left, x, float("-inf")))
-        best_id = tl.min(tl.where(left & (x == best), ids, V))
-        tl.store(top_ids_ptr + place * K + k, best_id)
-        tl.store(top_ptr + place * K + k, best)
-        left &= ids != best_id
+    tl.store(stats_ptr + cell * 2, largest)
+    tl.store(stats_ptr + cell * 2 + 1, tl.sum(tl.where(x > float("-inf"), tl.exp(x - largest), 0.0)))
+    tl.store(above_ptr + cell, tl.sum((x > _logits(row_ptr, tl.load(token_ids_ptr + row), V)).to(tl.int32)))
+    leave_candidates(groups, order_key(x) >> SHIFT, ids_ptr, counts_ptr, from_ptr, cell, SHIFT)
+
+
+@triton.jit
+def _best_behind(row_ptr, last, last_id, V: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a whole row the largest behind the last one, in the order of logits and then of ids, and its id."""
+    best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], V, tl.int32)
+    for first in range(0, V, BLOCK):
+        ids = first + tl.arange(0, BLOCK)
+        x = _logits(row_ptr, ids, V)
+        left = (ids < V) & ((x < last) | ((x == last) & (ids > last_id)))
+        one = tl.max(tl.where(left, x, float("-inf")))
+        one_id = tl.min(tl.where(left & (x == one), ids, V))
+        if (one_id < V) & ((one > best) | (best_id == V)):
+            best, best_id = one, one_id
+    return best, best_id
 
 
 @triton.jit
 def _merge_kernel(
-    logits_ptr, token_ids_ptr, stats_ptr, above_ptr, top_ids_ptr, top_ptr, words_ptr,
-    STRIDE: tl.constexpr, V: tl.constexpr, K: tl.constexpr, PARTS: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    logits_ptr, token_ids_ptr, ids_ptr, counts_ptr, from_ptr, stats_ptr, above_ptr, words_ptr,
+    STRIDE: tl.constexpr, V: tl.constexpr, SHIFT: tl.constexpr, K: tl.constexpr, P: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R,): one program makes one row's words of what the parts left."""
+    """Grid (R,): one program makes one row's words of what its parts left. Only where so many logits are equal that
+    candidates are fewer than K, the whole row is read, once for each."""
     row = tl.program_id(0)
+    row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     words_ptr += row * (2 + 2 * K)
     parts = tl.arange(0, BLOCK_P)
-    places = row * PARTS + parts
-    largest_P = tl.load(stats_ptr + places * 2, mask=parts < PARTS, other=float("-inf"))
-    sums_P = tl.load(stats_ptr + places * 2 + 1, mask=parts < PARTS, other=0.0)
+    cells = row * P + parts
+    largest_P = tl.load(stats_ptr + cells * 2, mask=parts < P, other=float("-inf"))
+    sums_P = tl.load(stats_ptr + cells * 2 + 1, mask=parts < P, other=0.0)
     largest = tl.max(largest_P)
     log_sum = largest + tl.log(tl.sum(tl.where(sums_P > 0, sums_P * tl.exp(largest_P - largest), 0.0)))
     token = tl.load(token_ids_ptr + row)
-    inside = (token >= 0) & (token < V)
-    chosen = tl.load(logits_ptr + row.to(tl.int64) * STRIDE + token, mask=inside, other=float("-inf")).to(tl.float32)
-    chosen = tl.where(chosen == chosen, chosen, float("-inf"))
-    above = tl.sum(tl.load(above_ptr + places, mask=parts < PARTS, other=0))
-    tl.store(words_ptr, (chosen - log_sum).to(tl.int32, bitcast=True))
-    tl.store(words_ptr + 1, tl.where(inside, above + 1, -1))
+    above = tl.sum(tl.load(above_ptr + cells, mask=parts < P, other=0))
+    tl.store(words_ptr, (_logits(row_ptr, token, V) - log_sum).to(tl.int32, bitcast=True))
+    tl.store(words_ptr + 1, tl.where((token >= 0) & (token < V), above + 1, -1))
     if K > 0:
-        k_K = tl.arange(0, BLOCK_K)
-        mask = (parts < PARTS)[:, None] & (k_K < K)[None, :]
-        ids = tl.load(top_ids_ptr + places[:, None] * K + k_K[None, :], mask=mask, other=V)
-        x = tl.load(top_ptr + places[:, None] * K + k_K[None, :], mask=mask, other=float("-inf"))
-        left = ids < V
+        ids, start = load_candidates(ids_ptr, counts_ptr, from_ptr, row, P, BLOCK_P)
+        x = _logits(row_ptr, ids, V)
+        enough = tl.sum((order_key(x) >> SHIFT >= start).to(tl.int32)) >= K
+        best = tl.full([], float("inf"), tl.float32)
+        best_id = tl.full([], -1, tl.int32)
         for k in range(K):
-            best = tl.max(tl.where(left, x, float("-inf")))
-            best_id = tl.min(tl.where(left & (x == best), ids, V))
+            if enough:
+                best = tl.max(x)
+                best_id = tl.min(tl.where(x == best, ids, V))
+                x = tl.where(ids == best_id, float("-inf"), x)
+            else:
+                best, best_id = _best_behind(row_ptr, best, best_id, V, BLOCK)
             tl.store(words_ptr + 2 + k, best_id)
             tl.store(words_ptr + 2 + K + k, (best - log_sum).to(tl.int32, bitcast=True))
-            left &= ids != best_id
 
 
 def log_probabilities(logits_RV: Tensor, token_ids_R: Tensor, num_top: int) -> Tensor:
@@ -100,22 +123,17 @@ def log_probabilities(logits_RV: Tensor, token_ids_R: Tensor, num_top: int) -> T
         raise ValueError(f"num_top is {num_top}; want 0 to {V}")
     if not use_kernels(logits_RV):
         return log_probabilities_reference(logits_RV, token_ids_R, num_top)
-    parts = cdiv(V, _BLOCK)
-
-    def empty(*shape: int, dtype: torch.dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=logits_RV.device)
-
-    words_RW = empty(R, 2 + 2 * num_top, dtype=torch.int32)
+    words_RW = torch.empty(R, 2 + 2 * num_top, dtype=torch.int32, device=logits_RV.device)
     if R:
-        stats, above = empty(R, parts, 2, dtype=torch.float32), empty(R, parts, dtype=torch.int32)
-        top_ids = empty(R, parts, num_top, dtype=torch.int32)
-        top = empty(R, parts, num_top, dtype=torch.float32)
-        sizes = {"STRIDE": logits_RV.stride(0), "V": V, "K": num_top}
-        _part_kernel[(R, parts)](logits_RV, token_ids_R, stats, above, top_ids, top, **sizes, BLOCK=_BLOCK, num_warps=4)
+        candidates = empty_candidates(R, V, logits_RV.device)
+        P = candidates.counts_RP.shape[1]
+        stats = torch.empty(R, P, 2, dtype=torch.float32, device=logits_RV.device)
+        left = logits_RV, token_ids_R, *candidates, stats, torch.empty_like(candidates.counts_RP)
+        sizes = {"STRIDE": logits_RV.stride(0), "V": V, "SHIFT": UNUSED_BITS[logits_RV.dtype]}
+        _part_kernel[(R, P)](*left, **sizes, num_warps=8, maxnreg=64)
         _merge_kernel[(R,)](
-            logits_RV, token_ids_R, stats, above, top_ids, top, words_RW, **sizes, PARTS=parts,
-            BLOCK_P=next_power_of_2(parts), BLOCK_K=next_power_of_2(max(num_top, 1)), num_warps=4,
-        )  # fmt: skip
+            *left, words_RW, **sizes, K=num_top, P=P, BLOCK_P=next_power_of_2(P), BLOCK=_BLOCK, num_warps=16
+        )
     return words_RW
 
 

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from tercet.triton_kernels.allowed import (
     EVERYTHING,
+    launch_thresholds,
     masked_logits,
-    order_key,
-    threshold_kernel,
     threshold_reference,
-    unused_bits,
 )
+from tercet.triton_kernels.candidates import order_key
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.noise import gumbel, gumbel_reference, row_keys
@@ -45,7 +44,6 @@ class TokenRing:
 
 
 _BLOCK = 1024
-_SEARCH_BLOCK = 8192
 _SIZE_NAMES = ["S", "L", "place_size", "row_stride", "tile_stride"]
 _SIZES = {"do_not_specialize": _SIZE_NAMES, "do_not_specialize_on_alignment": _SIZE_NAMES}
 
@@ -83,9 +81,12 @@ def _score_tiles_kernel(
             token_ids = FIRST + tile * TILE + start + tl.arange(0, BLOCK)
             score = masked_logits(row_ptr, token_ids, stop_ids_ptr + slot * E, banned, V, E)
             if temperature >= smallest_temperature:
+                some = True
                 if threshold > EVERYTHING:
                     score = tl.where(order_key(score) >= threshold, score, float("-inf"))
-                score = tl.fma(score, inverse_temperature, gumbel(token_ids, key_1, key_2))
+                    some = tl.max(score) > float("-inf")  # few blocks have any
+                if some:
+                    score = tl.fma(score, inverse_temperature, gumbel(token_ids, key_1, key_2))
             better = score > best
             best = tl.where(better, score, best)
             best_ids = tl.where(better, token_ids, best_ids)
@@ -155,13 +156,7 @@ def _launch(logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: Slot
     R, V = logits_RV.shape
     if not R:
         return
-    thresholds_R = torch.empty(R, dtype=torch.int32, device=logits_RV.device)
-    threshold_kernel[(R,)](
-        logits_RV, slots_R, positions_R, table.temperature_S, table.top_k_S, table.top_p_S, table.min_p_S,
-        table.min_length_S, table.stop_ids_SE, thresholds_R, GREEDY_BELOW, table.token_ids_SL.shape[0],
-        STRIDE=logits_RV.stride(0), V=V, E=MAX_STOP_IDS, SHIFT=unused_bits(logits_RV.dtype), BLOCK=_SEARCH_BLOCK,
-        num_warps=16, **overlap_options(logits_RV),
-    )  # fmt: skip
+    thresholds_R = launch_thresholds(logits_RV, slots_R, positions_R, table, GREEDY_BELOW)
     scores_RK, ids_RK = launch_scores(logits_RV, slots_R, positions_R, table, ring, thresholds_R, 0, V)
     launch_append(scores_RK, ids_RK, slots_R, positions_R, table, ring, V)
 
