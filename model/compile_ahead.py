@@ -135,7 +135,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
-    for shape in (*shapes.for_warm_up(), *shapes.for_graphs()):
+    for shape in shapes.for_compilers():
         hidden_RD, rows, _ = forward_step(decoder, kv_cache, table, buffers, shape)
         sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras)
     warm_up_prompt_logs(decoder, table)

@@ -32,7 +32,7 @@ def forward_step(
     inputs, rows = buffers.cut(shape)
     prepare(rows, table, inputs, page_size=kv_cache.shape[4], num_pages=kv_cache.shape[2])
     tables = inputs, kv_cache, table.page_table_SM
-    if shape.logged and shape.num_chunks:
+    if shape.of_prompts:
         hidden_RD, hidden_TD = decoder.forward_whole(*tables)
         return Forwarded(hidden_RD, rows, hidden_TD)
     return Forwarded(decoder.forward(*tables, longest=shape.longest), rows, None)

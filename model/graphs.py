@@ -32,6 +32,7 @@ class StepGraphs:
         self._graphs: dict[StepShape, tuple[torch.cuda.CUDAGraph, Tensor | None]] = {}
         self._later: dict[StepShape, int] = {}
         """Shapes that have no graph yet, in the order in which they get one, and how often another's stood in."""
+        self._can_have_one: Callable[[StepShape], bool] = lambda shape: False
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, shapes: Sequence[StepShape], progress: Progress | None = None) -> None:
@@ -43,9 +44,13 @@ class StepGraphs:
             if progress is not None:
                 progress(len(self._graphs), len(shapes))
 
-    def capture_later(self, shapes: Sequence[StepShape]) -> None:
-        """Leave these for later; those that have a graph already keep it."""
+    def capture_later(
+        self, shapes: Sequence[StepShape], can_have_one: Callable[[StepShape], bool] = lambda shape: False
+    ) -> None:
+        """Leave these for lulls or their first step, and for its first step also what can have a graph; those that have
+        one already keep it."""
         self._later.update(dict.fromkeys((shape for shape in shapes if shape not in self._graphs), 0))
+        self._can_have_one = can_have_one
 
     def capture_one(self) -> bool:
         """Capture one of those left for later; False if there was none."""
@@ -67,7 +72,7 @@ class StepGraphs:
     def run(self, shape: StepShape) -> Tensor | None:
         """Replay a captured step, or launch it kernel by kernel. A result is to be used before the next step."""
         captured = self._graphs.get(shape)
-        if captured is None and shape in self._later:
+        if captured is None and (shape in self._later or self._can_have_one(shape)):
             self._capture_late(shape)
             captured = self._graphs.get(shape)
         if captured is None:
@@ -90,11 +95,12 @@ class StepGraphs:
 
     def _capture_late(self, shape: StepShape) -> None:
         """Steps go on without a graph if there is no memory for it, which starting would have ended at."""
-        del self._later[shape]
+        self._later.pop(shape, None)
         try:
             self._capture(shape)
         except RuntimeError as error:
             self._later.clear()
+            self._can_have_one = lambda shape: False
             print(f"warning: steps like {shape} run without a CUDA graph: {error}", file=sys.stderr)
 
 

@@ -109,7 +109,7 @@ class Runner:
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
             sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            shape = self._shapes.fit(*sizes, whole_logits, adjusted, self._is_logged())
+            shape = self._shapes.fit(*sizes, whole_logits, adjusted, **self._logged())
             self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_in(shape))
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
@@ -161,11 +161,11 @@ class Runner:
                 self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any()
             )
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
-            logged = self._is_logged()
-            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted, logged)
+            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted, **self._logged())
             write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
             tokens_N, logs_NW = self._run_on_cpu(shape)
             token_ids_R[computed] = tokens_N.numpy()
+            logged = shape.logged or shape.of_prompts
             return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
         return DoneLanding(token_ids_R)
 
@@ -178,11 +178,12 @@ class Runner:
         if not answers:
             return DoneLanding(np.zeros(0, np.int32))
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
-        if not num_chunks and not self._shape.logged:
+        logged = self._shape.logged or self._shape.of_prompts
+        if not num_chunks and not logged:
             return self._landings.launched(slice(num_decodes))
         padded = self._shape.num_decodes
         rows = np.concatenate([np.arange(num_decodes), np.arange(padded, padded + num_chunks)])
-        if not self._shape.logged:
+        if not logged:
             return self._landings.launched(rows)
         return self._landings.launched(rows, self._logs(logs_RW, np.arange(len(rows)), rows))
 
@@ -194,8 +195,10 @@ class Runner:
             self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
         return hidden_RD, rows
 
-    def _is_logged(self) -> bool:
-        return self._extras.any_logged(self._decodes, self._chunks)
+    def _logged(self) -> dict[str, bool]:
+        """Whose log-probabilities the step is to have, as its shape says it."""
+        of_tokens = self._extras.any_logged(self._decodes, self._chunks[0])
+        return {"logged": of_tokens, "of_prompts": self._extras.any_logged_prompt(self._chunks)}
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
@@ -230,8 +233,9 @@ class Runner:
         if not enforce_eager:
             # Ranks would send each other all rows of what stands in, which takes as long as to capture.
             alone = self._decoder.group.size == 1
-            self._graphs.capture(self._shapes.for_start() if alone else shapes, progress)
-            self._graphs.capture_later(shapes[::-1])  # the smallest first: traffic is light while there are lulls
+            self._graphs.capture(self._shapes.for_start() if alone else self._shapes.plain(), progress)
+            # The smallest first: traffic is light while there are lulls.
+            self._graphs.capture_later(shapes[::-1] if alone else (), self._shapes.can_have_graph)
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
         self._writer.compile()

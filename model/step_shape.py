@@ -1,13 +1,13 @@
 """How large a step is, padding included: exact on a CPU, in a few fixed sizes on a GPU, where graphs need them.
 
 Launched kernel by kernel, a step of 8,192 tokens of a small model takes the host longer than the GPU: every shape that
-a plain step can have is a graph, sooner or later.
+a step can have is a graph, sooner or later, but for those that tell of prompts.
 
 Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tercet.triton_kernels.tuning import row_bucket
@@ -30,8 +30,9 @@ _SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
 """By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
 such rows have tiles: none takes room from the products behind it for nothing."""
 SHORT_ROWS = max(_SHORT)
-_ADJUSTED_DECODES = (1, 8, 32, 128)
-"""Fewer graphs than of plain steps: those that adjust logits are rarer, and start-up has to be short."""
+_PLAIN = ((False, False, False), (True, False, False))
+"""Of decodes, whether they have whole logits, are adjusted, are logged."""
+_EXTRA = ((True, True, False), (True, False, True), (True, True, True))
 
 
 class StepShape(NamedTuple):
@@ -45,7 +46,9 @@ class StepShape(NamedTuple):
     adjusted: bool = False
     """Whether some row's logits are changed before sampling."""
     logged: bool = False
-    """Whether somebody wants log-probabilities. With prefill, such steps and adjusted ones have no graph."""
+    """Whether some row's token is to come with log-probabilities."""
+    of_prompts: bool = False
+    """Whether log-probabilities of a prompt's tokens are wanted, in blocks as it has them: no graph."""
     longest: int = 0
     """No decode row has more tokens, of a few short ones; 0: they may have any number."""
 
@@ -58,7 +61,6 @@ class Shapes:
         self._short = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         self._decodes = _decode_sizes(max_num_seqs)
         most = self._decodes[-1]
-        self._adjusted_decodes = [*(size for size in _ADJUSTED_DECODES if size < most), most]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
         self._most_decodes = _round_up(most, 4)
         self._tokens = _token_sizes(max_num_batched_tokens)
@@ -67,18 +69,9 @@ class Shapes:
         self.max_tokens = self._largest.num_decodes + self._largest.num_prefill_tokens
 
     def for_graphs(self) -> list[StepShape]:
-        """Every shape worth a graph, the largest first: their memory is shared, and the first takes the most."""
-        # Steps of both kinds are common, and a row's bits may depend on the size: both have all sizes.
-        shapes = [StepShape(size, 0, 0, whole_logits) for size in self._decodes for whole_logits in (False, True)]
-        shapes += [
-            StepShape(size, 0, 0, whole_logits, longest=longest)
-            for size in self._decodes
-            for longest in self._short.get(size, ())
-            for whole_logits in (False, True)
-        ]
-        shapes += [
-            StepShape(size, 0, 0, True, True, logged) for size in self._adjusted_decodes for logged in (False, True)
-        ]
+        """Every shape worth a graph ahead of its first step, the largest first: their memory is shared, and the first
+        takes the most."""
+        shapes = [*self._decodes_of(*_PLAIN, *_EXTRA)]
         shapes += [
             self._with_chunks(num_decodes, chunks, tokens)
             for chunks in self._chunks
@@ -91,19 +84,34 @@ class Shapes:
 
         return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
 
+    def plain(self) -> list[StepShape]:
+        """Those of them with nothing that only some requests want."""
+        return [shape for shape in self.for_graphs() if not (shape.adjusted or shape.logged)]
+
     def for_start(self) -> list[StepShape]:
-        """Those of them that an engine is to have before its first request, the largest of all first: decodes that draw
-        without logits, and prompts with nothing beside."""
-        largest, *others = self.for_graphs()
+        """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
+        logits, and prompts with nothing beside."""
+        largest, *others = self.plain()
         return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
 
+    def for_compilers(self) -> list[StepShape]:
+        """Those that use all kernels there are: what comes after the model depends little on the number of rows."""
+        ends = {self._decodes[0], self._decodes[-1]}
+        extra = [shape for shape in self._decodes_of(*_EXTRA) if shape.num_decodes in ends]
+        return [*self.for_warm_up(), *self.plain(), *extra]
+
+    def can_have_graph(self, shape: StepShape) -> bool:
+        """Whether a shape may be captured when it is met."""
+        return not shape.of_prompts
+
     def stand_in(self, shape: StepShape) -> StepShape | None:
-        """The first of `for_start`, for any step with prefill that can have a graph."""
-        return self._largest if shape.num_chunks and not (shape.adjusted or shape.logged) else None
+        """The first of `for_start`, for any step with prefill and nothing extra."""
+        extra = shape.adjusted or shape.logged or shape.of_prompts
+        return self._largest if shape.num_chunks and not extra else None
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
-        return [self._largest._replace(adjusted=True, logged=True)]
+        return [self._largest._replace(adjusted=True, logged=True, of_prompts=True)]
 
     def fit(
         self,
@@ -113,16 +121,18 @@ class Shapes:
         whole_logits: bool = False,
         adjusted: bool = False,
         logged: bool = False,
+        of_prompts: bool = False,
     ) -> StepShape:
-        """The shape that a step is padded to. `whole_logits`, `adjusted`, `logged`: some row needs that."""
-        if not num_chunks and (adjusted or logged):
-            return StepShape(_smallest(self._adjusted_decodes, num_decodes), 0, 0, True, True, logged)
+        """The shape that a step is padded to. `whole_logits` and what follows: some row needs that."""
         if not num_chunks:
-            return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits)
+            whole_logits |= adjusted or logged
+            return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits, adjusted, logged)
         chunks = _smallest(self._chunks, num_chunks)
         tokens = _smallest(self._tokens_of(chunks), num_tokens)
         padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
-        return self._with_chunks(padded, chunks, tokens)._replace(adjusted=adjusted, logged=logged)
+        return self._with_chunks(padded, chunks, tokens)._replace(
+            adjusted=adjusted, logged=logged, of_prompts=of_prompts
+        )
 
     def of_length(self, shape: StepShape, longest: int) -> StepShape:
         """The shape for decode rows of so many tokens at most, where that makes a difference.
@@ -130,9 +140,16 @@ class Shapes:
         Of a row alone it depends on the row's length alone: so do its bits, however its steps are planned.
         """
         lengths = self._short.get(shape.num_decodes, (0,))
-        if shape.num_chunks or shape.adjusted or shape.logged or longest > lengths[-1]:
+        if shape.num_chunks or longest > lengths[-1]:
             return shape
         return shape._replace(longest=_smallest(lengths, longest))
+
+    def _decodes_of(self, *kinds: tuple[bool, bool, bool]) -> Iterator[StepShape]:
+        """Steps without prefill. A row's bits may depend on the size: steps of all kinds have all sizes."""
+        for size in self._decodes:
+            for longest in (0, *self._short.get(size, ())):
+                for kind in kinds:
+                    yield StepShape(size, 0, 0, *kind, longest=longest)
 
     @property
     def _largest(self) -> StepShape:

@@ -117,6 +117,29 @@ def test_a_shape_that_is_not_to_have_one_is_launched(steps: Steps) -> None:
     assert steps.launched == [16, 8, 1, 1]
 
 
+def test_what_can_have_one_gets_it_at_its_first_step(steps: Steps) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(LATER[:1], lambda shape: shape == LATER[2])
+    for shape in LATER[1:] * 3:
+        steps.check(graphs, shape)
+    assert steps.launched == [16, 8, 2, 1, 2, 2]
+    assert graphs.capture_one()
+    assert not graphs.capture_one()
+
+
+def test_without_memory_for_what_can_have_one_it_is_not_tried_again(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture_later((), lambda shape: True)
+    steps.no_memory_for = LATER[0].num_decodes
+    for _ in range(5):
+        steps.check(graphs, LATER[0])
+    assert capsys.readouterr().err.count("without a CUDA graph") == 1
+    assert not graphs.capture_one()
+
+
 def test_without_memory_for_a_graph_steps_go_on(steps: Steps, capsys: pytest.CaptureFixture[str]) -> None:
     graphs = StepGraphs(steps)
     graphs.capture(FIRST)

@@ -180,13 +180,14 @@ def test_few_short_rows_have_graphs_for_their_length() -> None:
     alone = [(1, 512), (512, 512), (513, 768), (1000, 1024), (1025, 2048), (2048, 2048), (2049, 0), (100_000, 0)]
     pairs = [(2, 512), (512, 512), (513, 1024), (1025, 1536), (1537, 0)]
     for num_decodes, lengths in ((1, alone), (2, pairs), (3, [(512, 512), (513, 0)]), (5, [(5, 0)]), (16, [(17, 0)])):
-        for whole_logits in (False, True):
-            fitted = shapes.fit(num_decodes, 0, 0, whole_logits)
+        kinds = [(False,), (True,), (False, True), (False, False, True), (True, True, True)]
+        for kind in kinds:
+            fitted = shapes.fit(num_decodes, 0, 0, *kind)
             for length, longest in lengths:
                 shape = shapes.of_length(fitted, length)
                 assert shape == fitted._replace(longest=longest)
                 assert shape in graphs
-    for shape in (shapes.fit(1, 1, 50), shapes.fit(0, 1, 50), shapes.fit(1, 0, 0, adjusted=True)):
+    for shape in (shapes.fit(1, 1, 50), shapes.fit(0, 1, 50), shapes.fit(0, 1, 50, adjusted=True)):
         assert shapes.of_length(shape, 5) == shape
 
 
@@ -222,7 +223,7 @@ def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
         for n in range(1, max_num_seqs + 1):
             shape = shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged)
             assert shape in graphs
-            assert (shape.adjusted, shape.logged) == (True, logged)
+            assert (shape.whole_logits, shape.adjusted, shape.logged) == (True, adjusted, logged)
     totals = {graph: graph.num_decodes + graph.num_prefill_tokens for graph in graphs}
     assert totals[graphs[0]] == max(totals.values()), "graphs share memory: the largest is first"
     few = [total for graph, total in totals.items() if graph.num_prefill_tokens < 1024]
