@@ -24,7 +24,7 @@ from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_in
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Shapes, StepShape
-from tercet.model.token_logs import Chunk, HostCopy, StepLogs, prompt_logs, warm_up_prompt_logs
+from tercet.model.token_logs import Chunk, HostCopy, HostRooms, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.prepare import StepRows
 from tercet.triton_kernels.write_plan import HEADER_WORDS
@@ -80,6 +80,7 @@ class Runner:
         self._chunks = np.zeros((3, 0), np.int32)
         self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
         """Of the step launched last."""
+        self._rooms = HostRooms()
         self._shape = StepShape(0, 0, 0)
         self._longest = 0
         self._rows_on_device = self._shape, b"", b""
@@ -203,11 +204,11 @@ class Runner:
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
         logged = self._extras.logged(np.concatenate([self._decodes, self._chunks[0]])[computed])
-        prompts = [(chunk, [HostCopy(block) for block in blocks]) for chunk, blocks in self._prompt_logs]
+        prompts = [(chunk, [HostCopy(block, self._rooms) for block in blocks]) for chunk, blocks in self._prompt_logs]
         if logs_RW is None:  # no row samples
             logged[:] = False
             logs_RW = torch.empty(0, 2, dtype=torch.int32)
-        return StepLogs(computed[logged], places[logged], HostCopy(logs_RW), prompts)
+        return StepLogs(computed[logged], places[logged], HostCopy(logs_RW, self._rooms), prompts)
 
     @torch.inference_mode()
     def _run_on_cpu(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:

@@ -5,6 +5,7 @@ They are those of the model's own logits, before any request changes them. Knows
 Shape suffixes: R rows, V vocabulary, W words of a row, P prompt tokens, D hidden size.
 """
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from tercet.model.decoder import Decoder
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.log_probabilities import log_probabilities
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
+from tercet.triton_kernels.tiles import next_power_of_2
 
 _BLOCK = 64
 """Prompt tokens whose logits are there at a time."""
@@ -74,17 +76,42 @@ def _to_device(numbers: NDArray[np.int32], device: torch.device) -> Tensor:
     return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
-class HostCopy:
-    """A tensor on its way to the host; whole once the step's event is."""
+class HostRooms:
+    """Pinned memory for what is on its way to the host, used again and again.
 
-    def __init__(self, words: Tensor) -> None:
-        self._host = words
+    Torch's would be let go by the thread that has read it, and torch then notes on the stream when that was. A stream
+    that is just being captured takes the note for a part of its graph, and to ask for it later is an error.
+    """
+
+    def __init__(self) -> None:
+        self._free: dict[int, deque[Tensor]] = {}
+
+    def take(self, num_words: int) -> Tensor:
+        """int32, of at least so many words."""
+        size = next_power_of_2(max(num_words, 1))
+        free = self._free.setdefault(size, deque())
+        return free.pop() if free else torch.empty(size, dtype=torch.int32, pin_memory=True)
+
+    def give_back(self, room: Tensor) -> None:
+        """By any thread."""
+        self._free[len(room)].append(room)
+
+
+class HostCopy:
+    """A tensor of int32 on its way to the host; whole once the step's event is."""
+
+    def __init__(self, words: Tensor, rooms: HostRooms) -> None:
+        self._host, self._rooms, self._room = words, rooms, torch.empty(0)
         if words.is_cuda:
-            self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=True)
+            self._room = rooms.take(words.numel())
+            self._host = self._room[: words.numel()].view(words.shape)
             self._host.copy_(words, non_blocking=True)
 
-    def numpy(self) -> NDArray[np.int32]:
-        array: NDArray[np.int32] = self._host.numpy()
+    def read(self) -> NDArray[np.int32]:
+        """Once, by any thread."""
+        array: NDArray[np.int32] = self._host.numpy().copy()
+        if len(self._room):
+            self._rooms.give_back(self._room)
         return array
 
 
@@ -101,11 +128,11 @@ class StepLogs:
 
     def messages(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
         """For the scheduler, once the step is complete."""
-        words = self.words.numpy()[self.places]
+        words = self.words.read()[self.places]
         logs = Logs(self.rows.astype(np.int32).tobytes(), _num_top(words), words.tobytes()) if len(words) else None
         prompts = []
         for chunk, blocks in self.prompts:
-            words = np.concatenate([block.numpy() for block in blocks])
+            words = np.concatenate([block.read() for block in blocks])
             prompts.append(PromptLogs(chunk.row, chunk.start + 1, _num_top(words), words.tobytes()))
         return logs, tuple(prompts)
 

@@ -5,6 +5,7 @@ On a small random model in bf16 with the heads and the vocabulary of a real one.
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.kv_cache import make_kv_cache
+from tercet.model.landings import Landing
 from tercet.model.parallel import Group
 from tercet.model.rope import Rope
 from tercet.model.runner import Runner, RunnerSettings
@@ -138,17 +140,19 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
         for slot, length in lengths.items()
     )
     pages = [x for slot in lengths for k in range(13) for x in (slot, k, 1 + slot * 20 + k)]
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for step in (
-            Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
-            Step(1, 1, b"", (), b"", pack(1, 0, 750), pack(0)),
-            Step(2, 4, b"", (), b"", b"", pack(1, 0)),
-            Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),
-            Step(4, 1, b"", (), b"", b"", pack(3, 1, 2, 0)),
-            Step(5, 1, b"", (), b"", pack(4, 0, 60), pack(3)),
-            Step(6, 2, b"", (), b"", b"", pack(3, 4)),
-            Step(7, 1, b"", (), b"", pack(5, 0, 130), b""),
-        ):
+    steps = (
+        Step(0, 1, b"", enter, pack(*pages), pack(0, 0, 300), b""),
+        Step(1, 1, b"", (), b"", pack(1, 0, 750), pack(0)),
+        Step(2, 4, b"", (), b"", b"", pack(1, 0)),
+        Step(3, 1, b"", (), b"", pack(2, 0, 700, 3, 0, 700), pack(0, 1)),
+        Step(4, 1, b"", (), b"", b"", pack(3, 1, 2, 0)),
+        Step(5, 1, b"", (), b"", pack(4, 0, 60), pack(3)),
+        Step(6, 2, b"", (), b"", b"", pack(3, 4)),
+        Step(7, 1, b"", (), b"", pack(5, 0, 130), b""),
+    )
+
+    def run_steps() -> None:
+        for step in steps:
             runner.begin(step)
             for index in range(step.count):
                 landing = runner.launch(index)
@@ -162,12 +166,42 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
                     words = np.frombuffer(logs.words, np.int32)
                     assert words[1] >= 1
                     assert np.isfinite(words.view(np.float32)[0])
+
+    run_steps()  # graphs of some are captured by now
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run_steps()
         torch.cuda.synchronize()
     names = launched_kernels(profiler)
     for kernel in ("_prepare_kernel", "_decode_kernel", "prefill_kernel", "_append_kernel", "_merge_kernel"):
         assert any(name.endswith(kernel) for name in names), kernel
     assert foreign_kernels(names) == []
     assert not any("nccl" in name for name in names)
+
+
+def test_log_probabilities_are_read_by_a_thread_while_graphs_are_captured(
+    decoder: Decoder, runners: tuple[Runner, Runner]
+) -> None:
+    told = msgspec.structs.replace(GREEDY, max_tokens=500, logprobs=3)
+    enter = tuple(Enter(slot, pack(*range(slot, slot + 60)), 60, told) for slot in range(5))
+    pages = pack(*(x for slot in range(5) for k in range(2) for x in (slot, k, 1 + slot * 2 + k)))
+    steps = [Step(0, 1, b"", enter, pages, pack(*(x for slot in range(5) for x in (slot, 0, 60))), b"")]
+    steps += [Step(1 + i, 2, b"", (), b"", b"", pack(*range(5 - i))) for i in range(5)]
+
+    def said_by(runner: Runner) -> list[tuple[list[int], bytes]]:
+        said = []
+        with ThreadPoolExecutor(1) as reader:
+
+            def read(landing: Landing) -> tuple[list[int], bytes]:
+                token_ids, (logs, _) = landing.wait().tolist(), landing.logs()
+                assert logs is not None
+                return token_ids, logs.words
+
+            for step in steps:
+                runner.begin(step)
+                said += [reader.submit(read, runner.launch(index)) for index in range(step.count)]
+            return [one.result() for one in said]
+
+    assert said_by(make_runner(decoder, eager=False)) == said_by(runners[1])
 
 
 def test_only_default_mode_serves_short_rows_in_another_way(decoder: Decoder) -> None:
