@@ -125,7 +125,8 @@ def _schema(tools: Sequence[Tool], key: str) -> dict[str, Any]:
         calls.append(
             {
                 "type": "object",
-                "properties": {"name": {"const": tool.function.name}, key: {"$ref": root}},
+                # An object even where the schema does not say so: nobody takes anything else for a call's arguments.
+                "properties": {"name": {"const": tool.function.name}, key: {"type": "object", "$ref": root}},
                 "required": ["name", key],
                 "additionalProperties": False,
             }

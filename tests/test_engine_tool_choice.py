@@ -63,6 +63,18 @@ def test_references_lead_where_the_tool_s_own_schema_has_them(tool_format: ToolF
         assert fits(form, call(tool_format, text)) is is_right, text
 
 
+@pytest.mark.parametrize("tool_format", FORMATS)
+def test_arguments_are_an_object_whatever_the_schema_allows_besides(tool_format: ToolFormat) -> None:
+    one = {"properties": {"a": {"enum": [1]}}}
+    some = {"anyOf": [{"required": ["a"]}, {"type": "array"}], "properties": {"a": {"enum": [1]}}}
+    schemas: dict[str, Any] = {"one": one, "some": some, "any": {}, "null": {"type": ["null", "object"]}}
+    form = grammar_of(tool_format, *({"name": name, "parameters": schema} for name, schema in schemas.items()))
+    for name in schemas:
+        for arguments, is_right in [({"a": 1}, True), ([], False), ("a", False), (None, False)]:
+            text = json.dumps({"name": name, "arguments": arguments})
+            assert fits(form, call(tool_format, text)) is is_right, text
+
+
 MARKS = ("<tool_call>", "</tool_call>")
 ANSWERS = [
     (Structured(json_schema=tool("", a={"enum": [1]})["parameters"]), '{"a":1}', '{"a":2}'),
