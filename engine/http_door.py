@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
+from tercet.engine.lark import Marks
 from tercet.engine.metrics import Metrics
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.answers import EngineInfo
@@ -45,7 +46,7 @@ class Door:
         """As of the start: name, version and sizes do not change."""
         self.created = int(time.time())
         self.condition = Condition()
-        self.marks: frozenset[str] | None = None
+        self.marks: Marks | None = None
         """What of the marks of tool calls and reasoning is a token of its own; None: nobody has asked yet."""
         self.trial = GrammarTrial()
         """Of what tools want; other grammars the tokenizer tries."""

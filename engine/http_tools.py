@@ -7,6 +7,7 @@ import msgspec
 
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError
+from tercet.engine.lark import Marks
 from tercet.engine.openai_messages import NamedTool, Tool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.refusal import Refusal
@@ -78,7 +79,7 @@ async def _complaint(tools: Sequence[Tool], door: Door) -> str | None:
     return None
 
 
-async def marks_of(door: Door) -> frozenset[str]:
+async def marks_of(door: Door) -> Marks:
     """What of the marks of calls and reasoning is a token of its own; asked for once."""
     if door.marks is None:
         door.marks = await find_marks(door.client.tokenize)

@@ -2,16 +2,20 @@
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from tercet.engine.refusal import invalid
 from tercet.engine.structured_check import JSON_DEFAULTS, JSON_OVERRIDES, check_form, check_schema, regex_of
 from tercet.ipc.messages import Structured
 
+Marks = Mapping[str, int]
+"""Texts that are tokens of their own, and their ids."""
 
-def named(mark: str, marks: frozenset[str]) -> str:
-    """The token, or its spelling where it is none. `marks`: those that are tokens."""
-    return mark if mark in marks else json.dumps(mark)
+
+def named(mark: str, marks: Marks) -> str:
+    """The token, or its spelling where it is none. By its id: only names in angle brackets can be written as names."""
+    return f"<[{marks[mark]}]>" if mark in marks else json.dumps(mark)
 
 
 def in_lark(form: Structured) -> str:

@@ -4,13 +4,14 @@ It knows JSON schemas and no HTTP.
 """
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from tercet.engine.http_errors import ApiError
-from tercet.engine.lark import in_lark, named
+from tercet.engine.lark import Marks, in_lark, named
 from tercet.engine.openai_messages import Tool
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
@@ -25,10 +26,15 @@ _BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "def
 """Keywords whose values are schemas by any names, which are no keywords."""
 
 
-async def find_marks(tokenize: Tokenize) -> frozenset[str]:
+async def find_marks(tokenize: Tokenize) -> Marks:
     """Those that are tokens of their own: a grammar has to name them, and takes no such token for its spelling."""
-    # A beginning of sequence that the tokenizer adds is in both lengths.
-    return frozenset([mark for mark in _MARKS if len(await tokenize(mark * 2)) - len(await tokenize(mark)) == 1])
+    marks = {}
+    for mark in _MARKS:
+        # What the tokenizer adds, such as a beginning of sequence, is there both times.
+        added = Counter(await tokenize(mark * 2)) - Counter(await tokenize(mark))
+        if added.total() == 1:
+            (marks[mark],) = added
+    return marks
 
 
 def chosen(tools: Sequence[Tool], name: str) -> list[Tool]:
@@ -49,7 +55,7 @@ def bare_call(tools: Sequence[Tool], key: str = "arguments") -> Structured:
     return Structured(grammar=f"start: %json {json.dumps(_schema(tools, key))}\n")
 
 
-def forced_call(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
+def forced_call(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) -> Structured:
     """One call of any of the tools."""
     match tool_format:
         case "hermes":
@@ -66,7 +72,7 @@ def forced_call(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset
             )
 
 
-def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
+def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) -> Structured:
     """Any text, with calls or without; a call of a tool that is strict has the arguments that its schema wants."""
     if tool_format != "hermes":
         raise ApiError(
@@ -75,7 +81,10 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozense
             f"{tool_format} does; want strict false, or tool_choice required",
             param="tools",
         )
-    ways = ["spelled call", *(f"text {mark}" + " call" * (mark == "<tool_call>") for mark in _MARKS if mark in marks)]
+    ways = [
+        "spelled call",
+        *(f"text {named(mark, marks)}" + " call" * (mark == "<tool_call>") for mark in _MARKS if mark in marks),
+    ]
     return Structured(
         grammar=f"start: ({' | '.join(ways)})* text\n"
         "text: /(.|\\n)*/\n"
@@ -83,7 +92,7 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: frozense
     )
 
 
-def call_or(answer: Structured, tools: Sequence[Tool], tool_format: ToolFormat, marks: frozenset[str]) -> Structured:
+def call_or(answer: Structured, tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) -> Structured:
     """Calls of tools, those of strict ones as their schemas want them, or what `answer` allows. Raises `Refusal`."""
     held, otherwise = _held(tools), f"answer: {in_lark(answer)}\n"
     match tool_format:
@@ -107,7 +116,7 @@ def _held(tools: Sequence[Tool]) -> list[Tool]:
     return [tool if tool.function.strict else loosened(tool) for tool in tools]
 
 
-def _call(tools: Sequence[Tool], marks: frozenset[str]) -> str:
+def _call(tools: Sequence[Tool], marks: Marks) -> str:
     """The rule for a call of one of the tools, from after its opening mark."""
     schema = json.dumps(_schema(tools, "arguments"))
     return f'call: "\\n" json "\\n" {named("</tool_call>", marks)}\njson: %json {schema}\n'

@@ -10,6 +10,11 @@ from tercet.ipc.messages import Structured
 from tokenizer_process import EOS, byte_tokenizer
 
 
+def ids_of(marks: tuple[str, ...]) -> dict[str, int]:
+    """In that tokenizer."""
+    return {mark: EOS + 1 + place for place, mark in enumerate(marks)}
+
+
 def fits(form: Structured, text: str, marks: tuple[str, ...] = ()) -> bool:
     """Of a tokenizer of bytes, and these tokens besides."""
     check_compiles(form)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grammar_fits import fits
+from grammar_fits import fits, ids_of
 from tercet.engine.after_thought import after_thought
 from tercet.engine.openai_messages import Function, Tool
 from tercet.engine.refusal import Refusal
@@ -28,7 +28,7 @@ FORMS: list[tuple[Structured, list[str], list[str]]] = [
 
 @pytest.mark.parametrize("marks", [MARKS, ()])
 def test_any_thought_and_then_the_form(marks: tuple[str, ...]) -> None:
-    known = frozenset(marks)
+    known = ids_of(marks)
     calls = [forced_call([TOOL], "hermes", known), strict_calls([TOOL], "hermes", known)]
     for form, good, bad in [*FORMS, *((one, [CALL], [CALL.replace("1", "x")]) for one in calls)]:
         later = after_thought(form, known, opened=True)
@@ -43,7 +43,7 @@ def test_any_thought_and_then_the_form(marks: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("marks", [MARKS, MARKS[:1], MARKS[1:], ()])
 def test_a_thought_that_the_model_opens_or_does_not(marks: tuple[str, ...]) -> None:
-    known = frozenset(marks)
+    known = ids_of(marks)
     for form, good, bad in FORMS:
         later = after_thought(form, known, opened=False)
         for text in good:
@@ -57,7 +57,7 @@ def test_a_thought_that_the_model_opens_or_does_not(marks: tuple[str, ...]) -> N
 
 
 def test_the_gap_ends() -> None:
-    form = after_thought(Structured(choice=("x",)), frozenset(), opened=True)
+    form = after_thought(Structured(choice=("x",)), {}, opened=True)
     assert fits(form, "</think>\n\n\n\nx")
     assert not fits(form, "</think>\n\n\n\n\nx")
 
@@ -76,10 +76,10 @@ def test_the_gap_ends() -> None:
 )
 def test_what_is_no_form(form: Structured, words: str) -> None:
     with pytest.raises(Refusal, match=words):
-        after_thought(form, frozenset(), opened=True)
+        after_thought(form, {}, opened=True)
 
 
 def test_a_keyword_that_cannot_be_held_is_refused() -> None:
     loose = {"not": {"const": 3}, "x-guidance": {"lenient": True}}
     with pytest.raises(Refusal, match='"not"'):
-        check_compiles(after_thought(Structured(json_schema=loose), frozenset(), opened=True))
+        check_compiles(after_thought(Structured(json_schema=loose), {}, opened=True))

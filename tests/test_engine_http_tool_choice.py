@@ -127,7 +127,7 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool_format", ["hermes", "llama3"])
 async def test_of_schemas_that_nothing_can_hold_a_call_to(tool_format: ToolFormat) -> None:
     """Only the tools that have them are called with any object."""
-    door: Any = SimpleNamespace(info=SimpleNamespace(tool_format=tool_format), marks=frozenset(), trial=GrammarTrial())
+    door: Any = SimpleNamespace(info=SimpleNamespace(tool_format=tool_format), marks={}, trial=GrammarTrial())
     odd = {"name": "odd", "parameters": {"properties": {"a": {"type": "array", "uniqueItems": True}}}}
     deep: dict[str, Any] = {}
     for _ in range(100):

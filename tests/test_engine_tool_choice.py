@@ -1,13 +1,14 @@
 """Calls that must come, as grammars: what the library that computes masks lets a model write."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from grammar_fits import fits
+from grammar_fits import fits, ids_of
 from tercet.engine.openai_messages import Function, Tool
-from tercet.engine.tool_choice import call_or, forced_call
+from tercet.engine.tool_choice import call_or, find_marks, forced_call
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
 
@@ -19,13 +20,24 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 def grammar_of(tool_format: ToolFormat, *functions: dict[str, Any]) -> Structured:
     tools = [Tool(type="function", function=Function(**function)) for function in functions]
-    return forced_call(tools, tool_format, frozenset())
+    return forced_call(tools, tool_format, {})
 
 
 def call(tool_format: ToolFormat, text: str) -> str:
     if tool_format == "hermes":
         return f"<tool_call>\n{text}\n</tool_call>"
     return text.replace('"arguments"', '"parameters"')
+
+
+async def test_marks_that_are_tokens_have_their_ids() -> None:
+    """Also where the tokenizer begins and ends what it reads with tokens of its own."""
+    ids = {"<tool_call>": 40, "</think>": 41}
+
+    async def tokenize(text: str) -> list[int]:
+        pieces = re.findall("|".join(ids) + "|.", text)
+        return [1, *(ids.get(piece) or ord(piece) for piece in pieces), 2]
+
+    assert await find_marks(tokenize) == ids
 
 
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama3")
@@ -93,7 +105,7 @@ def test_a_call_or_an_answer_of_its_form(
     strict, loose = tool("f", a={"enum": [1]}), tool("g", a={"enum": [1]})
     strict["strict"] = True
     tools = [Tool(type="function", function=Function(**function)) for function in (strict, loose)]
-    form = call_or(answer, tools, tool_format, frozenset(marks))
+    form = call_or(answer, tools, tool_format, ids_of(marks))
     f, g, bad = (
         call(tool_format, json.dumps({"name": name, "arguments": {"a": number}}))
         for name, number in [("f", 1), ("g", 2), ("f", 2)]
