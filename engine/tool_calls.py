@@ -172,7 +172,7 @@ class _MistralReader(_BufferedReader):
     """`[TOOL_CALLS]` and then a list of calls, or `name{…}` for each: Mistral."""
 
     _OPEN = "[TOOL_CALLS]"
-    _NAMED = re.compile(r"\s*([\w.-]{1,256})\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*(?=\{)")
+    _HEAD = re.compile(r"\s*\[TOOL_CALLS\]\s*(?:([\w.-]{1,256})\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*(?=\{))?")
 
     def _split(self) -> tuple[str, bool]:
         before, found, _ = self._rest.partition(self._OPEN)
@@ -181,28 +181,27 @@ class _MistralReader(_BufferedReader):
         return self._rest[: len(self._rest) - held_back(self._rest, self._OPEN)], False
 
     def _calls(self, text: str) -> list[Call]:
+        """Read value by value: what opens calls may stand in a string, too."""
         calls: list[Call] = []
-        for part in text.split(self._OPEN)[1:]:
-            value = _parsed(part)
-            found = [_call_of(one) for one in value] if isinstance(value, list) else self._named(part)
+        text = text.rstrip()
+        at = 0
+        while at < len(text):
+            head = self._HEAD.match(text, at)
+            if head is None:
+                return []
+            value, at = _value_at(text, head.end())
+            listed = value if isinstance(value, list) else []
+            found = [_call(head[1], value)] if head[1] else [_call_of(one) for one in listed]
             if not found or None in found:
                 return []
             calls += [call for call in found if call is not None]
         return calls
 
-    def _named(self, text: str) -> list[Call | None]:
-        match = self._NAMED.match(text)
-        arguments = _parsed(text[match.end() :]) if match else None
-        return [_call(match[1], arguments)] if match else []
-
 
 def _calls_in_row(text: str, separator: str) -> list[Call]:
-    decoder, calls, at = json.JSONDecoder(), [], 0
+    calls, at = [], 0
     while at < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
+        value, at = _value_at(text, at)
         call = _call_of(value)
         if call is None:
             return []
@@ -217,6 +216,14 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _value_at(text: str, at: int) -> tuple[Any, int]:
+    """The JSON that begins there, and its end; None if there is none, and the text's end."""
+    try:
+        return json.JSONDecoder().raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, len(text)
 
 
 def _call_of(value: Any) -> Call | None:

@@ -12,6 +12,8 @@ from tercet.ipc.answers import ToolFormat
 TIME = Call("get_time", '{"zone": "Europe/Zürich"}')
 SUM = Call("add", '{"a": 1, "b": [2, {"c": "}</tool"}]}')
 
+MARK = Call("f", '{"x": "[TOOL_CALLS][{[ARGS]"}')
+
 
 def as_json(call: Call, key: str = "arguments") -> str:
     return json.dumps({"name": call.name, key: json.loads(call.arguments)})
@@ -39,6 +41,11 @@ CASES: list[tuple[ToolFormat, str, list[Item]]] = [
     ("mistral", f"Wait [TOOL [TOOL_CALLS] [{as_json(TIME)}]", ["Wait [TOOL ", TIME]),
     ("mistral", f"[TOOL_CALLS]get_time{TIME.arguments}[TOOL_CALLS]add[ARGS]{SUM.arguments}", [TIME, SUM]),
     ("mistral", "[TOOL_CALLS]get_time[CALL_ID]a1b2[ARGS]" + TIME.arguments, [TIME]),
+    ("mistral", f"[TOOL_CALLS][{as_json(MARK)[:-1]}, \"id\": \"abc123xyz\"}}]", [MARK]),
+    ("mistral", f"[TOOL_CALLS]f{MARK.arguments} [TOOL_CALLS]add{SUM.arguments}\n", [MARK, SUM]),
+    ("mistral", f"[TOOL_CALLS]f{MARK.arguments} x", [f"[TOOL_CALLS]f{MARK.arguments} x"]),
+    ("mistral", f"[TOOL_CALLS][{as_json(TIME)}", [f"[TOOL_CALLS][{as_json(TIME)}"]),
+    ("mistral", f"[TOOL_CALLS]{as_json(TIME)}", [f"[TOOL_CALLS]{as_json(TIME)}"]),
     ("mistral", "[TOOL_CALLS][{}]", ["[TOOL_CALLS][{}]"]),
     ("mistral", "[TOOL_CALLS]", ["[TOOL_CALLS]"]),
     ("none", HERMES[0], [HERMES[0]]),
