@@ -5,6 +5,7 @@ tokens and nothing else. Templates never come from requests.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ import jinja2.sandbox
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.refusal import short
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
-from tercet.ipc.messages import ChatMessage, ChatOptions
+from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
 
 TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
 """What a request may tell the template; any other name could replace what the template relies on."""
@@ -49,7 +50,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         with_tools = source if tool_use is None else tool_use
         self._takes_tools = "tools" in with_tools
-        self.tool_format = _tool_format(with_tools)
+        self.tool_format = self._find_tool_format(with_tools)
         self.reasoning_format = self._find_reasoning_format(source)
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = _NO_OPTIONS) -> str:
@@ -72,6 +73,31 @@ class ChatTemplate:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             # A template is a program: what it stumbles over is about these messages, not about the engine.
             raise TemplateRefused(f"the chat template failed on the messages: {error}") from None
+
+    def _find_tool_format(self, source: str) -> ToolFormat:
+        """Templates say how calls of earlier turns are written: so will the model write its own."""
+        if "<tool_call>" in source:
+            return "hermes"
+        if "[TOOL_CALLS]" in source:
+            return "mistral_named" if self._shows_named_calls() else "mistral"
+        if "<|python_tag|>" in source or "Environment: ipython" in source:
+            return "llama3"
+        return "none"
+
+    def _shows_named_calls(self) -> bool:
+        """Whether a call's name follows `[TOOL_CALLS]`, and not a list of calls."""
+        tool = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
+        call = ToolCall(id="000000000", function=FunctionCall("f", {}))  # such templates want nine letters and digits
+        turns = [
+            ChatMessage("user", "x"),
+            ChatMessage("assistant", tool_calls=(call,)),
+            ChatMessage("tool", "x", tool_call_id=call.id),
+        ]
+        try:
+            prompt = self.render(turns, ChatOptions(tools=({"type": "function", "function": tool},)))
+        except TemplateRefused:
+            return False
+        return re.search(r"\[TOOL_CALLS\]\s*f\b", prompt) is not None
 
     def _find_reasoning_format(self, source: str) -> ReasoningFormat:
         if "</think>" not in source:
@@ -102,17 +128,6 @@ def _heard(template_kwargs: dict[str, Any]) -> dict[str, Any]:
         names = " and ".join(name for name in _THINKS if name in template_kwargs)
         raise TemplateRefused(f"chat_template_kwargs has {short(told)} for {names}; want true or false under one name")
     return {**template_kwargs, **dict.fromkeys(_THINKS, told[0])}
-
-
-def _tool_format(source: str) -> ToolFormat:
-    """Templates say how calls of earlier turns are written: so will the model write its own."""
-    if "<tool_call>" in source:
-        return "hermes"
-    if "[TOOL_CALLS]" in source:
-        return "mistral"
-    if "<|python_tag|>" in source or "Environment: ipython" in source:
-        return "llama3"
-    return "none"
 
 
 def _as_dict(message: ChatMessage) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tercet.ipc.keys import check_key
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 LoadFormat = Literal["auto", "dummy", "null"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_named"]
 ReasoningParser = Literal["auto", "none", "think"]
 
 PAGE_SIZES = (16, 32, 64, 128)

@@ -15,7 +15,7 @@ from tercet.engine.structured_check import check_form
 from tercet.engine.tool_choice import bare_call, call_or, chosen, find_marks, forced_call, loosened, strict_calls
 from tercet.ipc.messages import SamplingParams, Structured
 
-_SPECIAL_TOOL_FORMATS = ("llama3", "mistral")
+_SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named")
 """Their calls are marked by special tokens, which are otherwise left out of the text."""
 
 

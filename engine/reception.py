@@ -275,8 +275,12 @@ def _formats(codec: TextCodec, config: EngineConfig) -> tuple[ToolFormat, Reason
     template = codec.template
     tools: ToolFormat = "none" if template is None else template.tool_format
     reasoning: ReasoningFormat = "none" if template is None else template.reasoning_format
-    if config.tool_call_parser != "auto":
-        tools = config.tool_call_parser
+    asked = config.tool_call_parser
+    if asked != "auto" and (asked, tools) != (
+        "mistral",
+        "mistral_named",
+    ):  # which of Mistral's ways, the template shows
+        tools = asked
     if config.reasoning_parser == "none":
         reasoning = "none"
     elif config.reasoning_parser == "think" and reasoning == "none":

@@ -43,7 +43,7 @@ def tool_reader(tool_format: ToolFormat) -> ToolReader:
             return _HermesReader()
         case "llama3":
             return _LlamaReader()
-        case "mistral":
+        case "mistral" | "mistral_named":
             return _MistralReader()
         case "none":
             return _PlainReader()

@@ -3,6 +3,7 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from mistral_style import LISTED, NAMED
 from tercet.engine.chat_template import ChatTemplate, TemplateRefused
 from tercet.engine.errors import UnsupportedModel
 from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
@@ -139,6 +140,26 @@ def test_tools_are_rendered_as_transformers_does() -> None:
 def test_a_template_shows_how_its_model_writes(source: str, formats: tuple[str, str]) -> None:
     template = ChatTemplate(source, {})
     assert (template.tool_format, template.reasoning_format) == formats
+
+
+CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}[TOOL_CALLS](call){% endfor %}{% endfor %}{{ tools }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "tool_format"),
+    [
+        (LISTED, "mistral"),
+        (NAMED, "mistral_named"),
+        (CALLS.replace("(call)", "{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"), "mistral_named"),
+        (CALLS.replace("(call)", "{{ c.function.name }}{{ c.function.arguments | tojson }}"), "mistral_named"),
+        (CALLS.replace("(call)", " [{{ c.function | tojson }}]"), "mistral"),
+        (CALLS.replace("(call)", "f") + "{{ raise_exception('no') }}", "mistral"),
+    ],
+)
+def test_mistral_s_templates_show_calls_by_name_or_in_a_list(source: str, tool_format: str) -> None:
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    assert ChatTemplate(source, special).tool_format == tool_format
+    assert ChatTemplate(CHATML, special, tool_use=source).tool_format == tool_format
 
 
 @pytest.mark.parametrize("heard", ["enable_thinking", "thinking"])
