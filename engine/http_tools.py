@@ -12,7 +12,7 @@ from tercet.engine.openai_messages import NamedTool, Tool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.refusal import Refusal
 from tercet.engine.structured_check import check_form
-from tercet.engine.tool_choice import bare_call, call_or, chosen, find_marks, forced_call, loosened, strict_calls
+from tercet.engine.tool_choice import call_or, chosen, find_marks, forced_call, loosened, strict_calls
 from tercet.ipc.messages import SamplingParams, Structured
 
 _SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named")
@@ -45,9 +45,10 @@ async def _form(answer: Structured | None, body: ChatCompletionRequest, door: Do
     if answer is None and not strict:
         return None
     await _holdable(strict, door)
+    several = body.parallel_tool_calls is not False
     if answer is None:
-        return strict_calls(tools, tool_format, await marks_of(door))
-    return call_or(answer, tools, tool_format, await marks_of(door))
+        return strict_calls(tools, tool_format, await marks_of(door), several=several)
+    return call_or(answer, tools, tool_format, await marks_of(door), several=several)
 
 
 async def _holdable(tools: Sequence[Tool], door: Door) -> Sequence[Tool]:
@@ -70,7 +71,7 @@ async def _holdable(tools: Sequence[Tool], door: Door) -> Sequence[Tool]:
 
 async def _complaint(tools: Sequence[Tool], door: Door) -> str | None:
     """What stands against holding calls to the tools' schemas."""
-    form = bare_call(tools)
+    form = forced_call(tools, door.info.tool_format, {})  # tokens or spellings, marks compile
     try:
         check_form(form)
         await asyncio.to_thread(door.trial.check, form)

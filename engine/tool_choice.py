@@ -1,9 +1,10 @@
 """The form of an answer with a call that must come, or calls that must be right, for each way of writing calls.
 
-It knows JSON schemas and no HTTP.
+It knows the notation of grammars and no HTTP.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -13,17 +14,20 @@ import msgspec
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks, in_lark, named
 from tercet.engine.openai_messages import Tool
+from tercet.engine.tool_schemas import of_arguments, of_call, of_calls
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
 
 Tokenize = Callable[[str], Awaitable[list[int]]]
-_MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
-_SPACING = {"whitespace_flexible": False, "key_separator": ": ?", "item_separator": ", ?"}
-"""As models have seen calls written, or closer; as much white space as they like could be all that max_tokens holds."""
-_DATA = ("const", "enum", "default", "examples")
-"""Keywords of a schema with values that are no schemas."""
-_BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-"""Keywords whose values are schemas by any names, which are no keywords."""
+_OPENINGS: dict[ToolFormat, str] = {
+    "hermes": "<tool_call>",
+    "mistral": "[TOOL_CALLS]",
+    "mistral_named": "[TOOL_CALLS]",
+}
+"""What a call begins with, where that is a mark."""
+_STRAY = ("</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
+"""Marks that a text may have anywhere, whatever the model means by them."""
+_MARKS = ("<tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", *_STRAY)
 
 
 async def find_marks(tokenize: Tokenize) -> Marks:
@@ -50,65 +54,49 @@ def loosened(tool: Tool) -> Tool:
     return msgspec.structs.replace(tool, function=msgspec.structs.replace(tool.function, parameters={"type": "object"}))
 
 
-def bare_call(tools: Sequence[Tool], key: str = "arguments") -> Structured:
-    """The JSON of a call of any of the tools, with whatever schemas they have."""
-    return Structured(grammar=f"start: %json {json.dumps(_schema(tools, key))}\n")
-
-
 def forced_call(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) -> Structured:
     """One call of any of the tools."""
-    match tool_format:
-        case "hermes":
-            opening, call = named("<tool_call>", marks), _call(tools, marks)
-            return Structured(grammar=f"start: {opening} call\n{call}")
-        case "llama3":
-            return bare_call(tools, "parameters")
-        case _:
-            raise ApiError(
-                400,
-                f"tool_choice forces a call, which is not supported where calls are written as {tool_format} does; "
-                "want auto or none",
-                param="tool_choice",
-            )
+    return Structured(
+        grammar=f"start: {_opening(tool_format, marks)} calls\n{_calls(tools, tool_format, marks, several=False)}"
+    )
 
 
-def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) -> Structured:
-    """Any text, with calls or without; a call of a tool that is strict has the arguments that its schema wants."""
-    if tool_format != "hermes":
+def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, several: bool = True) -> Structured:
+    """Any text, with calls or without; a call of a tool that is strict has the arguments that its schema wants.
+
+    As Hermes writes them there may be `several` in any case: text may follow a call, and calls that.
+    """
+    opening = _OPENINGS.get(tool_format)
+    if opening is None:
         raise ApiError(
             400,
             f"tools has one that is strict, which is not supported beside tool_choice auto where calls are written as "
             f"{tool_format} does; want strict false, or tool_choice required",
             param="tools",
         )
-    ways = [
-        "spelled call",
-        *(f"text {named(mark, marks)}" + " call" * (mark == "<tool_call>") for mark in _MARKS if mark in marks),
-    ]
+    others = [f"text {named(mark, marks)}" for mark in _STRAY if mark in marks]
+    ways = ["spelled calls"] + [f"text {named(opening, marks)} calls"] * (opening in marks)
+    if tool_format == "hermes":
+        start = f"({' | '.join(others + ways)})* text"
+    else:  # behind calls there is nothing
+        start = f"({' | '.join(others)})* " * bool(others) + f"({' | '.join(ways)} | text)"
+    calls = _calls(_held(tools), tool_format, marks, several=several and tool_format != "hermes")
     return Structured(
-        grammar=f"start: ({' | '.join(ways)})* text\n"
+        grammar=f"start: {start}\n"
         "text: /(.|\\n)*/\n"
-        "spelled[lazy]: /(.|\\n)*<tool_call>/\n" + _call(_held(tools), marks)  # lazy: the first that can be one is one
+        # Lazy: the first that can be one is one.
+        f"spelled[lazy]: /(.|\\n)*{re.escape(opening)}/\n{calls}"
     )
 
 
-def call_or(answer: Structured, tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) -> Structured:
+def call_or(
+    answer: Structured, tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, several: bool = True
+) -> Structured:
     """Calls of tools, those of strict ones as their schemas want them, or what `answer` allows. Raises `Refusal`."""
-    held, otherwise = _held(tools), f"answer: {in_lark(answer)}\n"
-    match tool_format:
-        case "hermes":
-            call = f"{named('<tool_call>', marks)} call"
-            return Structured(grammar=f'start: {call} ("\\n" {call})* | answer\n{otherwise}{_call(held, marks)}')
-        case "llama3":
-            schema = json.dumps(_schema(held, "parameters"))
-            return Structured(grammar=f"start: call | answer\n{otherwise}call: %json {schema}\n")
-        case _:
-            raise ApiError(
-                400,
-                "tools came with a form for the answer, and a call beside it is not supported where calls are written "
-                f"as {tool_format} does; want tool_choice none, or one of them",
-                param="tools",
-            )
+    calls = _calls(_held(tools), tool_format, marks, several=several)
+    return Structured(
+        grammar=f"start: {_opening(tool_format, marks)} calls | answer\nanswer: {in_lark(answer)}\n{calls}"
+    )
 
 
 def _held(tools: Sequence[Tool]) -> list[Tool]:
@@ -116,47 +104,42 @@ def _held(tools: Sequence[Tool]) -> list[Tool]:
     return [tool if tool.function.strict else loosened(tool) for tool in tools]
 
 
-def _call(tools: Sequence[Tool], marks: Marks) -> str:
-    """The rule for a call of one of the tools, from after its opening mark."""
-    schema = json.dumps(_schema(tools, "arguments"))
-    return f'call: "\\n" json "\\n" {named("</tool_call>", marks)}\njson: %json {schema}\n'
+def _opening(tool_format: ToolFormat, marks: Marks) -> str:
+    """As part of a rule."""
+    opening = _OPENINGS.get(tool_format)
+    return "" if opening is None else named(opening, marks)
 
 
-def _schema(tools: Sequence[Tool], key: str) -> dict[str, Any]:
-    """Of the JSON of a call. Each tool's own schema has a place of its own, where its references look for it."""
-    definitions: dict[str, Any] = {}
-    calls = []
-    for place, tool in enumerate(tools):
-        parameters = dict(tool.function.parameters or {"type": "object", "properties": {}})
-        parameters.pop("$id", None)  # "#" would be relative to it
-        root = f"#/$defs/{place}"
-        definitions[str(place)] = _moved(parameters, root)
-        calls.append(
-            {
-                "type": "object",
-                # An object even where the schema does not say so: nobody takes anything else for a call's arguments.
-                "properties": {"name": {"const": tool.function.name}, key: {"type": "object", "$ref": root}},
-                "required": ["name", key],
-                "additionalProperties": False,
-            }
-        )
-    return {"anyOf": calls, "$defs": definitions, "x-guidance": _SPACING}
+def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, several: bool) -> str:
+    """The rule `calls`, and what it needs: a call of any of the tools, from after its opening on.
+
+    If `several` may come, more behind it; of Llama 3 there is one.
+    """
+    opening = _opening(tool_format, marks)
+    match tool_format:
+        case "hermes":
+            more = f' ("\\n" {opening} call)*' if several else ""
+            call = f'call: "\\n" json "\\n" {named("</tool_call>", marks)}\njson: {_json(of_call(tools))}\n'
+            return f"calls: call{more}\n{call}"
+        case "llama3":
+            return f"calls: {_json(of_call(tools, 'parameters'))}\n"
+        case "mistral":
+            return f"calls: / ?/ {_json(of_calls(tools, most=None if several else 1))}\n"
+        case "mistral_named":
+            more = f" ({opening} call)*" if several else ""
+            return f"calls: call{more}\n{_named_call(tools, marks)}"
+        case "none":
+            raise AssertionError("calls of a model that has no way to write any")
 
 
-def _moved(schema: Any, root: str) -> Any:
-    """A schema whose own root has become `root`."""
-    if isinstance(schema, list):
-        return [_moved(one, root) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    moved = {}
-    for keyword, value in schema.items():
-        if keyword in _DATA:
-            moved[keyword] = value
-        elif keyword in _BY_NAME and isinstance(value, dict):
-            moved[keyword] = {name: _moved(one, root) for name, one in value.items()}
-        elif keyword == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/")):
-            moved[keyword] = root + value[1:]
-        else:
-            moved[keyword] = _moved(value, root)
-    return moved
+def _named_call(tools: Sequence[Tool], marks: Marks) -> str:
+    """The rule `call`: whether an id stands before the arguments and a mark before them, the model knows best."""
+    ways = [f"{json.dumps(tool.function.name)} args args_{place}" for place, tool in enumerate(tools)]
+    id_first = f"({named('[CALL_ID]', marks)} /[a-zA-Z0-9]{{9}}/)? " if "[CALL_ID]" in marks else ""
+    schemas = [f"args_{place}: {_json(of_arguments(tool))}\n" for place, tool in enumerate(tools)]
+    return f"call: {' | '.join(ways)}\nargs: {id_first}{named('[ARGS]', marks)}?\n{''.join(schemas)}"
+
+
+def _json(schema: dict[str, Any]) -> str:
+    """As part of a rule."""
+    return "%json " + json.dumps(schema)

@@ -15,11 +15,11 @@ def ids_of(marks: tuple[str, ...]) -> dict[str, int]:
     return {mark: EOS + 1 + place for place, mark in enumerate(marks)}
 
 
-def fits(form: Structured, text: str, marks: tuple[str, ...] = ()) -> bool:
+def fits(form: Structured, text: str, marks: tuple[str, ...] = (), *, special: bool = False) -> bool:
     """Of a tokenizer of bytes, and these tokens besides."""
     check_compiles(form)
     words = byte_tokenizer()
-    words.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
+    words.add_tokens([AddedToken(mark, normalized=False, special=special) for mark in marks])
     library: Any = importlib.import_module("llguidance")
     tokenizer = library.LLTokenizer(words.to_str(), eos_token=[EOS])
     matcher = library.LLMatcher(tokenizer, write_grammar(form), log_level=0)

@@ -10,12 +10,17 @@ from tercet.engine.openai_messages import Function, Tool
 from tercet.engine.refusal import Refusal
 from tercet.engine.structured_check import check_compiles
 from tercet.engine.tool_choice import forced_call, strict_calls
+from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
 
-MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 TOOL = Tool(type="function", function=Function(name="f", parameters=SCHEMA, strict=True))
-CALL = '<tool_call>\n{"name":"f","arguments":{"a":1}}\n</tool_call>'
+CALLS: dict[ToolFormat, str] = {
+    "hermes": '<tool_call>\n{"name":"f","arguments":{"a":1}}\n</tool_call>',
+    "mistral": '[TOOL_CALLS][{"name":"f","arguments":{"a":1}}]',
+    "mistral_named": '[TOOL_CALLS]f[ARGS]{"a":1}',
+}
 FORMS: list[tuple[Structured, list[str], list[str]]] = [
     (Structured(json_object=True), ['{"b":[]}', "{}"], ["[]", "{} "]),
     (Structured(json_schema=SCHEMA), ['{"a":1}'], ['{"a":\n\n1}', "{}"]),
@@ -29,8 +34,12 @@ FORMS: list[tuple[Structured, list[str], list[str]]] = [
 @pytest.mark.parametrize("marks", [MARKS, ()])
 def test_any_thought_and_then_the_form(marks: tuple[str, ...]) -> None:
     known = ids_of(marks)
-    calls = [forced_call([TOOL], "hermes", known), strict_calls([TOOL], "hermes", known)]
-    for form, good, bad in [*FORMS, *((one, [CALL], [CALL.replace("1", "x")]) for one in calls)]:
+    calls = [
+        (make([TOOL], tool_format, known), [call], [call.replace("1", "x")])
+        for make in (forced_call, strict_calls)
+        for tool_format, call in CALLS.items()
+    ]
+    for form, good, bad in [*FORMS, *calls]:
         later = after_thought(form, known, opened=True)
         for text in good:
             assert fits(form, text, marks)

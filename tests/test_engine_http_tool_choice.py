@@ -25,7 +25,7 @@ from tercet.ipc.messages import SamplingParams
 
 ANSWER = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 TURNS: Any = [{"role": "user", "content": "the cat"}]
-SHOWS = {"hermes": "<tool_call>", "llama3": "Environment: ipython", "mistral": "[TOOL_CALLS]"}
+SHOWS = {"hermes": "<tool_call>", "llama3": "Environment: ipython"}
 
 
 class Inner(BaseModel):
@@ -124,7 +124,15 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
             assert refused.value.param == "tools"
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "llama3"])
+AROUND: dict[ToolFormat, str] = {
+    "hermes": '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+    "llama3": '{"name": "NAME", "parameters": ARGUMENTS}',
+    "mistral": '[TOOL_CALLS][{"name": "NAME", "arguments": ARGUMENTS}]',
+    "mistral_named": "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
+}
+
+
+@pytest.mark.parametrize("tool_format", AROUND)
 async def test_of_schemas_that_nothing_can_hold_a_call_to(tool_format: ToolFormat) -> None:
     """Only the tools that have them are called with any object."""
     door: Any = SimpleNamespace(info=SimpleNamespace(tool_format=tool_format), marks={}, trial=GrammarTrial())
@@ -139,13 +147,11 @@ async def test_of_schemas_that_nothing_can_hold_a_call_to(tool_format: ToolForma
             request = msgspec.convert({**body, "tool_choice": wish}, ChatCompletionRequest)
             form = (await with_tools(SamplingParams(), request, door)).structured
             assert form is not None
-            key = "arguments" if tool_format == "hermes" else "parameters"
-            around = "<tool_call>\n{}\n</tool_call>" if tool_format == "hermes" else "{}"
             for called, arguments, fitting in [
                 ("odd", {"a": [1, 1]}, True),
                 ("odd", [], False),
                 ("count", {"n": 1}, wish == "required" and len(others) > 1),
                 ("count", {"n": 3}, False),
             ]:
-                text = json.dumps({"name": called, key: arguments})
-                assert fits(form, around.replace("{}", text)) is fitting, text
+                text = AROUND[tool_format].replace("NAME", called).replace("ARGUMENTS", json.dumps(arguments))
+                assert fits(form, text) is fitting, text

@@ -249,9 +249,10 @@ async def test_other_families(tmp_path: Path, template: str, says: str) -> None:
     ):
         async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
             answer, _ = await chat(engine, client, says, tools=[TOOL])
-            strict: Any = {"type": "function", "function": {"name": "f", "strict": True}}
-            with pytest.raises(openai.BadRequestError, match="want strict false, or tool_choice required"):
-                await client.chat.completions.create(model="tiny", messages=TURN, tools=[strict])
+            if template == "<|python_tag|>":  # nothing tells its calls from other text
+                strict: Any = {"type": "function", "function": {"name": "f", "strict": True}}
+                with pytest.raises(openai.BadRequestError, match="want strict false, or tool_choice required"):
+                    await client.chat.completions.create(model="tiny", messages=TURN, tools=[strict])
     (call,) = answer.choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"zone": "Zürich"}
     assert answer.choices[0].message.content is None
