@@ -19,6 +19,7 @@ from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import MAX_ANSWERS, MAX_LOGPROBS, Request, SamplingParams
 from tercet.ipc.process_messages import Limits
+from tercet.ipc.room import context_length, too_many_tokens
 from tercet.ipc.step_messages import Sampling
 
 MAX_STOP_IDS = 8
@@ -167,11 +168,7 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         if defaults.max_new_tokens is not None:
             max_tokens = min(max_tokens, defaults.max_new_tokens)
     if max_tokens > room:
-        raise Refusal(
-            "too_long_for_context",
-            f"max_tokens is {max_tokens}; want at most {room}: {_context(rules)}, and the prompt has {num_prompt} "
-            "tokens",
-        )
+        raise Refusal("too_long_for_context", too_many_tokens(max_tokens, num_prompt, rules.limits.max_model_len))
     if params.min_tokens > max_tokens:
         raise invalid("min_tokens", params.min_tokens, f"at most max_tokens ({max_tokens})")
     temperature = _first(params.temperature, defaults.temperature, 1.0)
@@ -265,13 +262,8 @@ def _first(value: _T | None, default: _T | None, neutral: _T) -> _T:
 
 
 def _too_long(num_tokens: str, rules: Rules) -> Refusal:
+    length = rules.limits.max_model_len
     return Refusal(
         "prompt_too_long",
-        f"the prompt has {num_tokens} tokens, and {_context(rules)}, answer included; want at most "
-        f"{rules.limits.max_model_len - 1}",
+        f"the prompt has {num_tokens} tokens, and {context_length(length)}, answer included; want at most {length - 1}",
     )
-
-
-def _context(rules: Rules) -> str:
-    """In the words by which clients know (LiteLLM among them) that a shorter prompt is what is wanted."""
-    return f"this model's maximum context length is {rules.limits.max_model_len}"

@@ -15,6 +15,7 @@ from tercet.ipc.answers import EngineInfo, TokenLogprob
 from tercet.ipc.client import Client, RequestRefused
 from tercet.ipc.messages import MAX_LOGPROBS, ChatMessage, ChatOptions, SamplingParams
 from tercet.ipc.prompt import Prompt
+from tercet.ipc.room import too_many_tokens
 
 _LARGEST_LENGTH_PENALTY = 10.0
 
@@ -187,10 +188,5 @@ def _check(params: BeamSearchParams, num_eos: int) -> None:
 
 def _check_room(num_prompt: int, max_tokens: int, info: EngineInfo) -> None:
     """Better now than in the middle of the search."""
-    room = info.max_model_len - num_prompt
-    if max_tokens > room > 0:
-        raise RequestRefused(
-            "too_long_for_context",
-            f"max_tokens is {max_tokens}; want at most {room}: this model's maximum context length is "
-            f"{info.max_model_len}, and the prompt has {num_prompt} tokens",
-        )
+    if max_tokens > info.max_model_len - num_prompt > 0:
+        raise RequestRefused("too_long_for_context", too_many_tokens(max_tokens, num_prompt, info.max_model_len))
