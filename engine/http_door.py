@@ -13,6 +13,7 @@ from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks
 from tercet.engine.metrics import Metrics
+from tercet.engine.refusal import SHUTTING_DOWN, TAKES_NO_MORE
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Client, ClientError
@@ -31,7 +32,7 @@ class Condition:
     def complaint(self) -> str | None:
         """Why a request would not be served now; None if it would."""
         if self.draining:
-            return "the engine is shutting down"
+            return SHUTTING_DOWN
         if self.impaired:
             return f"being started again: {', '.join(self.impaired)}"
         return None
@@ -90,7 +91,7 @@ class Door:
 
 def draining() -> ApiError:
     """For newcomers, and for who has not sent a whole request when the engine ends."""
-    return ApiError(503, "the engine is shutting down and takes no new requests", code="draining")
+    return ApiError(503, TAKES_NO_MORE, code="draining")
 
 
 def _digest(key: str) -> bytes:

@@ -20,7 +20,7 @@ from tercet.engine.live import Client, Live
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
-from tercet.engine.refusal import RETRY_AFTER_S, Refusal
+from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
@@ -122,8 +122,7 @@ class Reception:
         if not 1 <= len(request_id) <= MAX_NAME_LENGTH:
             return _bad_name(request_id)
         if self.draining:
-            text = "the engine is shutting down and takes no new requests"
-            return Failed(request_id, "draining", text, RETRY_AFTER_S)
+            return Failed(request_id, "draining", TAKES_NO_MORE, RETRY_AFTER_S)
         if self._desk.num_live >= MAX_LIVE_REQUESTS:
             text = f"{MAX_LIVE_REQUESTS} requests wait or run already; ask again when some have ended"
             return Failed(request_id, "overloaded", text, RETRY_AFTER_S)

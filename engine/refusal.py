@@ -4,6 +4,8 @@ import math
 
 RETRY_AFTER_S = 1.0
 """Before it is worth asking again, where what is in the way passes and nobody knows when."""
+SHUTTING_DOWN = "the engine is shutting down"
+TAKES_NO_MORE = f"{SHUTTING_DOWN} and takes no new requests"
 
 
 class Refusal(Exception):
