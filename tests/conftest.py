@@ -10,9 +10,9 @@ import pytest
 import zmq
 
 from null_daemon import null_daemon
-from tokenizer_fixtures import client, engine, folder, peer, shared
+from tokenizer_fixtures import client, engine, folder, peer, shared, url
 
-__all__ = ["client", "engine", "folder", "null_daemon", "peer", "shared"]
+__all__ = ["client", "engine", "folder", "null_daemon", "peer", "shared", "url"]
 if os.environ.get("TRITON_INTERPRET") == "1":
     from bounds import check_bounds
     from quick_interpreter import quicken

@@ -10,7 +10,6 @@ import json
 import random
 import socket
 from collections import Counter
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -26,19 +25,12 @@ from tercet.engine.http_server import bind
 from tercet.engine.part_count import MAX_PARTS
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.step_messages import Ended
-from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+from tokenizer_process import USAGE, TokenizerProcess
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(byte_checkpoint(tmp_path_factory.mktemp("odd"))) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def url(engine: TokenizerProcess) -> Iterator[str]:
-    with http_process(engine) as url:
-        yield url
+def engine(shared: TokenizerProcess) -> TokenizerProcess:
+    return shared
 
 
 async def test_more_tokens_than_a_message_to_the_engine_holds(engine: TokenizerProcess, url: str) -> None:

@@ -6,30 +6,21 @@ The tokenizer process is real as well; the test plays the model.
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
 from daemon import free_port
-from http_process import http_process
 from tercet.engine import http_connection
 from tercet.engine.http_server import _Server, _uvicorn_config, bind
 from tercet.ipc.step_messages import Abort, Ended, Submit
-from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+from tokenizer_process import USAGE, TokenizerProcess
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProcess]:
-    with tokenizer_process(byte_checkpoint(tmp_path_factory.mktemp("server"))) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def url(engine: TokenizerProcess) -> Iterator[str]:
-    with http_process(engine) as url:
-        yield url
+def engine(shared: TokenizerProcess) -> TokenizerProcess:
+    return shared
 
 
 def connect(url: str) -> socket.socket:

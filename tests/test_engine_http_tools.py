@@ -42,12 +42,6 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TokenizerProces
         yield process
 
 
-@pytest.fixture(scope="module")
-def url(engine: TokenizerProcess) -> Iterator[str]:
-    with http_process(engine) as url:
-        yield url
-
-
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:

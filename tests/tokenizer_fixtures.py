@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from http_process import http_process
 from tercet.ipc.client import Client
 from tokenizer_process import TokenizerProcess, byte_checkpoint, tokenizer_process
 from wire_peer import Peer
@@ -22,6 +23,13 @@ def shared(folder: Path) -> Iterator[TokenizerProcess]:
     """For tests that leave it as they found it."""
     with tokenizer_process(folder) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def url(engine: TokenizerProcess) -> Iterator[str]:
+    """Of an HTTP process, where a module has an engine of its own for all its tests."""
+    with http_process(engine) as url:
+        yield url
 
 
 @pytest.fixture
