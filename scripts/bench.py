@@ -39,8 +39,13 @@ from workloads import STANDARD, Workload, workload
 
 
 def measure(engine: BenchEngine, work: Workload, record: RunRecord | None) -> dict[str, Any]:
-    """Run one workload several times: the first run warms up, and counts only where a token's time is asked for."""
-    seconds = []
+    """Run one workload several times: the first run warms up, and counts only where a token's time is asked for.
+
+    What the prompts and the first two tokens cost is not decoding; it is measured first, which warms up for those.
+    """
+    seconds, short = [], 0.0
+    if work.measure == "ms/token":
+        short = min(_timed(engine, work.prompts, [2] * len(work.prompts)) for _ in range(work.repeats))
     for repeat in range(work.repeats):
         begin_ns = time.monotonic_ns()
         seconds.append(_timed(engine, work.prompts, work.output_lengths))
@@ -53,8 +58,6 @@ def measure(engine: BenchEngine, work: Workload, record: RunRecord | None) -> di
         case "prompt tok/s":
             figure = sum(map(len, work.prompts)) / best
         case "ms/token":
-            # What the prompts and the first two tokens cost is not decoding.
-            short = min(_timed(engine, work.prompts, [2] * len(work.prompts)) for _ in range(work.repeats))
             figure = 1e3 * (min(seconds) - short) / (work.output_lengths[0] - 2)
         case "ms to first token":
             figure = 1e3 * best
