@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -19,10 +18,10 @@ from tercet.engine import crew
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import StartupFailed
-from tercet.engine.supervisor import ChildDied, Supervisor
+from tercet.engine.supervisor import Supervisor
 from tercet.ipc.client import Client, EngineDied
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.process_messages import Begin, Limits, Loaded, NewLimits, Ready, WorkersRestarted
+from tercet.ipc.process_messages import Ready
 
 LONG = SamplingParams(max_tokens=7000, ignore_eos=True)
 
@@ -150,60 +149,3 @@ def test_who_speaks_again_is_spared(ids_only_model: Path, monkeypatch: pytest.Mo
         supervisor.stop()
         thread.join(20)
     assert not thread.is_alive()
-
-
-def test_only_those_that_have_served_can_have_died_of_a_request(ids_only_model: Path) -> None:
-    """Memory may still be taken when the next worker loads; or somebody kills that one, too."""
-    supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
-
-    def dies(*, serving: bool, killed: bool) -> str | None:
-        dead = SimpleNamespace(
-            role="worker",
-            serving=serving,
-            was_killed_from_outside=killed,
-            obituary=lambda: "worker 0: OutOfMemoryError" if serving else "worker 0 could not load",
-            reap=lambda selector: None,
-        )
-        supervisor._crew.dead.append(dead)  # type: ignore[arg-type]
-        supervisor._bury(0.0)
-        return supervisor._blame
-
-    assert dies(serving=True, killed=True) is None
-    assert dies(serving=False, killed=False) is None
-    assert dies(serving=True, killed=False) == "worker 0: OutOfMemoryError"
-    assert dies(serving=False, killed=True) == "worker 0: OutOfMemoryError"
-
-
-def test_who_is_started_again_has_to_serve_in_time(ids_only_model: Path) -> None:
-    """It has loaded and was told to begin, and then hangs, or waits for an address that another engine has taken."""
-    supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
-    told: list[object] = []
-    late = SimpleNamespace(role="tokenizer", loaded=Loaded(), begun=False, serving=False, tell=told.append)
-    supervisor._crew.children.append(late)  # type: ignore[arg-type]
-    supervisor._limits = limits = Limits(9, 9, 9, "none", "none")
-    supervisor._arriving["tokenizer"] = 600.0
-    supervisor._help_to_arrive("tokenizer", 599.0)
-    assert told == [Begin(limits)]
-    with pytest.raises(ChildDied, match="tokenizer did not come back within --startup-timeout 600 s"):
-        supervisor._help_to_arrive("tokenizer", 601.0)
-    late.serving = True
-    supervisor._help_to_arrive("tokenizer", 601.0)
-    assert not supervisor._arriving
-
-
-def test_workers_that_come_back_with_fewer_pages_are_told_of(ids_only_model: Path) -> None:
-    supervisor = Supervisor(EngineConfig(model=str(ids_only_model)), lambda message: None)
-    told: dict[str, list[object]] = {"worker": [], "scheduler": [], "tokenizer": []}
-    fewer = Limits(5, 9, 9, "none", "none")
-    for role, heard in told.items():
-        loaded = Loaded(fewer) if role == "worker" else Loaded()
-        child = SimpleNamespace(role=role, loaded=loaded, begun=True, serving=True, phases={}, tell=heard.append)
-        supervisor._crew.children.append(child)  # type: ignore[arg-type]
-    supervisor._limits = Limits(9, 9, 9, "none", "none")
-    supervisor._arriving["worker"] = 600.0
-    supervisor._help_to_arrive("worker", 599.0)
-    assert told == {
-        "worker": [],
-        "scheduler": [WorkersRestarted(1, fewer, None)],
-        "tokenizer": [NewLimits(fewer)],
-    }
