@@ -97,10 +97,14 @@ class _Guard:
         record = scope["state"]["record"] = Record(request_id, scope["method"], scope["path"][:200], client[0])
         began = time.monotonic()
         handler = self._plain.get((record.method, scope["path"]))
+        task = asyncio.current_task()
+        assert task is not None
+        self._door.unanswered.add(task)
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
+                self._door.unanswered.discard(task)
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
@@ -123,6 +127,7 @@ class _Guard:
                 await _on_failure(Request(scope), error)(scope, receive, send_named)
             raise  # the server writes it down
         finally:
+            self._door.unanswered.discard(task)
             record.status = record.status or 500
             route = scope.get("route")
             path = record.path if handler else route.path if isinstance(route, Route) else "other"

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
@@ -53,6 +54,8 @@ class Door:
         """Of what tools want; other grammars the tokenizer tries."""
         self.metrics = Metrics(info.model)
         self.log = log
+        self.unanswered: set[asyncio.Task[Any]] = set()
+        """At work for requests whose answers have not begun."""
         self._keys = [_digest(key) for key in api_keys]
 
     @property
@@ -80,6 +83,12 @@ class Door:
         """Whoever comes in a drain is a newcomer, also while the engine still takes back what a dead tokenizer had."""
         if self.condition.draining:
             raise draining()
+
+    def turn_away(self) -> None:
+        """The engine has said all: who has had nothing of an answer by now will have none, and is told so."""
+        self.client.give_up("the engine has shut down")
+        for task in self.unanswered:
+            task.cancel()
 
     def check_model(self, model: str | None) -> None:
         """A request names the model that is served, or none."""

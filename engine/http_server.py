@@ -21,7 +21,7 @@ from tercet.engine.http_connection import Connection
 from tercet.engine.http_door import Door
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.client import Client
-from tercet.ipc.process_messages import Abandon, Drain, Impaired, Serving, ToChild
+from tercet.ipc.process_messages import Abandon, Drain, HandOver, Impaired, Serving, ToChild
 
 _IDLE_SECONDS = 75
 _BACKLOG = 4096
@@ -29,7 +29,7 @@ _FIRST_EVENT_TURNS = 3
 """Of the event loop, from an answer's first piece to its first event: one, as the task that waits for it sends it; of a
 request with several prompts two more."""
 _FAREWELL_SECONDS = 1
-"""What is being sent when the engine ends has so long to leave."""
+"""What is being sent when the engine ends has so long to leave, unless the supervisor gives it more."""
 
 
 def bind(address: str) -> socket.socket:
@@ -75,12 +75,25 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         loop = asyncio.get_running_loop()
 
+        def settle() -> None:
+            """Once nothing has come for a while: of what is still open only answers that have begun are waited for."""
+            silence = loop.time() - client.last_heard
+            if silence < _FAREWELL_SECONDS:
+                loop.call_later(_FAREWELL_SECONDS - silence, settle)
+            else:
+                door.turn_away()
+                server.close_idle()
+
         def obey(command: ToChild) -> None:
             match command:
                 case Drain():
                     door.condition.draining = True
                 case Impaired(roles=roles):
                     door.condition.impaired = roles
+                case HandOver(seconds=seconds):
+                    door.condition.draining = True
+                    server.hand_over(max(seconds, _FAREWELL_SECONDS))
+                    loop.call_later(_FAREWELL_SECONDS, settle)
                 case Abandon():
                     door.condition.draining = True
                     server.should_exit = True
@@ -137,6 +150,16 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class _Server(uvicorn.Server):
+    def hand_over(self, seconds: float) -> None:
+        """Listen no more, close what is idle, and exit when all answers have been taken, or after so many seconds."""
+        self.config.timeout_graceful_shutdown = seconds  # type: ignore[assignment] # asyncio counts parts of a second
+        self.should_exit = True
+
+    def close_idle(self) -> None:
+        """Those who had just come when the others were closed; who is being answered goes behind that."""
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave the signals alone: the supervisor says when it is over."""

@@ -26,6 +26,7 @@ from tercet.ipc.process_messages import (
     Drain,
     FromChild,
     FromSupervisor,
+    HandOver,
     LastWords,
     Loaded,
     Phase,
@@ -145,6 +146,21 @@ class Supervisor:
         deadline = time.monotonic() + self._config.drain_timeout
         while not watch.drained and self._stops < 2 and time.monotonic() < deadline:
             watch.turn(deadline)
+        if watch.drained:
+            self._hand_over(watch, deadline)
+
+    def _hand_over(self, watch: Watch, deadline: float) -> None:
+        """All has been said; clients of the HTTP door still take it. For that it needs nobody: memory becomes free."""
+        http = self._crew.only("http")
+        if http is not None and http.serving:
+            http.tell(HandOver(max(0.0, deadline - time.monotonic())))
+            watch.keep_only("http")
+        else:
+            watch.keep_only(None)
+        while self._crew.only("http") is not None and self._stops < 2 and time.monotonic() < deadline:
+            watch.turn(deadline)
+        if self._stops > 1:
+            self._crew.discard("http")
 
     def _bid_farewell(self, message: str, code: str = "engine_died") -> None:
         """Have the tokenizer fail what is live, so that no client waits; then the HTTP door, which passes it on."""

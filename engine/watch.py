@@ -46,7 +46,7 @@ class Watch:
         self.draining = False
         """The tokenizer may end by itself, which it does when nothing is left to do."""
         self.drained = False
-        """It has."""
+        """It has. Nobody is started again."""
 
     def turn(self, until: float) -> None:
         """Hear, judge silence, bury, start again. Raises `ChildDied` when it is enough."""
@@ -74,6 +74,13 @@ class Watch:
         for role in list(self._arriving):
             self._help_to_arrive(role, now)
         self._tell_http()
+
+    def keep_only(self, kept: str | None) -> None:
+        """Of what has drained: the processes of all other roles end."""
+        self._due.clear()
+        self._arriving.clear()
+        for role in {child.role for child in self._crew.children} - {kept}:
+            self._crew.discard(role)
 
     def _tell_http(self) -> None:
         impaired = tuple(sorted(self._due.keys() | self._arriving.keys()))
@@ -103,10 +110,12 @@ class Watch:
 
     def _replace(self, role: str, child: Child, now: float) -> None:
         if role == "tokenizer" and self.draining and child.process.returncode == 0:
-            self._crew.discard(role)
             self.drained = True
-        else:
+        elif not self.drained:
             self._put_off(role, child.obituary(), now)
+        elif child.process.returncode != 0:
+            log_line(f"tercet: {child.obituary()}")
+        self._crew.discard(role)
 
     def _put_off(self, role: str, why: str, now: float) -> None:
         """All processes of a role end, and are due again after a while."""

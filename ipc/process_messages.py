@@ -26,6 +26,12 @@ class Drain(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Take no new requests; exit once the running ones have ended."""
 
 
+class HandOver(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the HTTP door: all has been said. Exit once its clients have taken it, or after so many seconds."""
+
+    seconds: float
+
+
 class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The engine cannot go on: fail every live request with this message and exit."""
 
@@ -90,7 +96,7 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
     message: str
 
 
-ToChild = Begin | Drain | Abandon | WorkersRestarted | SchedulerRestarted | NewLimits | Impaired
+ToChild = Begin | Drain | HandOver | Abandon | WorkersRestarted | SchedulerRestarted | NewLimits | Impaired
 FromChild = Phase | Loaded | Serving | Beat | LastWords
 
 

@@ -1,8 +1,6 @@
 """The HTTP door when something ends: the engine drains, a process dies, the address is taken."""
 
 import asyncio
-import json
-import re
 import signal
 import socket
 import time
@@ -26,8 +24,6 @@ from tokenizer_process import byte_checkpoint, tokenizer_process
 
 FLAGS = ("--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny")
 LONG = {"model": "tiny", "prompt": "the cat", "max_tokens": 480, "temperature": 0, "extra_body": {"ignore_eos": True}}
-
-MUCH = {"n": 16, "max_tokens": 480, "ignore_eos": True, "stream": True, "logprobs": 5}
 
 
 def open_door(*flags: str) -> Daemon:
@@ -54,47 +50,6 @@ async def ready(http: str, wanted: int) -> httpx.Response:
             assert wanted == 200, "the door is shut"
         assert time.monotonic() < deadline
         await asyncio.sleep(0.02)
-
-
-def ask(daemon: Daemon, body: bytes, length: int) -> socket.socket:
-    """Without reading the answer, of which little fits between here and there."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(30)
-    connection.connect(("127.0.0.1", int(daemon.http.rpartition(":")[2])))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n"
-    connection.sendall(head.encode() + body)
-    return connection
-
-
-def read_all(connection: socket.socket) -> bytes:
-    with connection:
-        return b"".join(iter(lambda: connection.recv(2**20), b""))
-
-
-def test_clients_that_do_not_read_cannot_hold_the_end_up(tmp_path: Path) -> None:
-    """Nor those that never send what they have begun."""
-    with (tmp_path / "log").open("w+") as log:
-        daemon = Daemon(str(checkpoint("llama")), *FLAGS, "--http", f"127.0.0.1:{free_port()}", log=log)
-        with daemon, httpx.Client(base_url=daemon.http) as client:
-            body = json.dumps({"prompt": "the cat", **MUCH}).encode()
-            connections = [ask(daemon, body, len(body)) for _ in range(2)] + [ask(daemon, b"{", 100)]
-            assert all(connection.recv(1) == b"H" for connection in connections[:2])
-            while not re.search(r"num_requests_running\{[^}]*\} 0\b", client.get("/metrics").text):
-                time.sleep(0.1)
-            began = time.monotonic()
-            daemon.process.send_signal(signal.SIGTERM)
-            assert daemon.process.wait(20) == 0
-            assert time.monotonic() - began < 10
-        *streams, refusal = map(read_all, connections)
-        assert all(streams)
-        assert not any(b"[DONE]" in stream for stream in streams), "it had room for all"
-        assert refusal.startswith(b"HTTP/1.1 503 ")
-        assert b'"code":"draining"' in refusal
-        log.seek(0)
-        said = log.read()
-    assert "[http] Cancel 3 running task(s)" in said
-    assert "Traceback" not in said
 
 
 async def test_a_death_is_a_pause_and_draining_lets_finish() -> None:
