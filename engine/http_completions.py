@@ -29,7 +29,7 @@ from tercet.engine.openai_logprobs import (
 from tercet.engine.openai_requests import CompletionRequest
 from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason
 from tercet.engine.sse import EventStream
-from tercet.ipc.client import Generation, Piece
+from tercet.ipc.client import Generation, Piece, RequestRefused
 
 _encode = msgspec.json.Encoder().encode
 
@@ -44,13 +44,19 @@ async def complete(request: Request, door: Door) -> Any:
     chunks = _CompletionChunks(answer, bool(body.return_token_ids))
     if body.stream:
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage, body.names))
+    echoes: list[Echo] | list[None] = [None] * len(prompts)
+    refusal: RequestRefused | None = None
     with as_http(body.names):
+        if body.echo:  # asked ahead: in a drain, the tokenizer ends with the last answer
+            try:
+                echoes = await unless_gone(request.receive, read_echoes(door.client, prompts))
+            except RequestRefused as error:
+                refusal = error  # what is wrong with a prompt, the request itself hears in its own words
         generations = await unless_gone(request.receive, answer.whole())
+        if refusal is not None:
+            raise refusal
         if body.wants_prompt_only:
             generations = [without_answer(one) for one in generations]
-        echoes: list[Echo] | list[None] = [None] * len(prompts)
-        if body.echo:
-            echoes = await unless_gone(request.receive, read_echoes(door.client, prompts))
     num_each = len(generations) // len(prompts)
     choices: list[CompletionChoice] = []
     later: Later = []

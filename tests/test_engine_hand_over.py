@@ -1,5 +1,6 @@
 """A drained engine whose HTTP clients have not taken all of their answers: its door waits for them, and nobody else."""
 
+import asyncio
 import json
 import re
 import signal
@@ -148,3 +149,20 @@ def test_a_door_that_dies_is_not_replaced(start: Start, tmp_path: Path, number: 
     said = (tmp_path / "log").read_text()
     assert re.search(rf"^tercet: http:? {words}", said, re.MULTILINE), said
     assert "starting it again" not in said
+
+
+async def test_an_answer_that_tells_of_its_prompt_is_whole(start: Start) -> None:
+    """What the door needs the tokenizer for, it has asked before that ends."""
+    asked_for = {"prompt": "the cat", "echo": True, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    with start("--max-lease", "1") as daemon:
+        async with httpx.AsyncClient(base_url=daemon.http, timeout=60) as client:
+            undisturbed = (await client.post("/v1/completions", json=asked_for)).json()["choices"][0]["text"]
+            answering = asyncio.ensure_future(client.post("/v1/completions", json=asked_for))
+            while not re.search(r"num_requests_running\{[^}]*\} 1\b", (await client.get("/metrics")).text):
+                await asyncio.sleep(0.01)
+            daemon.process.send_signal(signal.SIGTERM)
+            answer = await answering
+        assert answer.is_success, answer.text
+        assert answer.json()["choices"][0]["text"] == undisturbed
+        assert undisturbed.startswith("the cat")
+        assert daemon.process.wait(10) == 0

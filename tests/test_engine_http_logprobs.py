@@ -177,6 +177,8 @@ async def test_echo(daemon: Daemon, client: OpenAI, max_tokens: int) -> None:
                                       extra_body=IGNORE_EOS)  # type: ignore[arg-type]  # fmt: skip
     assert [choice.text for choice in plain.choices] == [prompt + answer.text] * 2
     assert plain.choices[0].logprobs is None
+    with pytest.raises(BadRequestError, match="prompt is token id 1000000"):
+        client.completions.create(model="tiny", prompt=[10**6], echo=True)
     with pytest.raises(BadRequestError, match="echo came with stream"):
         client.completions.create(model="tiny", prompt="x", echo=True, stream=True)
     with pytest.raises(BadRequestError, match="max_tokens"):
