@@ -75,9 +75,9 @@ class Connection:
                 if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                     return True
 
-    def close(self) -> None:
+    def close(self, *, lingers: bool = True) -> None:
         self._readiness.stop()
         self._events.stop()
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=_LINGER_MS)
+        self._socket.close(linger=_LINGER_MS if lingers else 0)

@@ -87,7 +87,7 @@ class Lifeline:
     async def close(self) -> None:
         self._keeping.cancel()
         await asyncio.gather(self._keeping, return_exceptions=True)
-        self._connection.close()
+        self._connection.close(lingers=self.lost_at is None)  # where nobody is there, nothing has to leave
         # In a thread of its own: the program's may all be busy. It takes as long as a connection lingers.
         await anyio.to_thread.run_sync(self._context.term, limiter=anyio.CapacityLimiter(1))
 

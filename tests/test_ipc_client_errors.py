@@ -95,6 +95,20 @@ async def test_an_engine_that_is_killed(engine: TokenizerProcess) -> None:
         assert time.monotonic() - began < 5
 
 
+async def test_an_engine_that_is_gone_holds_no_client(engine: TokenizerProcess) -> None:
+    """What waits to be sent when it closes has nobody to go to."""
+    async with Client(engine.address) as client:
+        waiting = asyncio.ensure_future(client.generate("x"))
+        await submitted(engine)
+        engine.process.kill()
+        while client._line.lost_at is None:
+            await asyncio.sleep(0.01)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.3
+    with pytest.raises(EngineDied, match="was closed"):
+        await waiting
+
+
 async def test_what_is_asked_while_the_engine_is_away(engine: TokenizerProcess) -> None:
     """It waits for its return no longer than it may, nor when that is known not to come."""
     async with Client(engine.address) as client:
