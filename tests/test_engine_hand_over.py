@@ -153,12 +153,13 @@ def test_a_door_that_dies_is_not_replaced(start: Start, tmp_path: Path, number: 
 
 async def test_an_answer_that_tells_of_its_prompt_is_whole(start: Start) -> None:
     """What the door needs the tokenizer for, it has asked before that ends."""
-    asked_for = {"prompt": "the cat", "echo": True, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
+    asked_for = {"prompt": "the cat", "echo": True, "n": 16, "max_tokens": 400, "ignore_eos": True, "temperature": 0}
     with start("--max-lease", "1") as daemon:
         async with httpx.AsyncClient(base_url=daemon.http, timeout=60) as client:
             undisturbed = (await client.post("/v1/completions", json=asked_for)).json()["choices"][0]["text"]
             answering = asyncio.ensure_future(client.post("/v1/completions", json=asked_for))
-            while not re.search(r"num_requests_running\{[^}]*\} 1\b", (await client.get("/metrics")).text):
+            while not re.search(r"num_requests_running\{[^}]*\} 16\b", (await client.get("/metrics")).text):
+                assert not answering.done()
                 await asyncio.sleep(0.01)
             daemon.process.send_signal(signal.SIGTERM)
             answer = await answering
