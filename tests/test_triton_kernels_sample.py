@@ -9,7 +9,6 @@ from torch import Tensor
 from interpreted import rerun_interpreted
 from plain_sampling import deviations, plain_allowed, plain_gumbel
 from slot_tables import random_table
-from tercet.triton_kernels.allowed import launch_thresholds
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.noise import gumbel_reference
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into, sample_reference
@@ -127,56 +126,6 @@ def test_drawn_tokens_are_the_plain_argmax() -> None:
             scores = [x / temperature + plain_gumbel(seed, position, i) for i, x in enumerate(logits[row].tolist())]
         wanted.append(max(range(vocab), key=scores.__getitem__))
     assert sample(logits, slots, positions, table).tolist() == wanted
-
-
-def logits_of_all_kinds(vocab: int, dtype: torch.dtype) -> Tensor:
-    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
-    logits[1] *= 0.02  # everything is about as likely
-    logits[2] = 1.5
-    logits[3, ::2] = logits[3].max()  # more equal ones than a part has room for
-    logits[4, 7:] = float("-inf")
-    logits[5, 9000:9300] += 20.0  # all in one part
-    logits[6] = float("-inf")
-    logits[6, -1] = -5.0
-    logits[7, :50] = float("nan")
-    return logits.to(dtype)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
-    [(1, 1, 0), (20, 0.95, 0), (3000, 1, 0), (0, 0.9, 0), (0, 0.9999, 0), (0, 1, 0.1), (5000, 0.5, 0), (19_999, 1, 0)],
-)
-def test_thresholds_of_a_vocabulary_of_parts(dtype: torch.dtype, top_k: int, top_p: float, min_p: float) -> None:
-    """Against float64: no token with more before it, and none left out with less."""
-    if not INTERPRETED:
-        pytest.skip("kernels")
-    vocab, temperature = 20_000, 0.7
-    logits = logits_of_all_kinds(vocab, dtype)
-    table = table_for(8, vocab)
-    table.temperature_S[:], table.top_k_S[:], table.top_p_S[:], table.min_p_S[:] = temperature, top_k, top_p, min_p
-    slots = torch.arange(8, dtype=INTS)
-    thresholds = launch_thresholds(spaced(logits, 5), slots, table.length_S[:8].clone(), table, 1e-5)
-    for row in range(8):
-        x = logits[row].float()
-        bits = x.view(INTS)
-        allowed = (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >= thresholds[row]
-        x = x.double().nan_to_num(float("-inf"))
-        least = x[allowed & (x > float("-inf"))].min()
-        kept = x >= x.sort(descending=True).values[top_k - 1] if top_k else x > float("-inf")
-        assert not (x[~allowed] >= least).any(), "a threshold"
-        assert bool((kept | ~allowed | x.isinf()).all())
-        weight = torch.where(kept, ((x - x.max()) / temperature).exp(), 0.0)
-        weight /= weight.sum()
-        more = float(weight[x > least].sum())
-        if top_p < 1:
-            assert more < top_p + 1e-5
-            assert float(weight[x >= least].sum()) >= top_p - 1e-5
-        elif min_p:
-            wanted = weight >= min_p * weight.max()
-            assert torch.equal(allowed & (x > float("-inf")), wanted)
-        else:
-            assert torch.equal(allowed & (x > float("-inf")), kept & (x > float("-inf")))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
