@@ -131,7 +131,7 @@ class StepTuner:
         before, after = self._us(num_rows, chosen), self._us(num_rows, best)
         if after >= before * (1 - _GAIN) or not self._is_right(best, num_rows):
             self._us(num_rows, chosen)
-            return
+            best = chosen
         changed = {choice: config for choice, config in best.items() if config != chosen[choice]}
         self._say(changed, num_rows, before, after)
 
@@ -169,6 +169,8 @@ class StepTuner:
         """Print what has been chosen, and write it into the table."""
         if self._group.rank != 0:
             return
+        if not configs:
+            print(f"{num_rows:5} together {before:9.1f} us: none are faster", flush=True)
         for choice, config in configs.items():
             print(f"{num_rows:5} {choice.product.name:8} {before:9.1f} -> {after:9.1f} us: {config}", flush=True)
             if self._arguments.table is not None:
@@ -257,9 +259,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="one GPU plays one of the ranks")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rendezvous", default="", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--rows", type=numbers, default="8,64,256", help="rows of the steps; each stands for its bucket"
-    )
+    parser.add_argument("--rows", type=numbers, default="8,64,256", help="of the steps; each stands for its bucket")
     parser.add_argument("--context", type=int, default=1024, help="tokens behind each row")
     parser.add_argument("--layers", type=int, default=12, help="of the model, at most: more take longer to capture")
     parser.add_argument("--products", type=names, default="", help="gate_up,down,qkv,o,lm_head; by default all")
