@@ -200,7 +200,7 @@ def test_more_turns_than_a_conversation_has(url: str, path: str) -> None:
 async def test_what_nobody_has_thought_of(path: str) -> None:
     """By both ways: those that the router finds, and those that it need not look for."""
     door = SimpleNamespace(info=SimpleNamespace(version="1"), is_guarded=True, admits=lambda key: True)
-    door.log, door.metrics = RequestLog(False), SimpleNamespace(answers=Counter())
+    door.log, door.metrics, door.unanswered = RequestLog(False), SimpleNamespace(answers=Counter()), set()
     app = make_app(cast("Door", door))  # which lacks what it takes to answer
 
     async def stated(scope: Any, receive: Any, send: Any) -> None:
