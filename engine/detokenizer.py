@@ -21,10 +21,14 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        prompt_ids: Sequence[int] = (),
     ) -> None:
-        self._assembler = (
-            None if pieces is None else (_ByteLevel if pieces.byte_level else _Metaspace)(pieces, skip_special_tokens)
-        )
+        """`prompt_ids`: what the text goes on from. At the beginning of a text, some decoders drop spaces."""
+        self._assembler: _ByteLevel | _Metaspace | None = None
+        if pieces is not None and pieces.byte_level:
+            self._assembler = _ByteLevel(pieces, skip_special_tokens)
+        elif pieces is not None:
+            self._assembler = _Metaspace(pieces, skip_special_tokens, prompt_ids)
         self._matchers = [_Matcher(text) for text in stop]
         self._include_stop = include_stop
         self._unwatched = min_tokens
@@ -139,12 +143,17 @@ class _ByteLevel:
 class _Metaspace:
     """Tokens are text; a run of byte tokens is a text of its own, known only when the run has ended."""
 
-    def __init__(self, pieces: Pieces, skip_special_tokens: bool) -> None:
+    def __init__(self, pieces: Pieces, skip_special_tokens: bool, prompt_ids: Sequence[int]) -> None:
         self._pieces = pieces
         self._skipped = pieces.special_ids if skip_special_tokens else frozenset()
         self._run = b""
         self._first = True
         self._strip = pieces.strip
+        for token_id in prompt_ids:  # as far as they decide what becomes of the next
+            if not (self._first or self._strip):
+                break
+            self.push(token_id)
+        self.finish()
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:

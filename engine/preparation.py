@@ -46,21 +46,24 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
         check_received_ids(token_ids, sampling.max_tokens, rules)
     detokenizers = {}
     for index, token_ids in unpacked.items():
-        detokenizers[index] = make_detokenizer(pieces, request.params, token_ids)
+        detokenizers[index] = make_detokenizer(pieces, request.params, token_ids, prompt_ids)
         if detokenizers[index].stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
     packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
     return Prepared(packed, sampling, received, detokenizers)
 
 
-def make_detokenizer(pieces: Pieces | None, params: SamplingParams, received_ids: Sequence[int] = ()) -> Detokenizer:
-    """For an answer that goes on after what its client has received, which makes no text a second time."""
+def make_detokenizer(
+    pieces: Pieces | None, params: SamplingParams, received_ids: Sequence[int] = (), prompt_ids: Sequence[int] = ()
+) -> Detokenizer:
+    """For an answer that goes on after its prompt, and what its client has received, which makes no text again."""
     detokenizer = Detokenizer(
         pieces if params.detokenize else None,
         stop_strings(params),
         include_stop=params.include_stop_str_in_output,
         skip_special_tokens=params.skip_special_tokens,
         min_tokens=params.min_tokens,
+        prompt_ids=prompt_ids,
     )
     for token_id in received_ids:
         detokenizer.push(token_id)

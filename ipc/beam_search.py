@@ -152,7 +152,8 @@ async def beam_search(
             raise group.exceptions[0] from None  # the first cancelled the others
         has_text = has_text or any(one.token for row in rows for one in row)
         search.advance([[(one.token_id, one.logprob) for one in row] for row in rows])
-    return [await _beam(client, search, score, one, has_text) for score, one in search.ended]
+    last_id = prompt_ids[-1] if has_text else None
+    return [await _beam(client, search, score, one, last_id) for score, one in search.ended]
 
 
 async def _prompt_ids(client: Client, prompt: Prompt, options: ChatOptions | None) -> list[int]:
@@ -163,12 +164,20 @@ async def _prompt_ids(client: Client, prompt: Prompt, options: ChatOptions | Non
     return list(cast("Sequence[int]", prompt))
 
 
-async def _beam(client: Client, search: BeamSearch, score: float, hypothesis: Hypothesis, has_text: bool) -> Beam:
+async def _beam(client: Client, search: BeamSearch, score: float, hypothesis: Hypothesis, last_id: int | None) -> Beam:
+    """`last_id`: of the prompt; None: the checkpoint has no tokenizer."""
     token_ids = list(hypothesis.token_ids)
     by_eos = search.has_eos(hypothesis)
     spoken = token_ids[:-1] if by_eos else token_ids
-    text = await client.detokenize(spoken) if has_text and spoken else ""
+    text = await _text(client, last_id, spoken) if last_id is not None and spoken else ""
     return Beam(text, token_ids, "stop" if by_eos else "length", hypothesis.logprob, score)
+
+
+async def _text(client: Client, last_id: int, spoken: list[int]) -> str:
+    """Of what goes on from a prompt. Alone it would be the beginning of a text, where some decoders drop a space."""
+    begin = await client.detokenize([last_id])
+    whole = await client.detokenize([last_id, *spoken])
+    return whole.removeprefix(begin) if whole.startswith(begin) else await client.detokenize(spoken)
 
 
 def _check(params: BeamSearchParams, num_eos: int) -> None:

@@ -124,6 +124,35 @@ def test_all_that_comes_out_is_the_decoding_of_all_ids(kind: Callable[[], Tokeni
     assert len(seen) > 100
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("skip", [True, False])
+def test_an_answer_says_what_it_adds_to_its_prompt(kind: Callable[[], Tokenizer], skip: bool) -> None:
+    tokenizer = kind()
+    pieces = Pieces(tokenizer)
+    rng = random.Random(f"{kind.__name__} {skip}")
+    ordinary = set(range(tokenizer.get_vocab_size())) - pieces.special_ids
+    whole = [token_id for token_id in ordinary if isinstance(pieces[token_id], str)]
+    seen = set()
+    for _ in range(1500):
+        # No run of bytes goes on behind the prompt: else it may end inside a character.
+        prompt_ids = [*random_ids(rng, tokenizer)[: rng.randrange(4)], rng.choice(whole)]
+        ids = random_ids(rng, tokenizer)
+        detokenizer = Detokenizer(pieces, skip_special_tokens=skip, prompt_ids=prompt_ids)
+        text = "".join(detokenizer.push(token_id) for token_id in ids) + detokenizer.finish()
+        before = tokenizer.decode(prompt_ids, skip_special_tokens=skip)
+        assert before + text == tokenizer.decode(prompt_ids + ids, skip_special_tokens=skip), (prompt_ids, ids)
+        seen.add(text)
+    assert len(seen) > 100
+
+
+def test_the_space_before_an_answer_s_first_word() -> None:
+    tokenizer = llama()
+    prompt_ids = [tokenizer.token_to_id(token) for token in ("<s>", "▁the")]
+    answer = tokenizer.token_to_id("▁a")
+    for begin, wanted in ((prompt_ids, " a"), (prompt_ids[:1], "a"), ((), "a")):
+        assert Detokenizer(Pieces(tokenizer), prompt_ids=begin).push(answer) == wanted
+
+
 @pytest.mark.parametrize("kind", [byte_tokenizer, merged_byte_level, llama, gemma])
 def test_never_half_a_character(kind: Callable[[], Tokenizer]) -> None:
     tokenizer = kind()
