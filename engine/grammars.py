@@ -27,7 +27,7 @@ class Grammars:
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], num_tokens: int) -> None:
         """`tokenizer_json`: as of the package tokenizers. Masks have a bit for each of `num_tokens` ids."""
         self._library = importlib.import_module("llguidance")
-        self._eos_ids = [token_id for token_id in eos_ids if token_id < num_tokens]
+        self._eos_ids = [token_id for token_id in eos_ids if 0 <= token_id < num_tokens]
         self._num_words = -(-num_tokens // 32)
         self._tokenizer = self._library.LLTokenizer(tokenizer_json, eos_token=self._eos_ids)
         self._limits = self._library.LLParserLimits(max_items_in_row=_ITEMS_IN_ROW, verbose_errors=False)
