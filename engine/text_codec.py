@@ -100,7 +100,7 @@ def _from_gguf(path: Path) -> TextCodec:
         token = tokenizer.id_to_token(token_id) if isinstance(token_id, int) else None
         if token is not None:
             names[f"{name}_token"] = token
-    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot")]
+    ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
     return _codec(
         tokenizer,

@@ -64,6 +64,22 @@ def test_one_part_of_a_split_gguf_file(tmp_path: Path) -> None:
             load_codec(part)
 
 
+def test_what_ends_a_text_of_a_gguf_file(tmp_path: Path) -> None:
+    """Llama 3 ends texts, turns and messages to its tools with a token each."""
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab", "<text>", "<turn>", "<message>"])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(3)
+    writer.add_eot_token_id(4)
+    writer.add_eom_token_id(5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert load_codec(tmp_path / "model.gguf").eos_ids == (3, 4, 5)
+
+
 def test_templates_of_a_gguf_file(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tokenizer_model("gpt2")
