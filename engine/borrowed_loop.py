@@ -28,7 +28,8 @@ class BorrowedLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._turning = threading.Lock()
+        self._turning = threading.RLock()
+        """A signal's handler that wants something of the loop which it interrupted turns it as well."""
         self._news = threading.Condition()
         """Some work is done, or nobody turns the loop any more."""
 
@@ -84,7 +85,8 @@ class BorrowedLoop:
 
     def _turn_until(self, task: asyncio.Task[Any]) -> None:
         """Until it has ended. Raises what handlers of signals raise."""
-        task.add_done_callback(lambda _: self._loop.stop())
+        if not task.done():
+            task.add_done_callback(lambda _: self._loop.stop())
         while not task.done():
             with _LaterSignals(self._loop):
                 self._loop.run_forever()
@@ -100,9 +102,15 @@ class BorrowedLoop:
         """Another thread turns the loop; this one takes over when that leaves."""
         while not future.done():
             with self._news:
-                self._news.wait_for(lambda: future.done() or not self._turning.locked())
+                self._news.wait_for(lambda: future.done() or self._is_free())
             if not future.done() and self._turning.acquire(blocking=False):
                 self._turn(lambda: _done(future))
+
+    def _is_free(self) -> bool:
+        """Whether no other thread turns the loop."""
+        if free := self._turning.acquire(blocking=False):
+            self._turning.release()
+        return free
 
     def _announce(self, _: object = None) -> None:
         with self._news:

@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
@@ -76,6 +77,8 @@ class LLM:
         config = EngineConfig(model=model, **{**unbounded, **options})
         self._owner = os.getpid()
         self._open = False
+        self._closer: int | None = None
+        """The thread that closes it now."""
         self._engine = EngineProcess(config)
         self._loop = BorrowedLoop()
         try:
@@ -150,10 +153,15 @@ class LLM:
         return self._engine.startup_seconds
 
     def close(self) -> None:
-        """End the engine's processes, even if interrupted. May be called twice; in a fork of the program, in vain."""
-        if os.getpid() != self._owner:
+        """End the engine's processes, even if interrupted. May be called twice; in a fork of the program, in vain.
+
+        A signal's handler may call it, whatever of this object it interrupts: this call itself goes on behind it.
+        """
+        if os.getpid() != self._owner or self._closer == threading.get_ident():
             return
+        self._closer = threading.get_ident()
         with contextlib.ExitStack() as ends:
+            ends.callback(setattr, self, "_closer", None)
             ends.callback(self._engine.close)
             ends.callback(self._loop.close)
             if self._open:

@@ -110,7 +110,7 @@ def test_an_interrupt_cancels_the_work(loop: BorrowedLoop, beside: bool) -> None
 
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(loop.run, lambda: echo(9, 0.5)) if beside else None
-        while beside and not loop._turning.locked():
+        while beside and loop._is_free():
             pass
         with pytest.raises(KeyboardInterrupt):
             loop.run(work)
@@ -198,7 +198,7 @@ def test_work_that_another_thread_turned_is_cancelled_too(loop: BorrowedLoop, ta
 
     with ThreadPoolExecutor(1) as threads:
         other = threads.submit(loop.run, other_work)
-        while not loop._turning.locked():
+        while loop._is_free():
             pass
         with pytest.raises(TimeoutError, match="the program's own"):
             loop.run(work)
