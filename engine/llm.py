@@ -188,7 +188,10 @@ class LLM:
 
     def _run(self, prompts: Sequence[Any], params: Any, use_tqdm: bool) -> list[RequestOutput]:
         self._check_open()
-        each = [params or SamplingParams()] * len(prompts) if not isinstance(params, (list, tuple)) else list(params)
+        params = SamplingParams() if params is None else params
+        each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
+        if strange := [one for one in each if not isinstance(one, SamplingParams)]:
+            raise TypeError(f"params has {strange[0]!r:.80}; want SamplingParams, one for all or one for each")
         if len(each) != len(prompts):
             raise ValueError(
                 f"got {len(prompts)} prompts and {len(each)} params; want one params for all or one for each"

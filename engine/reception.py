@@ -20,7 +20,7 @@ from tercet.engine.live import Client, Live
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
-from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
+from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal, short
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
@@ -223,6 +223,9 @@ class Reception:
         if len(request.options.tools) > MAX_TOOLS:
             raise Refusal("invalid_request", f"tools has {len(request.options.tools)}; want at most {MAX_TOOLS}")
         for message in request.messages:
+            if message.content is None and not message.tool_calls:  # some templates would write "None"
+                text = f"messages has one of {short(message.role)} without content; want text, or tool_calls"
+                raise Refusal("invalid_request", text)
             check_text_length(message.content or "", self._rules)
 
 

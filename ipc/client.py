@@ -178,10 +178,11 @@ class Client:
         timeout: float | None = None,
     ) -> Generation:
         """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
-        if params is not None and params.n > 1:
-            raise ValueError(f"n is {params.n}, and generate gives one answer; want generate_several, or stream")
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
-        return (await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout))[0]
+        request = make_request(prompt, params, cache_salt, handling, options)
+        if (n := request.params.n) > 1:
+            raise ValueError(f"n is {n}, and generate gives one answer; want generate_several, or stream")
+        return (await self._whole(request, timeout))[0]
 
     async def generate_several(
         self,

@@ -32,7 +32,9 @@ def make_request(
     options: ChatOptions | None = None,
 ) -> Request:
     """Still without a name. `options` are of conversations only."""
-    params, handling = params or SamplingParams(), handling or Handling()
+    params, handling = SamplingParams() if params is None else params, handling or Handling()
+    if not isinstance(params, SamplingParams):
+        raise TypeError(f"params is {params!r:.80}; want SamplingParams")
     if not 1 <= params.n <= MAX_ANSWERS:
         raise ValueError(f"n is {params.n}; want 1 to {MAX_ANSWERS}")
     if isinstance(prompt, str) and options is None:

@@ -85,6 +85,12 @@ def test_what_is_no_prompt(llm: LLM, prompts: Any) -> None:
         llm.generate(prompts, SHORT, use_tqdm=False)
 
 
+@pytest.mark.parametrize("params", [{}, {"temperature": 0}, [SHORT, None], ({"n": 2}, SHORT), 5])
+def test_what_is_no_params(llm: LLM, params: Any) -> None:
+    with pytest.raises(TypeError, match=r"params has .*; want SamplingParams"):
+        llm.generate([[5], [6]], params, use_tqdm=False)
+
+
 def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     lengths = [40, 1, 23, 7, 2, 39]
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in lengths]

@@ -69,6 +69,7 @@ def test_two_requests_of_one_name(shared: TokenizerProcess, peer: Peer, context:
         (Generate("a", "x", SamplingParams(logprobs=21)), "invalid_request", "logprobs"),
         (Generate("a", "x", cache_salt="s" * 300), "invalid_request", "cache_salt"),
         (Chat("a", ()), "invalid_request", "messages has 0"),
+        (Chat("a", (ChatMessage("user"),)), "invalid_request", "messages has one of user without content; want text"),
         (Chat("a", (ChatMessage("user", "x" * 10**6),)), "prompt_too_long", "512"),
         (Chat("a", (ChatMessage("user", "x" * 20),) * 700), "prompt_too_long", "at least .* context length is 512"),
     ],

@@ -37,6 +37,8 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
     for prompt in (None, b"text", [1.5], [{"role": "user"}]):
         with pytest.raises(ValueError, match="want a str, int32 token ids, or ChatMessages"):
             await client.generate(prompt)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"params is \{'top_p': 1\}; want SamplingParams"):
+        await client.generate("x", {"top_p": 1})  # type: ignore[arg-type]
     for answer in (client.generate, client.tokenize):
         with pytest.raises(RequestRefused, match="got `int`"):
             await asyncio.wait_for(answer([ChatMessage("user", 5)]), 10)  # type: ignore[arg-type]
