@@ -18,7 +18,7 @@ from program_parser import ProgramParser
 from start_up_display import StartUpDisplay
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
-from tercet.engine.standard_files import open_standard_files
+from tercet.engine.standard_files import leave_standard_output, open_standard_files
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
 
@@ -98,6 +98,19 @@ def talk(conversation: Conversation) -> None:
             say(conversation, turn)
 
 
+def converse(conversation: Conversation, prompt: str | None) -> int:
+    """With whoever is there. The program's exit code."""
+    if prompt is not None:
+        return 0 if say(conversation, prompt) else 1
+    if sys.stdin.isatty():
+        talk(conversation)
+        return 0
+    assert isinstance(sys.stdin, io.TextIOWrapper)
+    sys.stdin.reconfigure(errors="replace")
+    answered = [say(conversation, line.strip()) for line in sys.stdin if line.strip()]
+    return 0 if all(answered) else 1
+
+
 def main() -> int:
     open_standard_files()
     parser = ProgramParser(description=__doc__)
@@ -131,15 +144,11 @@ def main() -> int:
         portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
         client = stack.enter_context(portal.wrap_async_context_manager(Client(engine.address)))
         conversation = Conversation(client, portal, params)
-        if arguments.prompt is not None:
-            return 0 if say(conversation, arguments.prompt) else 1
-        if sys.stdin.isatty():
-            talk(conversation)
+        try:
+            return converse(conversation, arguments.prompt)
+        except BrokenPipeError:  # who reads the answers has left
+            leave_standard_output()
             return 0
-        assert isinstance(sys.stdin, io.TextIOWrapper)
-        sys.stdin.reconfigure(errors="replace")
-        answered = [say(conversation, line.strip()) for line in sys.stdin if line.strip()]
-        return 0 if all(answered) else 1
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from program_parser import ProgramParser
+from tercet.engine.standard_files import leave_standard_output
 from tercet.ipc.client import Client, ClientError
 
 Sample = dict[str, float]
@@ -133,8 +134,7 @@ def show(text: str) -> bool:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # the interpreter tries once more at its end
+        leave_standard_output()
         return False
     except OSError as error:
         raise OSError(error.errno, f"nothing can be shown: {error.strerror}") from None

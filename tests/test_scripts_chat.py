@@ -43,6 +43,24 @@ def test_each_line_of_a_pipe_is_a_turn() -> None:
     assert GERMANY in others  # it has heard the first turn
 
 
+@pytest.mark.parametrize("arguments", [["--prompt", STORY], []])
+def test_a_reader_that_leaves_early(arguments: list[str]) -> None:
+    """As `head` does."""
+    command = [*CHAT, "demo", *arguments, "--max-tokens", "200"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
+        assert chat.stdin is not None
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        chat.stdin.write(f"{STORY}\n{CAPITAL}\n".encode())
+        chat.stdin.close()
+        assert chat.stdout.read(1)
+        chat.stdout.close()
+        said = chat.stderr.read().decode()
+        assert chat.wait(timeout=60) == 0
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"), [(["--page-size", "3"], 2, "--page-size"), (["/no"], 1, "no such folder")]
 )
