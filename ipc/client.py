@@ -88,10 +88,13 @@ class Client:
         self._dialect = Dialect()
         self._gone: str | None = "this client is not open; want `async with Client(…) as client`"
         """Why there is nobody to ask, or nobody any more."""
+        self._is_entered = False
 
     async def __aenter__(self) -> Self:
+        if self._is_entered:
+            raise RuntimeError("this client is open already; want one `async with` around all that use it")
         self._line = Lifeline(self._address, self._key, self._take, self._renew)
-        self._gone = None
+        self._gone, self._is_entered = None, True
         self._pinging = asyncio.ensure_future(self._ping())
         try:
             await self.info()
@@ -231,6 +234,7 @@ class Client:
     def _check_there(self) -> None:
         if self._gone is not None:
             raise EngineDied("engine_died", self._gone)
+        self._line.check_loop()
 
     def _send(self, message: FromClient) -> None:
         self._line.send(encode(message))
@@ -290,3 +294,4 @@ class Client:
         self._pinging.cancel()
         await asyncio.gather(self._pinging, return_exceptions=True)
         await self._line.close()
+        self._is_entered = False

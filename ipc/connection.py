@@ -5,6 +5,7 @@ makes a new one, so that nothing queued for a tokenizer that died reaches its su
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable
 
 import zmq
@@ -27,11 +28,15 @@ class Connection:
         self._socket = context.socket(zmq.DEALER)
         for option in (zmq.SNDHWM, zmq.RCVHWM):
             self._socket.setsockopt(option, 0)  # bounded by what this program itself asks for
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._socket.setsockopt(zmq.IPV6, is_ipv6(address))
         if key is not None:
             unlock(self._socket, key)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
+        # Left open, it would have the program wait for ever when it is garbage: ZeroMQ's context waits for its sockets.
+        self._end = weakref.finalize(self, _close, self._socket, self._monitor)
+        self._end.atexit = False
         self._readiness, self._events = Readiness(self._socket), Readiness(self._monitor)
         try:
             self._socket.connect(address)
@@ -78,6 +83,12 @@ class Connection:
     def close(self, *, lingers: bool = True) -> None:
         self._readiness.stop()
         self._events.stop()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=_LINGER_MS if lingers else 0)
+        if not lingers:
+            self._socket.setsockopt(zmq.LINGER, 0)
+        self._end()
+
+
+def _close(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    socket.disable_monitor()
+    monitor.close(linger=0)
+    socket.close()

@@ -30,6 +30,7 @@ class Lifeline:
         """
         self._address, self._key = address, key
         self._take, self._renewed = take, renewed
+        self._loop = asyncio.get_running_loop()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connected = asyncio.Event()
         self.lost_at: float | None = None
@@ -45,6 +46,11 @@ class Lifeline:
             self._context.term()
             raise
         self._keeping = asyncio.ensure_future(self._keep_connected())
+
+    def check_loop(self) -> None:
+        """Raises `RuntimeError` in another event loop than where it was made: nothing would ever come there."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("this client was opened in another event loop; want one that was opened in this one")
 
     def send(self, message: bytes) -> None:
         """Never waits."""
