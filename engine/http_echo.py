@@ -22,15 +22,22 @@ class Echo(msgspec.Struct, frozen=True):
 
     def columns(self, rows: Rows, num_top: int) -> Columns:
         """Of the prompt, whose tokens but the first have `rows`."""
-        # A beginning of sequence that the tokenizer has added is a token and no text.
-        begins = len(self.first_token) if self.text.startswith(self.first_token) else 0
-        others = columns(rows, begins, num_top)
+        others = columns(rows, self._second_begins(rows), num_top)
         return Columns(
             chain([run([self.first_token])], others.tokens),
             chain([run([None])], others.token_logprobs),
             chain([run([None])], others.top_logprobs),
             chain([run([0])], others.text_offset),
         )
+
+    def _second_begins(self, rows: Rows) -> int:
+        """Where the second token begins: before the text, if that lacks its space."""
+        if self.text.startswith(self.first_token):
+            return len(self.first_token)
+        # The first is a beginning of sequence that the tokenizer has added, and no text. Then one as of Llama 2 writes
+        # a space before the first word, and takes it off the text.
+        second = rows[0][0].text if rows else ""
+        return -1 if second.startswith(" ") and not self.text.startswith(" ") else 0
 
 
 async def read_echoes(client: Client, prompts: Sequence[str | list[int]]) -> list[Echo]:

@@ -101,7 +101,10 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 def columns(rows: Rows, offset: int, num_top: int = MAX_LOGPROBS) -> Columns:
-    """Of any number of rows, each of which may have more than `num_top` others."""
+    """Of any number of rows, each of which may have more than `num_top` others.
+
+    `offset`: -1 if the text lacks the first one's space.
+    """
     return Columns(
         in_runs(rows, _own_text),
         in_runs(rows, _own_logprob),
@@ -138,7 +141,7 @@ def _offsets(rows: Rows, offset: int) -> Iterator[bytes]:
     def place(row: Row) -> int:
         nonlocal offset
         begins, offset = offset, offset + len(row[0].text)
-        return begins
+        return max(begins, 0)
 
     return in_runs(rows, place)
 

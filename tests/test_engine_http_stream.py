@@ -92,6 +92,15 @@ def test_of_a_prompt_and_its_answers(begin: str) -> None:
         assert said["text_offset"] == [0, *prompt.text_offset, *after.text_offset]
 
 
+def test_of_a_prompt_whose_text_lacks_its_first_token_s_space() -> None:
+    rows = [[TokenLogprob(index, -1.0, 1, token)] for index, token in enumerate((b" one", b" two", b"!"))]
+    later: Later = []
+    body = [later_completion_logprobs([Echo("one two!", "<s>").columns(rows, 1)], later)]
+    (said,) = joined(body, later)
+    assert said["tokens"] == ["<s>", " one", " two", "!"]
+    assert said["text_offset"] == [0, 0, 3, 7]
+
+
 def test_lists_of_no_runs_and_of_several() -> None:
     assert b"".join(as_list()) == b"[]"
     assert b"".join(as_list([], in_runs([], str))) == b"[]"
