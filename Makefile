@@ -15,7 +15,8 @@ chat: .venv/installed
 # The suite as two runs side by side: what computes, and all the rest. The second shows its output at once, the first
 # when both have ended. Whatever the patterns do not name is in the second.
 COMPUTING := test_batch_invariance.py test_demo_model.py test_engine_exactness.py test_engine_interpreted.py \
-    test_engine_params.py test_engine_params_logprobs.py test_engine_sampling.py test_model_*.py test_triton_kernels_*.py
+    test_engine_llm*.py test_engine_metaspace.py test_engine_params*.py test_engine_sampling.py test_model_*.py \
+    test_triton_kernels_*.py
 PYTEST := $(BIN)/python -m pytest -m 'not gpu'
 
 test: .venv/installed
