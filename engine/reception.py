@@ -278,10 +278,8 @@ def _formats(codec: TextCodec, config: EngineConfig) -> tuple[ToolFormat, Reason
     tools: ToolFormat = "none" if template is None else template.tool_format
     reasoning: ReasoningFormat = "none" if template is None else template.reasoning_format
     asked = config.tool_call_parser
-    if asked != "auto" and (asked, tools) != (
-        "mistral",
-        "mistral_named",
-    ):  # which of Mistral's ways, the template shows
+    shown = (asked, tools) == ("mistral", "mistral_named")  # which of Mistral's ways, the template says
+    if asked != "auto" and not shown:
         tools = asked
     if config.reasoning_parser == "none":
         reasoning = "none"

@@ -17,6 +17,7 @@ from tercet.engine.crew import Crew, common_limits
 from tercet.engine.errors import StartupFailed
 from tercet.engine.home import have_home
 from tercet.engine.model_files import locate
+from tercet.engine.refusal import SHUTTING_DOWN
 from tercet.engine.watch import ChildDied, Watch
 from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.process_messages import (
@@ -73,7 +74,7 @@ class Supervisor:
                 while not self._stops:
                     watch.turn(time.monotonic() + 3600)
                 self._drain(watch)
-            self._bid_farewell("the engine is shutting down", "draining")
+            self._bid_farewell(SHUTTING_DOWN, "draining")
         except ChildDied as death:
             self._bid_farewell(str(death))
             raise

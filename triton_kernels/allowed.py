@@ -22,6 +22,7 @@ from tercet.triton_kernels.candidates import (
     ids_of,
     leave_candidates,
     load_candidates,
+    load_logits,
     order_key,
     part_groups,
 )
@@ -37,10 +38,8 @@ _SEARCH_BLOCK = 8192
 
 @triton.jit
 def masked_logits(row_ptr, token_ids, stop_ptr, banned, V: tl.constexpr, E: tl.constexpr):
-    """Logits, fp32, of token ids; -inf outside the vocabulary, for what is no number and, where `banned`, for the row's
-    stop ids."""
-    x = tl.load(row_ptr + token_ids, mask=token_ids < V, other=float("-inf")).to(tl.float32)
-    x = tl.where(x == x, x, float("-inf"))
+    """As `load_logits`, and -inf, where `banned`, for the row's stop ids."""
+    x = load_logits(row_ptr, token_ids, V)
     if banned:
         for e in tl.static_range(E):
             x = tl.where(token_ids == tl.load(stop_ptr + e), float("-inf"), x)
@@ -186,8 +185,8 @@ def _threshold_kernel(
                 total = tl.sum(tl.where(key >= low.to(tl.int32), weight, 0.0))
             elif by_k:
                 kept = tl.zeros([BLOCK], tl.float32)
-                for start in range(0, V, BLOCK):
-                    y = masked_logits(row_ptr, start + tl.arange(0, BLOCK), stop_ptr, banned, V, E)
+                for first in range(0, V, BLOCK):
+                    y = masked_logits(row_ptr, first + tl.arange(0, BLOCK), stop_ptr, banned, V, E)
                     is_kept = (order_key(y) >> SHIFT) >= low.to(tl.int32)
                     kept += tl.where(is_kept, tl.exp((y - largest) * inverse_temperature), 0.0)
                 total = tl.sum(kept)

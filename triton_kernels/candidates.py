@@ -53,6 +53,13 @@ def order_key(x):
 
 
 @triton.jit
+def load_logits(row_ptr, ids, V: tl.constexpr):
+    """Logits of token ids of 0 and more, fp32; -inf outside the vocabulary and for what is no number."""
+    x = tl.load(row_ptr + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
+    return tl.where(x == x, x, float("-inf"))
+
+
+@triton.jit
 def first_possible_key(SHIFT: tl.constexpr):
     """The smallest shifted key of a logit over -inf."""
     return (order_key(tl.full([], float("-inf"), tl.float32)) >> SHIFT) + 1

@@ -16,6 +16,7 @@ from tercet.triton_kernels.candidates import (
     ids_of,
     leave_candidates,
     load_candidates,
+    load_logits,
     order_key,
     part_groups,
 )
@@ -27,10 +28,9 @@ _BLOCK = 8192
 
 
 @triton.jit
-def _logits(row_ptr, ids, V: tl.constexpr):
-    """Logits of token ids, fp32; -inf for what is no number and outside the vocabulary."""
-    x = tl.load(row_ptr + ids, mask=(ids >= 0) & (ids < V), other=float("-inf")).to(tl.float32)
-    return tl.where(x == x, x, float("-inf"))
+def _logit_of(row_ptr, token, V: tl.constexpr):
+    """A row's token's; -inf for what is no token."""
+    return load_logits(row_ptr, tl.where(token >= 0, token, V), V)
 
 
 @triton.jit
@@ -44,11 +44,11 @@ def _part_kernel(
     cell = row * tl.num_programs(1) + part
     row_ptr = logits_ptr + row.to(tl.int64) * STRIDE
     groups = part_groups(part)
-    x = _logits(row_ptr, ids_of(groups), V)
+    x = load_logits(row_ptr, ids_of(groups), V)
     largest = tl.max(x)
     tl.store(stats_ptr + cell * 2, largest)
     tl.store(stats_ptr + cell * 2 + 1, tl.sum(tl.where(x > float("-inf"), tl.exp(x - largest), 0.0)))
-    tl.store(above_ptr + cell, tl.sum((x > _logits(row_ptr, tl.load(token_ids_ptr + row), V)).to(tl.int32)))
+    tl.store(above_ptr + cell, tl.sum((x > _logit_of(row_ptr, tl.load(token_ids_ptr + row), V)).to(tl.int32)))
     leave_candidates(groups, order_key(x) >> SHIFT, ids_ptr, counts_ptr, from_ptr, cell, SHIFT)
 
 
@@ -58,7 +58,7 @@ def _best_behind(row_ptr, last, last_id, V: tl.constexpr, BLOCK: tl.constexpr):
     best, best_id = tl.full([], float("-inf"), tl.float32), tl.full([], V, tl.int32)
     for first in range(0, V, BLOCK):
         ids = first + tl.arange(0, BLOCK)
-        x = _logits(row_ptr, ids, V)
+        x = load_logits(row_ptr, ids, V)
         left = (ids < V) & ((x < last) | ((x == last) & (ids > last_id)))
         one = tl.max(tl.where(left, x, float("-inf")))
         one_id = tl.min(tl.where(left & (x == one), ids, V))
@@ -86,11 +86,11 @@ def _merge_kernel(
     log_sum = largest + tl.log(tl.sum(tl.where(sums_P > 0, sums_P * tl.exp(largest_P - largest), 0.0)))
     token = tl.load(token_ids_ptr + row)
     above = tl.sum(tl.load(above_ptr + cells, mask=parts < P, other=0))
-    tl.store(words_ptr, (_logits(row_ptr, token, V) - log_sum).to(tl.int32, bitcast=True))
+    tl.store(words_ptr, (_logit_of(row_ptr, token, V) - log_sum).to(tl.int32, bitcast=True))
     tl.store(words_ptr + 1, tl.where((token >= 0) & (token < V), above + 1, -1))
     if K > 0:
         ids, start = load_candidates(ids_ptr, counts_ptr, from_ptr, row, P, BLOCK_P)
-        x = _logits(row_ptr, ids, V)
+        x = load_logits(row_ptr, ids, V)
         enough = tl.sum((order_key(x) >> SHIFT >= start).to(tl.int32)) >= K
         best = tl.full([], float("inf"), tl.float32)
         best_id = tl.full([], -1, tl.int32)
