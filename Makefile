@@ -12,19 +12,16 @@ BIN := .venv/bin
 chat: .venv/installed
 	$(BIN)/python scripts/chat.py demo
 
-# The suite as two runs side by side: what computes, and all the rest. The second shows its output at once, the first
-# when both have ended. Whatever the patterns do not name is in the second.
-COMPUTING := test_batch_invariance.py test_demo_model.py test_engine_exactness.py test_engine_interpreted.py \
-    test_engine_llm*.py test_engine_metaspace.py test_engine_params*.py test_engine_sampling.py test_model_*.py \
-    test_triton_kernels_*.py
-PYTEST := $(BIN)/python -m pytest -m 'not gpu'
+# The suite as two runs side by side, each of which takes the files that the other has not begun with. The second shows
+# its output at once, the first when both have ended.
+PYTEST := $(BIN)/python -m pytest -m 'not gpu' --share
 
 test: .venv/installed
-	@log=$$(mktemp); trap 'kill $$computing 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) -o cache_dir=.pytest_cache/computing $(COMPUTING:%=tests/%) >$$log 2>&1 & computing=$$!; \
-	$(PYTEST) $(COMPUTING:%='--ignore-glob=tests/%'); rest=$$?; \
-	wait $$computing; computed=$$?; \
-	cat $$log; exit $$((rest ? rest : computed))
+	@share=$$(mktemp -d); trap 'kill $$other 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \
+	$(PYTEST) $$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
+	$(PYTEST) $$share; here=$$?; \
+	wait $$other; there=$$?; \
+	cat $$share/log; exit $$((here ? here : there))
 
 chaos: .venv/installed
 	$(BIN)/python tests/chaos.py --faults 500

@@ -14,15 +14,17 @@ from numpy.typing import NDArray
 from tercet.engine.grammar_link import Followed
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.step_messages import Allowed, Disallowed, Mask
+from tercet.ipc.step_messages import Allowed, Disallowed
 
 _SHORTEST_PATIENCE = 0.001
 _LONGEST_PATIENCE = 0.005
 
 
 class MaskSource(Protocol):
-    """As `GrammarLink`."""
+    """As `GrammarCrew`."""
 
+    @property
+    def mask_table(self) -> str: ...
     def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed: ...
     def extend(self, answers: Iterable[tuple[Followed, int]]) -> None: ...
     def release(self, followed: Followed) -> None: ...
@@ -34,7 +36,7 @@ class Constraints:
     """Of all requests, by their numbers."""
 
     def __init__(self, source: MaskSource | None, most: int) -> None:
-        """At most so many requests are followed at a time. Without `source` none may have a grammar."""
+        """At most `most` requests are followed at a time. Without `source` none may have a grammar."""
         self._source = source
         self._most = most
         self._followed: dict[int, Followed] = {}
@@ -56,7 +58,7 @@ class Constraints:
         if request.sampling.grammar is None:
             return True
         followed = self._followed.get(request.number)
-        return followed is not None and followed.mask is not None
+        return followed is not None and followed.has_mask
 
     def begin(self, request: Request) -> None:
         """Ask for its first mask, unless that has been done."""
@@ -113,15 +115,18 @@ class Constraints:
 
     def masks(
         self, arrays: SlotArrays, decodes: NDArray[np.int32], chunks: list[tuple[int, int, int]]
-    ) -> tuple[Mask, ...]:
-        """For every slot with a grammar that samples in a plan of these rows."""
-        if not self._followed:
-            return ()
-        slots = [*decodes.tolist(), *(slot for slot, _, _ in chunks if arrays.decoding[slot])]
-        return tuple(self._use_mask(slot, int(arrays.number[slot])) for slot in slots if arrays.constrained[slot])
+    ) -> tuple[bytes, str]:
+        """Every slot with a grammar that samples in a plan of these rows, and where its mask is, as plans say it."""
+        if not self._followed or self._source is None:
+            return b"", ""
+        sampling = np.array([slot for slot, _, _ in chunks if arrays.decoding[slot]], np.int32)
+        slots = np.concatenate([decodes, sampling])
+        slots = slots[arrays.constrained[slots]]
+        rows = np.array([self._use_mask(number) for number in arrays.number[slots].tolist()], np.int32)
+        return np.stack([slots, rows], 1).tobytes(), self._source.mask_table if len(slots) else ""
 
-    def _use_mask(self, slot: int, number: int) -> Mask:
+    def _use_mask(self, number: int) -> int:
         followed = self._followed[number]
-        assert followed.mask is not None, "a row is planned without its mask"
-        mask, followed.mask = followed.mask, None
-        return Mask(slot, mask)
+        assert followed.has_mask, "a row is planned without its mask"
+        followed.has_mask = False
+        return followed.row

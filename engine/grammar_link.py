@@ -1,16 +1,15 @@
-"""The scheduler's link to the process that computes masks: starts it when it is first wanted, replaces it if it dies.
+"""The scheduler's link to a process that computes masks: starts it when it is first wanted, replaces it if it dies.
 
 What an answer has said so far is kept here, so that a successor of that process can go on. A question that killed two
 of them, or kept two of them busy for too long, is given up. Knows no request and no slot.
 """
 
 import contextlib
-import itertools
 import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -18,7 +17,6 @@ import msgspec
 
 from tercet.engine.grammar_process import GrammarSpec
 from tercet.engine.own_program import own_program
-from tercet.ipc.addresses import Addresses
 from tercet.ipc.sockets import Outbox
 from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 
@@ -33,14 +31,16 @@ class Followed:
 
     grammar: str
     token_ids: "array[int]"
+    row: int
+    """Where its masks are, in the table of them."""
     ticket: int | None = None
     """Its name in the process; None if that does not know it."""
     question: int | None = None
     """Counts messages: which one asks for the mask that is awaited."""
     asked_at: float = 0.0
     num_deaths: int = 0
-    mask: bytes | None = None
-    """What may come next, if that is known."""
+    has_mask: bool = False
+    """What may come next is known."""
     failure: str | None = None
     """Why it cannot go on."""
 
@@ -48,20 +48,24 @@ class Followed:
 class GrammarLink:
     """Questions go out, and answers come through the scheduler's inbox: `take` makes sense of them."""
 
-    def __init__(self, addresses: Addresses, incarnation: int, model_path: str, vocab_size: int) -> None:
-        self._addresses = addresses
-        self._model_path, self._vocab_size = model_path, vocab_size
-        self._names = (f"ipc://{addresses.directory}/m{incarnation}-{count}" for count in itertools.count())
-        self._counter = itertools.count()
+    def __init__(self, spec: GrammarSpec, names: Iterator[str], tickets: Iterator[int]) -> None:
+        """`spec`: of the process, but for its inbox; each has one of another of `names`. `tickets` grow."""
+        self._spec = spec
+        self._names = names
+        self._counter = tickets
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: Outbox | None = None
         self._heard_at = 0.0
         self._known: dict[int, Followed] = {}
         """By ticket: what the process that lives now knows."""
 
-    def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed:
-        """Ask what may come after these tokens of an answer."""
-        followed = Followed(grammar, array("i", token_ids))
+    @property
+    def num_followed(self) -> int:
+        return len(self._known)
+
+    def follow(self, row: int, grammar: str, token_ids: Sequence[int]) -> Followed:
+        """Ask what may come after these tokens of an answer, whose masks belong into this row."""
+        followed = Followed(grammar, array("i", token_ids), row)
         self._ask(followed)
         return followed
 
@@ -90,11 +94,10 @@ class GrammarLink:
         """Those that have a mask now, or fail. What was released, or asked of a dead process, is of no interest."""
         self._heard_at = time.monotonic()
         match message:
-            case Allowed(tickets, masks):
-                answers = zip(array("q", tickets), masks, strict=True)
-                return [_answer(self._known[ticket], mask, None) for ticket, mask in answers if ticket in self._known]
+            case Allowed(tickets):
+                return [_answer(self._known[ticket]) for ticket in array("q", tickets) if ticket in self._known]
             case Disallowed(ticket, text):
-                return [_answer(self._known[ticket], None, text)] if ticket in self._known else []
+                return [_answer(self._known[ticket], text)] if ticket in self._known else []
             case _:
                 assert_never(message)
 
@@ -131,7 +134,7 @@ class GrammarLink:
             followed.num_deaths += 1
             if followed.num_deaths == _MOST_DEATHS:
                 text = f"structured: the process that reads grammars died of it twice, the last time with status {how}"
-                failed.append(_answer(followed, None, text))
+                failed.append(_answer(followed, text))
         for followed in waiting:
             if followed.failure is None:
                 self._ask(followed)
@@ -145,30 +148,31 @@ class GrammarLink:
         followed.ticket = followed.question = next(self._counter)
         followed.asked_at = time.monotonic()
         self._known[followed.ticket] = followed
-        self._send(Follow(followed.ticket, followed.grammar, followed.token_ids.tobytes()))
+        self._send(Follow(followed.ticket, followed.row, followed.grammar, followed.token_ids.tobytes()))
 
     def _send(self, message: ToGrammars) -> None:
-        if self._process is None or self._outbox is None:
-            self._start()
+        self.start()
         assert self._process is not None
         assert self._outbox is not None
         if not self._outbox.try_send(message):
             self._process.kill()  # thousands of questions behind: it hangs
 
-    def _start(self) -> None:
-        address = next(self._names)
+    def start(self) -> None:
+        """Unless it runs. It reads the tokenizer, which takes a second."""
+        if self._process is not None:
+            return
+        spec = msgspec.structs.replace(self._spec, inbox=next(self._names))
         self._process = subprocess.Popen(
             own_program("grammar_process"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         assert self._process.stdin is not None
-        spec = GrammarSpec(address, self._addresses.scheduler, self._model_path, self._vocab_size)
         with contextlib.suppress(BrokenPipeError):  # `check` sees that it is dead
             self._process.stdin.write(msgspec.json.encode(spec) + b"\n")
             self._process.stdin.flush()
-        self._outbox = Outbox(address)
+        self._outbox = Outbox(spec.inbox)
 
 
-def _answer(followed: Followed, mask: bytes | None, failure: str | None) -> Followed:
-    followed.question, followed.mask, followed.failure = None, mask, failure
+def _answer(followed: Followed, failure: str | None = None) -> Followed:
+    followed.question, followed.has_mask, followed.failure = None, failure is None, failure
     followed.num_deaths = 0
     return followed

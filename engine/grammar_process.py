@@ -18,6 +18,7 @@ import msgspec
 from tercet.engine.child import die_with_parent, ignore_group_signals
 from tercet.engine.errors import TercetError
 from tercet.engine.grammars import GrammarFailed, Grammars
+from tercet.ipc.mask_table import create_mask_table, map_mask_table
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 
@@ -30,6 +31,8 @@ class GrammarSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     inbox: str
     scheduler: str
+    mask_table: str
+    num_rows: int
     model_path: str
     vocab_size: int
 
@@ -40,17 +43,19 @@ class MaskDesk:
     def __init__(self, grammars: Grammars, tell: Callable[[Allowed | Disallowed], None]) -> None:
         self._grammars = grammars
         self._tell = tell
-        self._tickets, self._masks = array("q"), list[bytes]()
+        self._answered = array("q")
 
     def work(self, asked: ToGrammars) -> None:
         """Answer one message, all of it."""
         match asked:
-            case Follow(ticket, grammar, token_ids):
-                self._answer(ticket, lambda: self._grammars.start(ticket, grammar, array("i", token_ids)))
+            case Follow(ticket, row, grammar, token_ids):
+                self._grammars.start(ticket, row, grammar, array("i", token_ids))
+                self._answer(ticket)
             case Extend(tickets, token_ids):
                 patient_until = time.monotonic() + _PATIENCE_S
                 for ticket, token_id in zip(array("q", tickets), array("i", token_ids), strict=True):
-                    self._extend(ticket, token_id)
+                    self._grammars.accept(ticket, token_id)
+                    self._answer(ticket)
                     if time.monotonic() > patient_until:
                         self._flush()
                         patient_until = time.monotonic() + _PATIENCE_S
@@ -60,23 +65,18 @@ class MaskDesk:
                 assert_never(asked)
         self._flush()
 
-    def _extend(self, ticket: int, token_id: int) -> None:
-        self._answer(ticket, lambda: self._grammars.accept(ticket, token_id))
-
-    def _answer(self, ticket: int, take_tokens: Callable[[], None]) -> None:
+    def _answer(self, ticket: int) -> None:
         try:
-            take_tokens()
-            mask = self._grammars.mask(ticket)
+            self._grammars.write_mask(ticket)
         except GrammarFailed as failed:
             self._tell(Disallowed(ticket, str(failed)))
         else:
-            self._tickets.append(ticket)
-            self._masks.append(mask)
+            self._answered.append(ticket)
 
     def _flush(self) -> None:
-        if self._masks:
-            self._tell(Allowed(self._tickets.tobytes(), tuple(self._masks)))
-            self._tickets, self._masks = array("q"), []
+        if self._answered:
+            self._tell(Allowed(self._answered.tobytes()))
+            self._answered = array("q")
 
 
 def main() -> None:
@@ -103,7 +103,10 @@ def _load(spec: GrammarSpec) -> Grammars:
 
     codec = load_codec(Path(spec.model_path))
     assert codec.tokenizer is not None, "the tokenizer process lets no grammar through without one"
-    return Grammars(codec.tokenizer.to_str(), codec.eos_ids, spec.vocab_size)
+    path = Path(spec.mask_table)
+    create_mask_table(path, spec.num_rows, spec.vocab_size)
+    masks = map_mask_table(path, spec.vocab_size, writable=True)
+    return Grammars(codec.tokenizer.to_str(), codec.eos_ids, spec.vocab_size, masks)
 
 
 def _refuse_all(reason: str, outbox: Outbox) -> Callable[[ToGrammars], None]:

@@ -1,16 +1,18 @@
 """Which tokens may come next in each answer that has a grammar.
 
-The library's matchers are kept here, one for each such answer, under numbers that the caller chose. Knows token ids and
-bits, no request. Calls may take long: not for a loop that others wait for. Compiled grammars are kept for those that
-come again.
+The library's matchers are kept here, one for each such answer, under numbers that the caller chose; each writes its
+masks into its row of a table. Knows token ids and bits, no request. Calls may take long: not for a loop that others
+wait for. Compiled grammars are kept for those that come again.
 """
 
+import functools
 import importlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 _MOST_KEPT = 64
 _ITEMS_IN_ROW = 20_000
@@ -24,47 +26,49 @@ class GrammarFailed(ValueError):
 class Grammars:
     """Matchers by number."""
 
-    def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], num_tokens: int) -> None:
-        """`tokenizer_json`: as of the package tokenizers. Masks have a bit for each of `num_tokens` ids."""
+    def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], num_tokens: int, masks: NDArray[np.int32]) -> None:
+        """`tokenizer_json`: as of the package tokenizers. `masks`: int32 words, a bit for each of `num_tokens` ids."""
         self._library = importlib.import_module("llguidance")
         self._eos_ids = [token_id for token_id in eos_ids if 0 <= token_id < num_tokens]
-        self._num_words = -(-num_tokens // 32)
-        self._tokenizer = self._library.LLTokenizer(tokenizer_json, eos_token=self._eos_ids)
+        load = functools.partial(self._library.LLTokenizer, tokenizer_json, eos_token=self._eos_ids)
+        self._tokenizer = load()
+        if self._tokenizer.vocab_size < num_tokens:  # it writes as many bits as it has tokens
+            self._tokenizer = load(n_vocab=num_tokens)
+        self._masks, self._address = masks, masks.ctypes.data
+        self._wide = np.zeros(-(-self._tokenizer.vocab_size // 32), np.int32)
+        self._as_wide = len(self._wide) == masks.shape[1]
+        """Else the tokenizer has more tokens than the model."""
         self._limits = self._library.LLParserLimits(max_items_in_row=_ITEMS_IN_ROW, verbose_errors=False)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
-        self._matchers: dict[int, Any] = {}
+        self._matchers: dict[int, tuple[Any, int, NDArray[np.int32]]] = {}
 
-    def start(self, number: int, grammar: str, token_ids: Sequence[int]) -> None:
-        """An answer begins, or goes on after these tokens of it."""
+    def start(self, number: int, row: int, grammar: str, token_ids: Sequence[int]) -> None:
+        """An answer begins, or goes on after these tokens of it. Its masks belong into this row."""
         base = self._compiled.pop(grammar, None)
         if base is None:
             base = self._library.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         self._compiled[grammar] = base
         if len(self._compiled) > _MOST_KEPT:
             self._compiled.popitem(last=False)
-        self._matchers[number] = matcher = base.deep_copy()
+        matcher = base.deep_copy()
+        self._matchers[number] = matcher, row, self._masks[row]
         if len(token_ids):
             matcher.consume_tokens(list(token_ids))
 
     def accept(self, number: int, token_id: int) -> None:
         """The answer's next token."""
-        self._matchers[number].consume_token(token_id)
+        self._matchers[number][0].consume_token(token_id)
 
-    def mask(self, number: int) -> bytes:
-        """int32 words with a bit for each token id: may it come next? Raises `GrammarFailed`."""
-        matcher = self._matchers[number]
-        words = np.zeros(self._num_words, np.int32)
-        if not matcher.is_stopped():
-            bits = np.frombuffer(matcher.compute_bitmask(), np.int32)[: self._num_words]
-            words[: len(bits)] = bits
+    def write_mask(self, number: int) -> None:
+        """For each token id: may it come next? Raises `GrammarFailed`, also where none may."""
+        matcher, row, words = self._matchers[number]
+        if self._as_wide:
+            matcher.unsafe_compute_mask_ptr(self._address + row * words.nbytes, words.nbytes)
+        else:
+            matcher.unsafe_compute_mask_ptr(self._wide.ctypes.data, self._wide.nbytes)
+            words[:] = self._wide[: len(words)]
         if matcher.is_error():
             raise GrammarFailed(f"structured cannot be followed: {_first_line(matcher.get_error())}")
-        if not words.any():
-            if not matcher.is_accepting():
-                raise GrammarFailed("structured cannot be followed: no token of this model goes on with the grammar")
-            for token_id in self._eos_ids:  # it is complete: all that is left is to end
-                words.view(np.uint32)[token_id // 32] |= np.uint32(1 << token_id % 32)
-        return words.tobytes()
 
     def drop(self, number: int) -> None:
         """The answer is no longer wanted."""

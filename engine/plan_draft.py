@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tercet.ipc.step_messages import Enter, Mask, Step
+from tercet.ipc.step_messages import Enter, Step
 
 
 @dataclass
@@ -36,7 +36,7 @@ class PlanDraft:
         left: list[int],
         decodes: NDArray[np.int32],
         epoch: int,
-        masks: tuple[Mask, ...],
+        masks: tuple[bytes, str],
         longest: int,
     ) -> Step:
         return Step(
@@ -48,7 +48,7 @@ class PlanDraft:
             np.array(self.chunks, np.int32).tobytes(),
             decodes.tobytes(),
             epoch,
-            masks,
+            *masks,
             np.array(self.copies, np.int32).tobytes(),
             longest,
         )

@@ -30,6 +30,8 @@ from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
 
 _NO_SLOTS = np.zeros(0, np.int32)
+_FEW = 8
+"""Answers for which a device may wait: more keep it busy."""
 
 
 class Planner:
@@ -37,7 +39,7 @@ class Planner:
 
     def __init__(self, settings: PlannerSettings, hash_key: bytes, grammars: MaskSource | None = None) -> None:
         """Without `grammars` no request may have one."""
-        self._constraints = Constraints(grammars, 2 * settings.max_num_seqs)
+        self._constraints = Constraints(grammars, settings.most_followed)
         self._settings = settings
         self._hasher = PrefixHasher(hash_key, settings.page_size) if settings.enable_prefix_caching else None
         self._waiting = WaitingLine(settings)
@@ -144,16 +146,7 @@ class Planner:
 
     def load(self) -> Load:
         """Gauges."""
-        return Load(
-            num_running=len(self._residents.running),
-            num_waiting=len(self._waiting) + self._residents.num_coming_back,
-            num_free_pages=self._residents.pool.num_available,
-            num_pages=self._settings.num_pages,
-            num_steps=self._counters.steps,
-            num_preemptions=self._counters.preemptions,
-            num_prefix_queries=self._counters.prefix_queries,
-            num_prefix_hits=self._counters.prefix_hits,
-        )
+        return self._residents.load(len(self._waiting))
 
     @property
     def num_steps(self) -> int:
@@ -166,9 +159,11 @@ class Planner:
         return self._residents.empty and not (self._waiting or self._in_flight)
 
     @property
-    def owes_first_tokens(self) -> bool:
-        """Somebody waits for a slot, or for a prompt to be computed."""
-        return bool(self._waiting or self._residents.prefilling) or any(not plan.is_decode for plan in self._in_flight)
+    def is_awaited(self) -> bool:
+        """Somebody waits for a slot, for a prompt to be computed, or, token by token, for what a grammar allows."""
+        token_by_token = self._slots.any_constrained and len(self._residents.running) <= _FEW
+        awaited = self._waiting or self._residents.prefilling or token_by_token
+        return bool(awaited) or any(not plan.is_decode for plan in self._in_flight)
 
     # ------------------------------------------------------------------------------------------- plans
 

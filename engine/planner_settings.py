@@ -21,6 +21,11 @@ class PlannerSettings:
     max_queued_tokens: int = 2**40
     restart_window: float = 60.0
 
+    @property
+    def most_followed(self) -> int:
+        """Answers with a grammar that are followed at a time: those that run, and as many whose turn comes next."""
+        return 2 * self.max_num_seqs
+
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)

@@ -16,7 +16,7 @@ from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays, Slots
-from tercet.ipc.step_messages import Enter
+from tercet.ipc.step_messages import Enter, Load
 
 
 class Head(NamedTuple):
@@ -70,6 +70,19 @@ class Residents:
     @property
     def num_coming_back(self) -> int:
         return sum(comes_back for _, _, comes_back in self._leaving)
+
+    def load(self, num_waiting: int) -> Load:
+        """Gauges. `num_waiting`: without those that come back."""
+        return Load(
+            num_running=len(self.running),
+            num_waiting=num_waiting + self.num_coming_back,
+            num_free_pages=self.pool.num_available,
+            num_pages=self._settings.num_pages,
+            num_steps=self._counters.steps,
+            num_preemptions=self._counters.preemptions,
+            num_prefix_queries=self._counters.prefix_queries,
+            num_prefix_hits=self._counters.prefix_hits,
+        )
 
     @property
     def num_coming_pages(self) -> int:

@@ -13,7 +13,7 @@ import msgspec
 from tercet.engine import child
 from tercet.engine.awake_cores import AwakeCores, has_quota
 from tercet.engine.child import SupervisorLink
-from tercet.engine.grammar_link import GrammarLink
+from tercet.engine.grammar_crew import GrammarCrew
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.trace import Span, open_lanes, record_collections
@@ -60,7 +60,8 @@ def main(link: SupervisorLink) -> None:
         max_queued_tokens=config.max_queued_tokens,
         restart_window=config.restart_window,
     )
-    grammars = GrammarLink(addresses, link.spec.incarnation, link.spec.model_path, limits.vocab_size)
+    model = link.spec.model_path, limits.vocab_size
+    grammars = GrammarCrew(addresses, link.spec.incarnation, *model, settings.most_followed)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation
     kept = config.keep_cores_awake
@@ -105,7 +106,7 @@ class StepLoop:
             self._planner.abort(Abort(bytes(self._aborted)))
             self._aborted.clear()
         # Before planning: cores wake up meanwhile.
-        self._cores.look(now, wanted=self._planner.owes_first_tokens, idle=self._planner.idle)
+        self._cores.look(now, wanted=self._planner.is_awaited, idle=self._planner.idle)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
         while not self._unsent and self._plan(now) is not None:

@@ -4,6 +4,8 @@ As in `messages.py`: MessagePack arrays whose first element names the kind. The 
 outside speaks them.
 """
 
+import sys
+
 import msgspec
 
 from tercet.ipc.answers import FinishReason, Usage
@@ -178,13 +180,6 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     sampling: Sampling
 
 
-class Mask(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which tokens a slot may sample next: int32 words, a bit for each token id."""
-
-    slot: int
-    words: bytes
-
-
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What every rank does next: a lease of `count` steps over the same rows (count > 1 only without chunks).
 
@@ -206,8 +201,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """int32 slots."""
     epoch: int = 0
     """Grows when workers or the scheduler are replaced: plans and answers of an earlier epoch are dropped."""
-    masks: tuple[Mask, ...] = ()
-    """For every row that samples in a slot whose request has a grammar; such plans are leases of one step."""
+    masks: bytes = b""
+    """int32 pairs, for every row that samples in a slot whose request has a grammar: the slot, and where its mask is in
+    the table of masks. Such plans are leases of one step."""
+    mask_table: str = ""
+    """Its file, where there are any."""
     copies: bytes = b""
     """int32 pairs: page, and page that becomes its copy, before any row is computed."""
     longest: int = 0
@@ -233,9 +231,11 @@ ToWorker = Step
 
 
 class Follow(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """What may come after these tokens (int32) of an answer that has to match `grammar`? `ticket` names it from now."""
+    """What may come after these tokens (int32) of an answer that has to match `grammar`? `ticket` names it from now,
+    and its masks belong into `row` of the table."""
 
     ticket: int
+    row: int
     grammar: str
     token_ids: bytes
 
@@ -254,10 +254,13 @@ class Release(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
 
 
 class Allowed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """What may come next in each of these answers (int64): int32 words, a bit for each token id."""
+    """What may come next in each of these answers (int64) is in its row."""
 
     tickets: bytes
-    masks: tuple[bytes, ...]
+
+    @property
+    def first_ticket(self) -> int:
+        return int.from_bytes(self.tickets[:8], sys.byteorder)
 
 
 class Disallowed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -265,6 +268,10 @@ class Disallowed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
 
     ticket: int
     message: str
+
+    @property
+    def first_ticket(self) -> int:
+        return self.ticket
 
 
 ToGrammars = Follow | Extend | Release

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tercet.ipc.step_messages import Adjustments, Enter, Step
+from tercet.model.masks import Masks
 from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
 from tercet.triton_kernels.logits import add_bias, penalize, widen
@@ -28,9 +29,9 @@ _NEUTRAL = Adjustments()
 class Extras:
     """Of all slots of one rank."""
 
-    def __init__(self, num_slots: int, device: torch.device, vocab_size: int = 0) -> None:
-        self._mask_SW = torch.full((num_slots, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
-        self._masked_S = np.zeros(num_slots, np.bool_)
+    def __init__(self, num_slots: int, device: torch.device, vocab_size: int = 0, depth: int = 1) -> None:
+        """`depth`: plans whose masks may be on their way."""
+        self.masks = Masks(num_slots, device, vocab_size, depth)
         self._table = make_adjustment_table(num_slots, device)
         self._adjusted_S = np.zeros(num_slots, np.bool_)
         self._logged_S = np.zeros(num_slots, np.bool_)
@@ -64,19 +65,9 @@ class Extras:
         """Take records as `pack` made them into the table."""
         write_adjustments(words_W, base, num_records, self._table)
 
-    def mask(self, step: Step) -> None:
-        """Take the masks that a plan brings, and let go of those of slots that others have entered."""
-        for enter in step.enter:
-            if self._masked_S[enter.slot] and enter.sampling.grammar is None:
-                self._mask_SW[enter.slot] = -1
-            self._masked_S[enter.slot] = enter.sampling.grammar is not None
-        for mask in step.masks:
-            words_W = torch.frombuffer(bytearray(mask.words), dtype=torch.int32)
-            self._mask_SW[mask.slot].copy_(words_W, non_blocking=True)
-
     def wanted(self, *slots: NDArray[np.int32]) -> bool:
         """Whether any of these slots wants its logits adjusted."""
-        return bool(self._special) and any(bool((self._adjusted_S | self._masked_S)[some].any()) for some in slots)
+        return bool(self._special) and any(bool((self._adjusted_S | self.masks.held_S)[some].any()) for some in slots)
 
     def any_logged(self, *slots: NDArray[np.int32]) -> bool:
         """Whether log-probabilities are wanted of tokens of any of these slots."""
@@ -104,7 +95,7 @@ class Extras:
 
     def adjust(self, logits_RV: Tensor, slots_R: Tensor, table: SlotTable) -> Tensor:
         """The logits to sample from, fp32; those given stay as they are. Masks, biases, then penalties. Graph-safe."""
-        adjusted_RV = widen(logits_RV, slots_R, self._mask_SW)
+        adjusted_RV = widen(logits_RV, slots_R, self.masks.words_SW)
         add_bias(adjusted_RV, slots_R, self._table.bias_ids_SK, self._table.bias_SK)
         penalties = self._table.repetition_S, self._table.presence_S, self._table.frequency_S
         penalize(adjusted_RV, slots_R, table, *penalties)

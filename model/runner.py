@@ -70,7 +70,7 @@ class Runner:
         self._dummy = settings.max_num_seqs
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens
         self._shapes = Shapes(*sizes, short_rows=decoder.short_rows(kv_cache))
-        self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size)
+        self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
@@ -103,7 +103,7 @@ class Runner:
         self._longest = step.longest
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
-        self._extras.mask(step)
+        self._extras.masks.take(step)
         adjustments = list(self._extras.pack(step, self._row_words, _CHANGE_WORDS))
         if self._on_gpu:
             num_tokens = int(self._chunks[2].sum())
@@ -244,5 +244,6 @@ class Runner:
             self._writer.capture()
         self._copy(1)
         self._extras.apply(self._plan.words_W, self._row_words, 1)
+        self._extras.masks.warm_up()
         self._landings.restart()
         torch.cuda.current_stream().synchronize()

@@ -1,5 +1,6 @@
 """What many tests share: models made on the spot, sockets, no threads fighting over two cores, memory under watch."""
 
+import hashlib
 import json
 import os
 import signal
@@ -19,6 +20,35 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
     check_bounds()
     quicken()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", type=Path, metavar="FOLDER", help="leave files to other runs with the same folder")
+
+
+class _Share:
+    """Of several runs side by side: a file is whose run comes to it first, so that all end at about the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._mine: dict[Path, bool] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """True: it is done with, and nothing is said of it."""
+        if item.path not in self._mine:
+            claim = self._folder / hashlib.sha256(os.fsencode(item.path)).hexdigest()
+            try:
+                claim.touch(exist_ok=False)
+                self._mine[item.path] = True
+            except FileExistsError:
+                self._mine[item.path] = False
+        return None if self._mine[item.path] else True
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (folder := config.getoption("--share")) is not None:
+        config.pluginmanager.register(_Share(folder))
 
 
 @pytest.fixture(scope="session")

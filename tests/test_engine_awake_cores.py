@@ -56,13 +56,13 @@ def test_when() -> None:
 
 def test_who_is_owed_a_first_token() -> None:
     run = Run(settings(max_num_batched_tokens=8, run_ahead=1))
-    assert not run.planner.owes_first_tokens
+    assert not run.planner.is_awaited
     run.planner.submit(submit(1, list(range(1, 13))), 0.0)  # in two chunks
     owed = []
     while not run.planner.idle:
-        owed.append(run.planner.owes_first_tokens)
+        owed.append(run.planner.is_awaited)
         assert run.plan()
-        owed.append(run.planner.owes_first_tokens)
+        owed.append(run.planner.is_awaited)
         while run.worker.in_flight:
             run.execute()
     assert owed[:4] == [True] * 4

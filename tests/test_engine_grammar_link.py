@@ -1,5 +1,8 @@
-"""The process that computes masks, and the link to it: deaths, hangs, bad grammars and tokenizers without a reader."""
+"""The processes that compute masks, and the links to them: deaths, hangs, bad grammars, tokenizers without a reader."""
 
+import itertools
+import os
+import random
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -13,8 +16,11 @@ from llguidance import LLMatcher
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from tercet.engine import grammar_link
 from tercet.engine.child import remove_sockets
+from tercet.engine.grammar_crew import GrammarCrew
 from tercet.engine.grammar_link import Followed, GrammarLink
+from tercet.engine.grammar_process import GrammarSpec
 from tercet.ipc.addresses import make_addresses
+from tercet.ipc.mask_table import map_mask_table
 from tercet.ipc.sockets import Inbox
 from tercet.ipc.step_messages import Allowed, Disallowed
 
@@ -28,7 +34,15 @@ class Desk:
     def __init__(self, model_path: Path) -> None:
         self.addresses = make_addresses(1)
         self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.scheduler, Allowed | Disallowed)
-        self.link = GrammarLink(self.addresses, 0, str(model_path), VOCAB_SIZE)
+        self.table = Path(self.addresses.directory) / "masks"
+        where = self.addresses.scheduler, str(self.table)
+        spec = GrammarSpec("", *where, 8, str(model_path), VOCAB_SIZE)
+        names = (f"ipc://{self.addresses.directory}/m{number}" for number in itertools.count())
+        self.link = GrammarLink(spec, names, itertools.count())
+        self._rows = itertools.count()
+
+    def follow(self, grammar: str, token_ids: list[int]) -> Followed:
+        return self.link.follow(next(self._rows), grammar, token_ids)
 
     def wait(self, done: Callable[[], bool], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -54,41 +68,42 @@ def desk() -> Iterator[Desk]:
     remove_sockets(desk.addresses, front_doors=False)
 
 
-def allowed(followed: Followed) -> set[str]:
-    assert followed.mask is not None
-    bits = np.unpackbits(np.frombuffer(followed.mask, np.uint8), bitorder="little")
+def allowed(desk: Desk, followed: Followed) -> set[str]:
+    assert followed.has_mask
+    words = map_mask_table(desk.table, VOCAB_SIZE)[followed.row]
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     return {text for text, index in TOKENS.items() if bits[index]}
 
 
 @pytest.mark.usefixtures("strange_folder")
 def test_modules_in_the_working_folder_are_nobody_s(desk: Desk) -> None:
-    followed = desk.link.follow(DIGITS, [])
-    desk.wait(lambda: followed.mask is not None or followed.failure is not None)
+    followed = desk.follow(DIGITS, [])
+    desk.wait(lambda: followed.has_mask or followed.failure is not None)
     assert followed.failure is None
 
 
 def test_masks_go_on_after_deaths(desk: Desk) -> None:
-    two = [desk.link.follow(DIGITS, []) for _ in range(2)]
-    desk.wait(lambda: all(one.mask for one in two))
+    two = [desk.follow(DIGITS, []) for _ in range(2)]
+    desk.wait(lambda: all(one.has_mask for one in two))
     for count in range(5):
-        assert all(allowed(one) == set("0123456789") for one in two)
+        assert all(allowed(desk, one) == set("0123456789") for one in two)
         if count in (1, 3):  # the answers that it knows, and that it has just been asked about
             desk.process().kill()
         for one in two:
-            one.mask = None
+            one.has_mask = False
         desk.link.extend([(one, TOKENS["7"]) for one in two])
-        desk.wait(lambda: all(one.mask for one in two))
-    assert all(allowed(one) == {"x"} for one in two)
+        desk.wait(lambda: all(one.has_mask for one in two))
+    assert all(allowed(desk, one) == {"x"} for one in two)
     desk.link.release(two[0])
     assert len(desk.link._known) == 1
 
 
 def test_what_hangs_is_replaced_and_then_given_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    innocent = desk.link.follow(DIGITS, [])
-    desk.wait(lambda: innocent.mask is not None)
+    innocent = desk.follow(DIGITS, [])
+    desk.wait(lambda: innocent.has_mask)
     monkeypatch.setattr(grammar_link, "_MOST_SECONDS", 0.3)
     desk.process().send_signal(signal.SIGSTOP)
-    first, second = desk.link.follow(DIGITS, []), desk.link.follow(DIGITS, [])
+    first, second = desk.follow(DIGITS, []), desk.follow(DIGITS, [])
     gone = []
     while first.failure is None:
         process = desk.process()
@@ -100,21 +115,21 @@ def test_what_hangs_is_replaced_and_then_given_up(desk: Desk, monkeypatch: pytes
     assert len(set(gone)) == 2
     assert second.failure is None
     monkeypatch.setattr(grammar_link, "_MOST_SECONDS", 60.0)
-    innocent.mask = None
+    innocent.has_mask = False
     desk.link.extend([(innocent, TOKENS["1"])])
-    desk.wait(lambda: innocent.mask is not None and second.mask is not None)
+    desk.wait(lambda: innocent.has_mask and second.has_mask)
     assert not any(psutil.pid_exists(pid) for pid in gone)
 
 
 def test_it_ends_with_its_scheduler(desk: Desk) -> None:
-    followed = desk.link.follow(DIGITS, [])
-    desk.wait(lambda: followed.mask is not None)
+    followed = desk.follow(DIGITS, [])
+    desk.wait(lambda: followed.has_mask)
     process, pipe = desk.process(), desk.link._process
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the terminal's: nothing happens
         process.send_signal(number)
-    followed.mask = None
+    followed.has_mask = False
     desk.link.extend([(followed, TOKENS["1"])])
-    desk.wait(lambda: followed.mask is not None)
+    desk.wait(lambda: followed.has_mask)
     assert pipe is not None
     assert pipe.stdin is not None
     pipe.stdin.close()
@@ -123,9 +138,9 @@ def test_it_ends_with_its_scheduler(desk: Desk) -> None:
 
 
 def test_what_cannot_be_followed(desk: Desk) -> None:
-    bad, good = desk.link.follow("no grammar at all {", []), desk.link.follow(DIGITS, [])
-    never = desk.link.follow(DIGITS, [TOKENS["a"]])
-    desk.wait(lambda: good.mask is not None and bad.failure is not None and never.failure is not None)
+    bad, good = desk.follow("no grammar at all {", []), desk.follow(DIGITS, [])
+    never = desk.follow(DIGITS, [TOKENS["a"]])
+    desk.wait(lambda: good.has_mask and bad.failure is not None and never.failure is not None)
     assert bad.failure is not None
     assert "structured cannot be followed" in bad.failure
 
@@ -134,7 +149,7 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     desk = Desk(tmp_path)
-    followed = desk.link.follow(DIGITS, [])
+    followed = desk.follow(DIGITS, [])
     desk.wait(lambda: followed.failure is not None)
     assert followed.failure is not None
     assert "tokenizer" in followed.failure
@@ -144,3 +159,54 @@ def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
     process.wait()
     desk.inbox.close()
     remove_sockets(desk.addresses, front_doors=False)
+
+
+def test_a_crew_goes_on_after_the_death_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three processes and one table: each answer gets its own masks, also while others begin, end and die."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
+    addresses = make_addresses(1)
+    inbox: Inbox[Allowed | Disallowed] = Inbox(addresses.scheduler, Allowed | Disallowed)
+    crew, draw = GrammarCrew(addresses, 0, str(checkpoint("llama3")), VOCAB_SIZE, 12), random.Random(5)
+    assert len(crew._links) == 3
+    answers: dict[Followed, str] = {}
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not all(one.has_mask or one.failure for one in answers):
+            assert time.monotonic() < deadline, "no answer"
+            crew.check()
+            if (message := inbox.receive(0.1)) is not None:
+                crew.take(message)
+
+    try:
+        for turn in range(40):
+            while len(answers) < 12:
+                letter = draw.choice("abcdefgh")
+                answers[crew.follow(LLMatcher.grammar_from_regex(f"{letter}{{4}}x|q{letter}"), [])] = letter
+            wait()
+            if turn % 13 == 7:
+                process = draw.choice(crew._links)._process
+                assert process is not None
+                process.kill()
+            masks = map_mask_table(Path(crew.mask_table), VOCAB_SIZE)
+            extended = []
+            for one, letter in list(answers.items()):
+                bits = np.unpackbits(masks[one.row].view(np.uint8), bitorder="little")
+                allowed = {text for text, index in TOKENS.items() if bits[index]}
+                said = len(one.token_ids)
+                assert allowed == ({letter, "q"} if not said else {letter} if said < 4 else {"x"})
+                if said == 4 or draw.random() < 0.1:
+                    crew.release(one)
+                    del answers[one]
+                elif draw.random() < 0.7:
+                    one.has_mask = False
+                    extended.append((one, TOKENS[letter]))
+            crew.extend(extended)
+        assert {link.num_followed for link in crew._links} != {0}
+    finally:
+        for link in crew._links:
+            assert link._process is not None
+            link._process.kill()
+            link._process.wait()
+        inbox.close()
+        remove_sockets(addresses, front_doors=False)

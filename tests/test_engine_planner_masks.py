@@ -5,6 +5,7 @@ A mask here is the tokens of the answer that it was asked for, so that one of an
 
 import random
 from array import array
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -15,24 +16,29 @@ from simulated_worker import VOCABULARY, undisturbed
 from tercet.engine.grammar_link import Followed
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Sibling, Submit
+from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Sibling, Step, Submit
 from test_engine_planner import Run, settings, submit, tight_sizes
 from test_engine_planner_restart import prompt_of, restart
 
-ANY = Allowed(b"", ())
+ANY = Allowed(b"")
 
 
 class SlowMasks:
-    """A source of masks that answers when it is told to."""
+    """A source of masks that answers when it is told to. Its table has few rows, so that they are used again soon."""
 
-    def __init__(self) -> None:
+    mask_table = "a table"
+
+    def __init__(self, num_rows: int) -> None:
+        self.table: list[bytes | None] = [None] * num_rows
+        self._free_rows = deque(range(num_rows))
         self.asked: list[Followed] = []
         self.followed: set[Followed] = set()
         self.most = 0
         self._ready: list[Followed] = []
 
     def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed:
-        followed = Followed(grammar, array("i", token_ids))
+        followed = Followed(grammar, array("i", token_ids), self._free_rows.popleft())
+        self.table[followed.row] = None
         self.followed.add(followed)
         self.most = max(self.most, len(self.followed))
         self.asked.append(followed)
@@ -43,16 +49,19 @@ class SlowMasks:
             assert followed in self.followed
             assert followed not in self.asked, "asked before the last answer was there"
             followed.token_ids.append(token_id)
+            self.table[followed.row] = None  # as soon as it is asked for it may be written
             self.asked.append(followed)
 
     def release(self, followed: Followed) -> None:
         self.followed.remove(followed)
+        self._free_rows.append(followed.row)
         if followed in self.asked:
             self.asked.remove(followed)
 
     def answer(self, index: int = 0, failure: str | None = None) -> None:
         followed = self.asked.pop(index)
-        followed.mask, followed.failure = None if failure else followed.token_ids.tobytes(), failure
+        followed.has_mask, followed.failure = not failure, failure
+        self.table[followed.row] = followed.token_ids.tobytes()
         self._ready.append(followed)
 
     def take(self, message: Allowed | Disallowed) -> list[Followed]:
@@ -68,9 +77,10 @@ class MaskedRun(Run):
 
     def __init__(self, chosen: PlannerSettings) -> None:
         super().__init__(chosen)
-        self.masks = SlowMasks()
+        self.masks = SlowMasks(chosen.most_followed)
         self.planner = Planner(chosen, b"key", self.masks)
-        self._expected: dict[tuple[int, int], bytes] = {}
+        self._rows: dict[tuple[int, int], int] = {}
+        """Of masks: what plans in flight read, by plan and slot."""
 
     def answer(self, index: int = 0, failure: str | None = None) -> list[int]:
         """Returns who failed."""
@@ -83,21 +93,26 @@ class MaskedRun(Run):
             return False
         step = self.worker._queue[-1][0]
         assert step.step_id == before + 1
-        for mask in step.masks:
-            assert step.count == 1
-            self._expected[step.step_id, mask.slot] = mask.words
+        assert step.mask_table == (SlowMasks.mask_table if step.masks else "")
+        assert step.count == 1 or not step.masks
+        for slot, row in np.frombuffer(step.masks, np.int32).reshape(-1, 2).tolist():
+            self._rows[step.step_id, slot] = row
         return True
 
     def execute(self) -> None:
         step, _ = self.worker._queue[0]
         before = {slot: len(state.tokens) for slot, state in self.worker._slots.items()}
         before |= {enter.slot: len(enter.token_ids) // 4 for enter in step.enter}
+        read = {slot: self.masks.table[self._rows.pop((step.step_id, slot))] for slot in self._masked(step)}
         super().execute()
         for slot, _, _ in self.worker._rows(step):
             state = self.worker._slots[slot]
             if state.sampling.grammar is not None and len(state.tokens) > before[slot]:
                 said = state.tokens[state.num_prompt : -1]
-                assert self._expected.pop((step.step_id, slot)) == array("i", said).tobytes(), "a stale mask"
+                assert read[slot] == array("i", said).tobytes(), "a stale mask"
+
+    def _masked(self, step: Step) -> list[int]:
+        return [slot for step_id, slot in self._rows if step_id == step.step_id]
 
     def finish(self) -> None:
         while not self.planner.idle:
@@ -107,7 +122,7 @@ class MaskedRun(Run):
             elif not planned:
                 self.answer()
         super().finish()
-        assert not self._expected
+        assert not self._rows
         assert not self.masks.followed
 
 
@@ -142,7 +157,7 @@ def test_random_loads_with_late_masks(seed: int) -> None:
         elif action < 0.25 and deaths < 5:
             deaths += 1
             assert restart(run) == []
-            run._expected.clear()
+            run._rows.clear()
         elif run.masks.asked and action < 0.5:
             why = "no token" if draw.random() < 0.05 else None
             failed.update(run.answer(draw.randrange(len(run.masks.asked)), why))
@@ -207,14 +222,14 @@ def test_a_suspect_is_not_passed_while_its_mask_is_computed() -> None:
     run.answer()
     run.plan()
     assert restart(run, "a step failed") == []
-    run._expected.clear()
+    run._rows.clear()
     assert run.planner.submit(submit(1, [4, 5], max_tokens=9), 0.0) is None
     assert not run.plan()
     run.answer()
     run.plan()
     (failed,) = restart(run, "a step failed")
     assert failed.number == 0
-    run._expected.clear()
+    run._rows.clear()
     run.finish()
     assert set(run.ended) == {1}
 
@@ -258,7 +273,7 @@ def test_the_next_plan_waits_a_moment_for_masks(delay: float, share: float) -> N
         step = run.planner.plan(now)
         if step is not None:
             run.worker.issue(step)
-            plans.append(len(step.masks))
+            plans.append(len(step.masks) // 8)
         return step is not None
 
     for moment in range(100):

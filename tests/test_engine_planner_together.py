@@ -69,7 +69,7 @@ def test_random_loads_of_everything(seed: int) -> None:
         elif action < 0.185 and deaths < 8:
             deaths += 1
             gone |= {one.number for one in restart(run, draw.choice([None, "a step failed"]))}
-            run._expected.clear()
+            run._rows.clear()
         elif action < 0.19:
             gone |= {one.number for one in run.planner.expire(6.0)}
         elif run.masks.asked and action < 0.45:
