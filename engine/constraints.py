@@ -18,6 +18,9 @@ from tercet.ipc.step_messages import Allowed, Disallowed
 
 _SHORTEST_PATIENCE = 0.001
 _LONGEST_PATIENCE = 0.005
+_FORGETS = 0.9
+"""What a longer delay of before counts for when the next masks come."""
+_SHY = 8
 
 
 class MaskSource(Protocol):
@@ -42,6 +45,10 @@ class Constraints:
         self._followed: dict[int, Followed] = {}
         self._requests: dict[Followed, Request] = {}
         self._patient_until = 0.0
+        self._asked_at = 0.0
+        self._delay = 0.0
+        """Seconds that the last masks took, slow ones for a while longer."""
+        self._held_until: float | None = None
 
     def has_room_for(self, request: Request) -> bool:
         """Whether it is asked about already, or can be before some have ended."""
@@ -95,6 +102,7 @@ class Constraints:
         numbers = arrays.number[slots[rows]].tolist()
         followed = [self._followed[number] for number in numbers]
         self._source.extend(zip(followed, token_ids[rows].tolist(), strict=True))
+        self._asked_at = now
         if spare >= _SHORTEST_PATIENCE:
             self._patient_until = now + min(spare, _LONGEST_PATIENCE)
 
@@ -102,8 +110,25 @@ class Constraints:
         """Seconds for which it is good to wait for masks that may come in time for the next plan."""
         return self._patient_until - now if self._patient_until > now and arrays.any_lacks_mask else 0.0
 
-    def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
+    def hold(self, arrays: SlotArrays, now: float, step: float) -> float:
+        """Seconds for which rows whose masks are there should wait for the others, where nothing else is to be done.
+
+        A large model's step takes as long for half of the rows as for all: two halves that take turns would get half
+        as many tokens. Not where masks take as long as a step (of `step` seconds): then they are what all wait for.
+        """
+        here, all_of_them = arrays.readiness() if self._followed else (0, 0)
+        if not 0 < here < all_of_them or self._delay >= step:
+            self._held_until = None
+            return 0.0
+        if self._held_until is None:
+            self._held_until = now + step + 2 * self._delay
+        elif now >= self._held_until:  # in vain: not again soon
+            self._delay = _SHY * step
+        return max(0.0, self._held_until - now)
+
+    def take(self, message: Allowed | Disallowed, now: float) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""
+        self._delay = max(now - self._asked_at, _FORGETS * self._delay)
         return [] if self._source is None else self._news(self._source.take(message))
 
     def check(self) -> list[tuple[Request, str | None]]:

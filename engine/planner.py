@@ -100,9 +100,9 @@ class Planner:
             self._constraints.end(unservable.number)
         return expired
 
-    def take_masks(self, message: Allowed | Disallowed) -> list[Unservable]:
+    def take_masks(self, message: Allowed | Disallowed, now: float) -> list[Unservable]:
         """What requests that have a grammar wait for. Returns those that cannot go on."""
-        return self._go_on(self._constraints.take(message))
+        return self._go_on(self._constraints.take(message, now))
 
     def check_masks(self) -> list[Unservable]:
         """See that masks are still being computed. Returns those that cannot go on."""
@@ -195,11 +195,15 @@ class Planner:
         return step
 
     def patience(self, now: float) -> float:
-        """Seconds for which planning waits, for masks or more prompts: what is in flight keeps workers busy."""
+        """Seconds for which planning waits, for masks or more prompts."""
+        could_enter = self._waiting and self._residents.num_free_slots
+        held = 0.0
+        if not (could_enter or self._residents.prefilling):
+            held = self._constraints.hold(self._slots, now, self._lease.step_seconds)
         if not self._in_flight:
-            return 0.0
+            return held
         burst = 0.0 if self._waiting or self._residents.prefilling else self._lease.patience(now)
-        return max(burst, self._constraints.patience(self._slots, now))
+        return max(held, burst, self._constraints.patience(self._slots, now))
 
     def _share(self, chunks: list[tuple[int, int, int]]) -> None:
         """What a plan computes of prompts serves later ones, which workers run after it."""

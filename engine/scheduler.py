@@ -135,7 +135,7 @@ class StepLoop:
                 self._planner.forget(message)
                 self._told = None  # a new tokenizer knows no gauges
             case Allowed() | Disallowed():
-                for unservable in self._planner.take_masks(message):
+                for unservable in self._planner.take_masks(message, now):
                     self._send(unservable)
 
     def _obey(self, command: ToChild, now: float) -> None:

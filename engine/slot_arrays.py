@@ -64,6 +64,13 @@ class SlotArrays:
         """Whether a long lease would keep some slot from its next step, which waits for its last token."""
         return bool((self.constrained & self.decoding).any())
 
+    def readiness(self) -> tuple[int, int]:
+        """Of the slots that decode, if all of them are constrained: how many could be planned now, and how many there
+        are; else none of none."""
+        if (self.decoding & ~self.constrained).any():
+            return 0, 0
+        return len(self.that_decode()), int((self.decoding & (self.known < self._max_length)).sum())
+
     @property
     def any_lacks_mask(self) -> bool:
         return bool((self.lacks_mask & self.decoding).any())

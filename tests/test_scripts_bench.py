@@ -162,3 +162,16 @@ def test_plain_streams_beside_those_with_a_grammar(tmp_path: Path) -> None:
     assert [row["beside_tokens_per_s"] > 0 for row in rows] == [False, True, True]
     assert all(row["tokens_per_s"] > 0 for row in rows)
     assert "beside grammar: " in done.stdout
+
+
+def test_answers_with_a_grammar_and_without(tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    size = ["--answers", "1", "3", "--tokens", "9", "--rounds", "1", "--load-format", "dummy"]
+    where = ["--model", str(checkpoint("llama")), "--device", "cpu"]
+    done = bench("structured", *where, *size, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["answers"] for row in rows] == [1, 3]
+    for row in rows:
+        for name in ("plain", "grammar"):
+            assert row[f"{name}_ms"] * row[f"{name}_tokens_per_s"] == pytest.approx(1e3 * row["answers"])
