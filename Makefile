@@ -14,12 +14,12 @@ chat: .venv/installed
 
 # The suite as two runs side by side, each of which takes the files that the other has not begun with. The second shows
 # its output at once, the first when both have ended.
-PYTEST := $(BIN)/python -m pytest -m 'not gpu' --share
+PYTEST := $(BIN)/python -m pytest -m 'not gpu'
 
 test: .venv/installed
 	@share=$$(mktemp -d); trap 'kill $$other 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) $$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
-	$(PYTEST) $$share; here=$$?; \
+	$(PYTEST) --share=$$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
+	$(PYTEST) --share=$$share; here=$$?; \
 	wait $$other; there=$$?; \
 	cat $$share/log; exit $$((here ? here : there))
 
