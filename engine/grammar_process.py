@@ -90,7 +90,9 @@ def main() -> None:
     work: Callable[[ToGrammars], None]
     try:
         work = MaskDesk(_load(spec), outbox.send).work
-    except (TercetError, ValueError, OSError, ImportError) as error:
+    except OSError as error:  # there is no room for the table of masks, as a rule
+        work = _refuse_all(f"structured: grammars cannot be used: {error}", outbox)
+    except (TercetError, ValueError, ImportError) as error:
         work = _refuse_all(f"structured: grammars cannot be used with this checkpoint's tokenizer: {error}", outbox)
     while True:
         message = inbox.receive()

@@ -31,12 +31,12 @@ TOKENS = {text: index for text, index in tokenizer().get_vocab().items() if len(
 class Desk:
     """A scheduler's inbox, and the link."""
 
-    def __init__(self, model_path: Path) -> None:
+    def __init__(self, model_path: Path, num_rows: int = 8) -> None:
         self.addresses = make_addresses(1)
         self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.scheduler, Allowed | Disallowed)
         self.table = Path(self.addresses.directory) / "masks"
         where = self.addresses.scheduler, str(self.table)
-        spec = GrammarSpec("", *where, 8, str(model_path), VOCAB_SIZE)
+        spec = GrammarSpec("", *where, num_rows, str(model_path), VOCAB_SIZE)
         names = (f"ipc://{self.addresses.directory}/m{number}" for number in itertools.count())
         self.link = GrammarLink(spec, names, itertools.count())
         self._rows = itertools.count()
@@ -148,17 +148,26 @@ def test_what_cannot_be_followed(desk: Desk) -> None:
 def test_a_tokenizer_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
-    desk = Desk(tmp_path)
+    assert "checkpoint's tokenizer" in why_not(Desk(tmp_path))
+
+
+def test_a_disk_without_room_for_masks() -> None:
+    reason = why_not(Desk(checkpoint("llama3"), num_rows=2**45))
+    assert reason.startswith("structured: grammars cannot be used: [Errno ")
+
+
+def why_not(desk: Desk) -> str:
+    """What whoever has a grammar is told."""
     followed = desk.follow(DIGITS, [])
     desk.wait(lambda: followed.failure is not None)
     assert followed.failure is not None
-    assert "tokenizer" in followed.failure
     process = desk.link._process
     assert process is not None
     process.kill()
     process.wait()
     desk.inbox.close()
     remove_sockets(desk.addresses, front_doors=False)
+    return followed.failure
 
 
 def test_a_crew_goes_on_after_the_death_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
