@@ -4,7 +4,6 @@ step of many answers would wait for it. Knows answers and links; which process l
 
 import itertools
 import os
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from tercet.engine.grammar_link import Followed, GrammarLink
@@ -23,35 +22,33 @@ class GrammarCrew:
     def __init__(self, addresses: Addresses, incarnation: int, model_path: str, vocab_size: int, most: int) -> None:
         """At most `most` answers are followed at a time."""
         count = max(1, min(len(os.sched_getaffinity(0)) // _CORES_EACH, _MOST))
+        self._rows_each = -(-most // count)
         self.mask_table = f"{addresses.directory}/masks-{incarnation}"
-        spec = GrammarSpec("", addresses.scheduler, self.mask_table, most, model_path, vocab_size)
+        num_rows = count * self._rows_each
+        spec = GrammarSpec("", addresses.scheduler, self.mask_table, num_rows, model_path, vocab_size)
         names = (f"ipc://{addresses.directory}/m{incarnation}-{number}" for number in itertools.count())
-        self._links = [GrammarLink(spec, names, itertools.count(index, count)) for index in range(count)]
-        self._owner: dict[Followed, GrammarLink] = {}
-        self._free_rows = deque(range(most))
-        """That which is free for longest is taken first: plans that name it may still be in flight."""
+        self._links = [
+            GrammarLink(spec, names, itertools.count(index, count), range(first, first + self._rows_each))
+            for index, first in enumerate(range(0, num_rows, self._rows_each))
+        ]
 
     def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed:
         """Ask what may come after these tokens of an answer."""
         for link in self._links:
             link.start()
-        link = min(self._links, key=lambda link: link.num_followed)
-        followed = link.follow(self._free_rows.popleft(), grammar, token_ids)
-        self._owner[followed] = link
-        return followed
+        return max(self._links, key=lambda link: link.num_free).follow(grammar, token_ids)
 
     def extend(self, answers: Iterable[tuple[Followed, int]]) -> None:
         """Ask what may come after one more token of each of these."""
         shares: dict[GrammarLink, list[tuple[Followed, int]]] = {}
         for followed, token_id in answers:
-            shares.setdefault(self._owner[followed], []).append((followed, token_id))
+            shares.setdefault(self._link_of(followed), []).append((followed, token_id))
         for link, share in shares.items():
             link.extend(share)
 
     def release(self, followed: Followed) -> None:
         """Nobody wants to know more of this one."""
-        self._owner.pop(followed).release(followed)
-        self._free_rows.append(followed.row)
+        self._link_of(followed).release(followed)
 
     def take(self, message: Allowed | Disallowed) -> list[Followed]:
         """Those that have a mask now, or fail."""
@@ -60,3 +57,6 @@ class GrammarCrew:
     def check(self) -> list[Followed]:
         """See whether all live and get on; call it now and then. Returns those that fail."""
         return [failed for link in self._links for failed in link.check()]
+
+    def _link_of(self, followed: Followed) -> GrammarLink:
+        return self._links[followed.row // self._rows_each]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from array import array
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -48,11 +49,17 @@ class Followed:
 class GrammarLink:
     """Questions go out, and answers come through the scheduler's inbox: `take` makes sense of them."""
 
-    def __init__(self, spec: GrammarSpec, names: Iterator[str], tickets: Iterator[int]) -> None:
-        """`spec`: of the process, but for its inbox; each has one of another of `names`. `tickets` grow."""
+    def __init__(self, spec: GrammarSpec, names: Iterator[str], tickets: Iterator[int], rows: Iterable[int]) -> None:
+        """`spec`: of the process, but for its inbox; each has one of another of `names`. `tickets` grow.
+
+        `rows`: of the table, which nobody else writes: a process answers in order, so it has written for the last time
+        for who has gone when it begins for the next.
+        """
         self._spec = spec
         self._names = names
         self._counter = tickets
+        self._free_rows = deque(rows)
+        """That which is free for longest is taken first: plans that name it may still be in flight."""
         self._process: subprocess.Popen[bytes] | None = None
         self._outbox: Outbox | None = None
         self._heard_at = 0.0
@@ -60,12 +67,13 @@ class GrammarLink:
         """By ticket: what the process that lives now knows."""
 
     @property
-    def num_followed(self) -> int:
-        return len(self._known)
+    def num_free(self) -> int:
+        """Answers that it can follow beside those that it does."""
+        return len(self._free_rows)
 
-    def follow(self, row: int, grammar: str, token_ids: Sequence[int]) -> Followed:
-        """Ask what may come after these tokens of an answer, whose masks belong into this row."""
-        followed = Followed(grammar, array("i", token_ids), row)
+    def follow(self, grammar: str, token_ids: Sequence[int]) -> Followed:
+        """Ask what may come after these tokens of an answer."""
+        followed = Followed(grammar, array("i", token_ids), self._free_rows.popleft())
         self._ask(followed)
         return followed
 
@@ -86,6 +94,7 @@ class GrammarLink:
 
     def release(self, followed: Followed) -> None:
         """Nobody wants to know more of this one."""
+        self._free_rows.append(followed.row)
         if followed.ticket is not None:
             del self._known[followed.ticket]
             self._send(Release(followed.ticket))

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +38,7 @@ class Desk:
         where = self.addresses.scheduler, str(self.table)
         spec = GrammarSpec("", *where, num_rows, str(model_path), VOCAB_SIZE)
         names = (f"ipc://{self.addresses.directory}/m{number}" for number in itertools.count())
-        self.link = GrammarLink(spec, names, itertools.count())
-        self._rows = itertools.count()
-
-    def follow(self, grammar: str, token_ids: list[int]) -> Followed:
-        return self.link.follow(next(self._rows), grammar, token_ids)
+        self.link = GrammarLink(spec, names, itertools.count(), range(8))
 
     def wait(self, done: Callable[[], bool], seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -77,13 +73,13 @@ def allowed(desk: Desk, followed: Followed) -> set[str]:
 
 @pytest.mark.usefixtures("strange_folder")
 def test_modules_in_the_working_folder_are_nobody_s(desk: Desk) -> None:
-    followed = desk.follow(DIGITS, [])
+    followed = desk.link.follow(DIGITS, [])
     desk.wait(lambda: followed.has_mask or followed.failure is not None)
     assert followed.failure is None
 
 
 def test_masks_go_on_after_deaths(desk: Desk) -> None:
-    two = [desk.follow(DIGITS, []) for _ in range(2)]
+    two = [desk.link.follow(DIGITS, []) for _ in range(2)]
     desk.wait(lambda: all(one.has_mask for one in two))
     for count in range(5):
         assert all(allowed(desk, one) == set("0123456789") for one in two)
@@ -99,11 +95,11 @@ def test_masks_go_on_after_deaths(desk: Desk) -> None:
 
 
 def test_what_hangs_is_replaced_and_then_given_up(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    innocent = desk.follow(DIGITS, [])
+    innocent = desk.link.follow(DIGITS, [])
     desk.wait(lambda: innocent.has_mask)
     monkeypatch.setattr(grammar_link, "_MOST_SECONDS", 0.3)
     desk.process().send_signal(signal.SIGSTOP)
-    first, second = desk.follow(DIGITS, []), desk.follow(DIGITS, [])
+    first, second = desk.link.follow(DIGITS, []), desk.link.follow(DIGITS, [])
     gone = []
     while first.failure is None:
         process = desk.process()
@@ -122,7 +118,7 @@ def test_what_hangs_is_replaced_and_then_given_up(desk: Desk, monkeypatch: pytes
 
 
 def test_it_ends_with_its_scheduler(desk: Desk) -> None:
-    followed = desk.follow(DIGITS, [])
+    followed = desk.link.follow(DIGITS, [])
     desk.wait(lambda: followed.has_mask)
     process, pipe = desk.process(), desk.link._process
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):  # the terminal's: nothing happens
@@ -138,8 +134,8 @@ def test_it_ends_with_its_scheduler(desk: Desk) -> None:
 
 
 def test_what_cannot_be_followed(desk: Desk) -> None:
-    bad, good = desk.follow("no grammar at all {", []), desk.follow(DIGITS, [])
-    never = desk.follow(DIGITS, [TOKENS["a"]])
+    bad, good = desk.link.follow("no grammar at all {", []), desk.link.follow(DIGITS, [])
+    never = desk.link.follow(DIGITS, [TOKENS["a"]])
     desk.wait(lambda: good.has_mask and bad.failure is not None and never.failure is not None)
     assert bad.failure is not None
     assert "structured cannot be followed" in bad.failure
@@ -158,7 +154,7 @@ def test_a_disk_without_room_for_masks() -> None:
 
 def why_not(desk: Desk) -> str:
     """What whoever has a grammar is told."""
-    followed = desk.follow(DIGITS, [])
+    followed = desk.link.follow(DIGITS, [])
     desk.wait(lambda: followed.failure is not None)
     assert followed.failure is not None
     process = desk.link._process
@@ -170,52 +166,95 @@ def why_not(desk: Desk) -> str:
     return followed.failure
 
 
-def test_a_crew_goes_on_after_the_death_of_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three processes and one table: each answer gets its own masks, also while others begin, end and die."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
-    addresses = make_addresses(1)
-    inbox: Inbox[Allowed | Disallowed] = Inbox(addresses.scheduler, Allowed | Disallowed)
-    crew, draw = GrammarCrew(addresses, 0, str(checkpoint("llama3")), VOCAB_SIZE, 12), random.Random(5)
-    assert len(crew._links) == 3
-    answers: dict[Followed, str] = {}
+class CrewDesk:
+    """A scheduler's inbox, and a crew of three."""
 
-    def wait() -> None:
+    def __init__(self, most: int) -> None:
+        self.addresses = make_addresses(1)
+        self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.scheduler, Allowed | Disallowed)
+        self.crew = GrammarCrew(self.addresses, 0, str(checkpoint("llama3")), VOCAB_SIZE, most)
+        assert len(self.crew._links) == 3
+
+    def wait(self, answers: Iterable[Followed]) -> None:
         deadline = time.monotonic() + 60
         while not all(one.has_mask or one.failure for one in answers):
             assert time.monotonic() < deadline, "no answer"
-            crew.check()
-            if (message := inbox.receive(0.1)) is not None:
-                crew.take(message)
+            self.crew.check()
+            if (message := self.inbox.receive(0.1)) is not None:
+                self.crew.take(message)
 
-    try:
-        for turn in range(40):
-            while len(answers) < 12:
-                letter = draw.choice("abcdefgh")
-                answers[crew.follow(LLMatcher.grammar_from_regex(f"{letter}{{4}}x|q{letter}"), [])] = letter
-            wait()
-            if turn % 13 == 7:
-                process = draw.choice(crew._links)._process
-                assert process is not None
-                process.kill()
-            masks = map_mask_table(Path(crew.mask_table), VOCAB_SIZE)
-            extended = []
-            for one, letter in list(answers.items()):
-                bits = np.unpackbits(masks[one.row].view(np.uint8), bitorder="little")
-                allowed = {text for text, index in TOKENS.items() if bits[index]}
-                said = len(one.token_ids)
-                assert allowed == ({letter, "q"} if not said else {letter} if said < 4 else {"x"})
-                if said == 4 or draw.random() < 0.1:
-                    crew.release(one)
-                    del answers[one]
-                elif draw.random() < 0.7:
-                    one.has_mask = False
-                    extended.append((one, TOKENS[letter]))
-            crew.extend(extended)
-        assert {link.num_followed for link in crew._links} != {0}
-    finally:
-        for link in crew._links:
-            assert link._process is not None
-            link._process.kill()
-            link._process.wait()
-        inbox.close()
-        remove_sockets(addresses, front_doors=False)
+    def allowed(self, followed: Followed) -> set[str]:
+        words = map_mask_table(Path(self.crew.mask_table), VOCAB_SIZE)[followed.row]
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+        return {text for text, index in TOKENS.items() if bits[index]}
+
+
+@pytest.fixture
+def crew_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], CrewDesk]]:
+    """Makes one that follows at most so many answers."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
+    made: list[CrewDesk] = []
+
+    def make(most: int) -> CrewDesk:
+        made.append(CrewDesk(most))
+        return made[-1]
+
+    yield make
+    for desk in made:
+        for link in desk.crew._links:
+            if link._process is not None:
+                link._process.kill()
+                link._process.wait()
+        desk.inbox.close()
+        remove_sockets(desk.addresses, front_doors=False)
+
+
+def only(letter: str) -> str:
+    """A grammar."""
+    return LLMatcher.grammar_from_regex(f"{letter}{{4}}x|q{letter}")
+
+
+def test_a_crew_goes_on_after_the_death_of_any(crew_desk: Callable[[int], CrewDesk]) -> None:
+    """Three processes and one table: each answer gets its own masks, also while others begin, end and die."""
+    desk, draw = crew_desk(12), random.Random(5)
+    answers: dict[Followed, str] = {}
+    for turn in range(40):
+        while len(answers) < 12:
+            letter = draw.choice("abcdefgh")
+            answers[desk.crew.follow(only(letter), [])] = letter
+        desk.wait(answers)
+        if turn % 13 == 7:
+            process = draw.choice(desk.crew._links)._process
+            assert process is not None
+            process.kill()
+        extended = []
+        for one, letter in list(answers.items()):
+            said = len(one.token_ids)
+            assert desk.allowed(one) == ({letter, "q"} if not said else {letter} if said < 4 else {"x"})
+            if said == 4 or draw.random() < 0.1:
+                desk.crew.release(one)
+                del answers[one]
+            elif draw.random() < 0.7:
+                one.has_mask = False
+                extended.append((one, TOKENS[letter]))
+        desk.crew.extend(extended)
+
+
+def test_who_is_slow_writes_over_nobody_s_mask(crew_desk: Callable[[int], CrewDesk]) -> None:
+    """A process stands still with a question of somebody who has gone, and goes on once all rows have others."""
+    desk = crew_desk(3)
+    gone = desk.crew.follow(only("a"), [])
+    desk.wait([gone])
+    (slow,) = (link for link in desk.crew._links if link._known)
+    assert slow._process is not None
+    slow._process.send_signal(signal.SIGSTOP)
+    desk.crew.extend([(gone, TOKENS["a"])])
+    desk.crew.release(gone)
+    answers = {desk.crew.follow(only(letter), []): letter for letter in "bcd"}
+    behind = set(slow._known.values())
+    assert len(behind) == 1
+    desk.wait(answers.keys() - behind)
+    slow._process.send_signal(signal.SIGCONT)
+    desk.wait(answers)
+    for one, letter in answers.items():
+        assert desk.allowed(one) == {letter, "q"}
