@@ -46,8 +46,9 @@ class Constraints:
         self._requests: dict[Followed, Request] = {}
         self._patient_until = 0.0
         self._asked_at = 0.0
+        """Of those that run."""
         self._delay = 0.0
-        """Seconds that the last masks took, slow ones for a while longer."""
+        """Seconds that their last masks took, slow ones for a while longer."""
         self._held_until: float | None = None
 
     def has_room_for(self, request: Request) -> bool:
@@ -128,8 +129,10 @@ class Constraints:
 
     def take(self, message: Allowed | Disallowed, now: float) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""
-        self._delay = max(now - self._asked_at, _FORGETS * self._delay)
-        return [] if self._source is None else self._news(self._source.take(message))
+        news = [] if self._source is None else self._news(self._source.take(message))
+        if any(request.slot >= 0 for request, _ in news):  # not of those alone that have yet to begin
+            self._delay = max(now - self._asked_at, _FORGETS * self._delay)
+        return news
 
     def check(self) -> list[tuple[Request, str | None]]:
         """See that masks are still being computed; call it now and then."""

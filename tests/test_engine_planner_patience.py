@@ -7,6 +7,9 @@ import pytest
 from test_engine_planner import settings, submit
 from test_engine_planner_masks import MaskedRun, constrained
 
+_BOOTED = 1e6
+"""What the clock says first: no time that anybody has waited for."""
+
 
 @pytest.mark.parametrize(("delay", "share"), [(0.001, 1 / 2), (0.004, 1 / 3)])
 def test_the_next_plan_waits_a_moment_for_masks(delay: float, share: float) -> None:
@@ -58,8 +61,8 @@ def follow_clock(delay: float, arrivals: list[tuple[float, int]], slow: int | No
     due: dict[int, float] = {}
     free_at, sizes, running = 0.0, list[int](), deque[tuple[float, int]]()
     for tick in range(10_000):
-        run.now = now = tick / 10_000
-        while arrivals and arrivals[0][0] <= now:
+        run.now = now = _BOOTED + tick / 10_000
+        while arrivals and _BOOTED + arrivals[0][0] <= now:
             number = arrivals.pop(0)[1]
             assert run.planner.submit(constrained(number, [3, number], max_tokens=300), now) is None
         while running and running[0][0] <= now:
