@@ -1,7 +1,8 @@
-"""Cores that stay awake while somebody waits for a first token: the scheduler's side.
+"""Cores that stay awake while somebody waits for a first token, or few do for each token: the scheduler's side.
 
 On its way to a first token a request wakes process after process, each on a core that has gone to sleep meanwhile, and
-cores of virtual machines take longer to wake up than the work takes. So a process of its own keeps them awake
+cores of virtual machines take longer to wake up than the work takes. Where an answer has to match a grammar it is so
+with each token. So a process of its own keeps them awake
 (`core_keeper.py`), for as long as it is told to. Knows the time; who waits, the planner knows.
 """
 
@@ -40,7 +41,7 @@ class AwakeCores:
     def look(self, now: float, *, wanted: bool, idle: bool) -> None:
         """Called in every turn of the scheduler's loop; costs a system call only where something changes.
 
-        `wanted`: somebody waits for a first token; `idle`: nobody waits for anything.
+        `wanted`: somebody waits for one of those; `idle`: nobody waits for anything.
         """
         if wanted or self._wanted:  # until now
             self._wanted_at = now

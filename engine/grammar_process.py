@@ -1,8 +1,8 @@
 """PROCESS grammars: says which tokens may come next in answers that have to match a grammar.
 
-The scheduler starts it with the first request that has one (`grammar_link.py`): reading a large tokenizer, compiling a
-grammar and computing a mask hold the interpreter for as long as they take, and the step loop shall not wait. It knows
-tickets and tokens; it knows no request and no slot.
+The scheduler starts some of it with the first request that has one (`grammar_crew.py`): reading a large tokenizer,
+compiling a grammar and computing a mask hold the interpreter for as long as they take, and the step loop shall not
+wait. It knows tickets, tokens and rows of a table; it knows no request and no slot.
 """
 
 import os

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.ipc.mask_table import num_mask_words
+
 _MOST_KEPT = 64
 _ITEMS_IN_ROW = 20_000
 """Alternatives that a grammar may have at one place: objects may have thousands of optional properties."""
@@ -29,18 +31,18 @@ class Grammars:
     def __init__(self, tokenizer_json: str, eos_ids: Sequence[int], num_tokens: int, masks: NDArray[np.int32]) -> None:
         """`tokenizer_json`: as of the package tokenizers. `masks`: int32 words, a bit for each of `num_tokens` ids."""
         self._library = importlib.import_module("llguidance")
-        self._eos_ids = [token_id for token_id in eos_ids if 0 <= token_id < num_tokens]
-        load = functools.partial(self._library.LLTokenizer, tokenizer_json, eos_token=self._eos_ids)
-        self._tokenizer = load()
-        if self._tokenizer.vocab_size < num_tokens:  # it writes as many bits as it has tokens
+        ends = [token_id for token_id in eos_ids if 0 <= token_id < num_tokens]
+        load = functools.partial(self._library.LLTokenizer, tokenizer_json, eos_token=ends)
+        try:  # it writes as many bits as it has tokens
             self._tokenizer = load(n_vocab=num_tokens)
+        except ValueError:  # it has more than the model
+            self._tokenizer = load()
         self._masks, self._address = masks, masks.ctypes.data
-        self._wide = np.zeros(-(-self._tokenizer.vocab_size // 32), np.int32)
-        self._as_wide = len(self._wide) == masks.shape[1]
-        """Else the tokenizer has more tokens than the model."""
+        self._whole = np.zeros(num_mask_words(self._tokenizer.vocab_size), np.int32)
+        """A mask with the tokens that the model lacks."""
         self._limits = self._library.LLParserLimits(max_items_in_row=_ITEMS_IN_ROW, verbose_errors=False)
         self._compiled: OrderedDict[str, Any] = OrderedDict()
-        self._matchers: dict[int, tuple[Any, int, NDArray[np.int32]]] = {}
+        self._matchers: dict[int, tuple[Any, int]] = {}
 
     def start(self, number: int, row: int, grammar: str, token_ids: Sequence[int]) -> None:
         """An answer begins, or goes on after these tokens of it. Its masks belong into this row."""
@@ -51,7 +53,7 @@ class Grammars:
         if len(self._compiled) > _MOST_KEPT:
             self._compiled.popitem(last=False)
         matcher = base.deep_copy()
-        self._matchers[number] = matcher, row, self._masks[row]
+        self._matchers[number] = matcher, row
         if len(token_ids):
             matcher.consume_tokens(list(token_ids))
 
@@ -61,12 +63,13 @@ class Grammars:
 
     def write_mask(self, number: int) -> None:
         """For each token id: may it come next? Raises `GrammarFailed`, also where none may."""
-        matcher, row, words = self._matchers[number]
-        if self._as_wide:
-            matcher.unsafe_compute_mask_ptr(self._address + row * words.nbytes, words.nbytes)
+        matcher, row = self._matchers[number]
+        num_words, num_bytes = self._masks.shape[1], self._whole.nbytes
+        if len(self._whole) == num_words:
+            matcher.unsafe_compute_mask_ptr(self._address + row * num_bytes, num_bytes)
         else:
-            matcher.unsafe_compute_mask_ptr(self._wide.ctypes.data, self._wide.nbytes)
-            words[:] = self._wide[: len(words)]
+            matcher.unsafe_compute_mask_ptr(self._whole.ctypes.data, num_bytes)
+            self._masks[row] = self._whole[:num_words]
         if matcher.is_error():
             raise GrammarFailed(f"structured cannot be followed: {_first_line(matcher.get_error())}")
 

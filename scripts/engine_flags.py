@@ -67,7 +67,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag(
         "keep-cores-awake",
-        "while a first token is awaited, by processes of the idle class; default: on a GPU, if no quota counts them",
+        "while a first token, or few of a grammar, are awaited, by processes of the idle class; "
+        "default: on a GPU, if no quota counts them",
         action=argparse.BooleanOptionalAction,
     )
     flag("max-queued-requests", "requests that may wait for a slot; more are refused as overloaded", type=int)
