@@ -38,6 +38,16 @@ class Admission:
         for request in others:
             plan.take(request)
 
+    def share(self, chunks: list[tuple[int, int, int]]) -> None:
+        """What a plan computes of prompts serves later ones, which workers run after it."""
+        for slot, start, length in chunks:
+            request = self._residents.at(slot)
+            assert request is not None
+            self._residents.remember(request, start + length)
+            if request.family is not None and self._residents.slots.decoding[slot]:
+                request.family.has_prompt(request)
+                self._waiting.call_back(request.family)
+
     def _can_admit(self) -> bool:
         """Whether the next in line can enter. Who has no mask for the first step yet lets others pass."""
         while (first := self._waiting.first) is not None and not self._constraints.lets_in(first):

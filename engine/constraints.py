@@ -1,8 +1,8 @@
 """Requests with a grammar: what they may sample next is asked for, waited for, and goes into the plans. Pure.
 
 Between the planner, which knows slots, and whoever computes masks from token ids. A request is admitted when its first
-mask is there, and is in no plan while its next one is not; the others do not wait for it. Without such requests it does
-nothing.
+mask is there. Its next steps are planned ahead of their masks where these can be expected before the draw; one that is
+late is planned again, once it is there. The others do not wait for it. Without such requests it does nothing.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,11 +16,14 @@ from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.ipc.step_messages import Allowed, Disallowed
 
-_SHORTEST_PATIENCE = 0.001
-_LONGEST_PATIENCE = 0.005
-_FORGETS = 0.9
-"""What a longer delay of before counts for when the next masks come."""
-_SHY = 8
+_FIRST_DELAY = 0.005
+"""What masks are taken to need before any has come."""
+_NEWEST = 0.25
+"""Weight of the newest delay in their mean."""
+_MARGIN = 2
+"""Masks may take so many times as long as in the mean."""
+_MOST_GROWTH = 4
+"""One that is longer than so many times the mean counts as that: it says little of the next."""
 
 
 class MaskSource(Protocol):
@@ -44,12 +47,10 @@ class Constraints:
         self._most = most
         self._followed: dict[int, Followed] = {}
         self._requests: dict[Followed, Request] = {}
-        self._patient_until = 0.0
-        self._asked_at = 0.0
-        """Of those that run."""
-        self._delay = 0.0
-        """Seconds that their last masks took, slow ones for a while longer."""
-        self._held_until: float | None = None
+        self._asked_at: float | None = None
+        """When those that run were asked about, while masks of them are to come."""
+        self.delay = _FIRST_DELAY
+        """Seconds until the last mask of a step is there, in the mean."""
 
     def has_room_for(self, request: Request) -> bool:
         """Whether it is asked about already, or can be before some have ended."""
@@ -90,49 +91,46 @@ class Constraints:
         for number in list(self._followed):
             self.end(number)
 
-    def accept(
-        self, arrays: SlotArrays, slots: NDArray[np.int32], token_ids: NDArray[np.int32], now: float, spare: float
-    ) -> None:
-        """What these slots sampled; who ended with it has left already. The next plan has `spare` seconds' time."""
+    def accept(self, arrays: SlotArrays, slots: NDArray[np.int32], token_ids: NDArray[np.int32], now: float) -> None:
+        """What these slots sampled; who ended with it has left already."""
         if not self._followed or self._source is None:
             return
         rows = np.flatnonzero(arrays.constrained[slots] & arrays.alive[slots])
         if not len(rows):
             return
         arrays.lacks_mask[slots[rows]] = True
+        arrays.was_late[slots[rows]] = False
         numbers = arrays.number[slots[rows]].tolist()
         followed = [self._followed[number] for number in numbers]
         self._source.extend(zip(followed, token_ids[rows].tolist(), strict=True))
         self._asked_at = now
-        if spare >= _SHORTEST_PATIENCE:
-            self._patient_until = now + min(spare, _LONGEST_PATIENCE)
 
-    def patience(self, arrays: SlotArrays, now: float) -> float:
-        """Seconds for which it is good to wait for masks that may come in time for the next plan."""
-        return self._patient_until - now if self._patient_until > now and arrays.any_lacks_mask else 0.0
-
-    def hold(self, arrays: SlotArrays, now: float, step: float) -> float:
-        """Seconds for which rows whose masks are there should wait for the others, where nothing else is to be done.
+    def holds(self, arrays: SlotArrays) -> bool:
+        """Whether those that could be planned should wait for a plan in flight, where nothing else is to be done.
 
         A large model's step takes as long for half of the rows as for all: two halves that take turns would get half
-        as many tokens. Not where masks take as long as a step (of `step` seconds): then they are what all wait for.
+        as many tokens.
         """
-        here, all_of_them = arrays.readiness() if self._followed else (0, 0)
-        if not 0 < here < all_of_them or self._delay >= step:
-            self._held_until = None
-            return 0.0
-        if self._held_until is None:
-            self._held_until = now + step + 2 * self._delay
-        elif now >= self._held_until:  # in vain: not again soon
-            self._delay = _SHY * step
-        return max(0.0, self._held_until - now)
+        return bool(self._followed) and arrays.all_constrained and arrays.any_undrawn
 
-    def take(self, message: Allowed | Disallowed, now: float) -> list[tuple[Request, str | None]]:
+    def go_ahead(self, arrays: SlotArrays, until_draw: float) -> bool:
+        """Whether to plan ahead of masks, where a plan comes to its draw in so many seconds.
+
+        A draw that waits for masks keeps other rows waiting, too: so not where it might have to, unless all want one.
+        """
+        return bool(self._followed) and (_MARGIN * self.delay < until_draw or arrays.all_constrained)
+
+    def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""
-        news = [] if self._source is None else self._news(self._source.take(message))
-        if any(request.slot >= 0 for request, _ in news):  # not of those alone that have yet to begin
-            self._delay = max(now - self._asked_at, _FORGETS * self._delay)
-        return news
+        return [] if self._source is None else self._news(self._source.take(message))
+
+    def note_delay(self, now: float, *, all_there: bool) -> None:
+        """All masks of slots that run are there, or a draw waits for them no longer."""
+        if self._asked_at is not None:
+            delay = min(now - self._asked_at, _MOST_GROWTH * self.delay)
+            self.delay += _NEWEST * (delay - self.delay)
+        if all_there:
+            self._asked_at = None
 
     def check(self) -> list[tuple[Request, str | None]]:
         """See that masks are still being computed; call it now and then."""
@@ -141,15 +139,11 @@ class Constraints:
     def _news(self, answered: list[Followed]) -> list[tuple[Request, str | None]]:
         return [(self._requests[followed], followed.failure) for followed in answered]
 
-    def masks(
-        self, arrays: SlotArrays, decodes: NDArray[np.int32], chunks: list[tuple[int, int, int]]
-    ) -> tuple[bytes, str]:
-        """Every slot with a grammar that samples in a plan of these rows, and where its mask is, as plans say it."""
+    def masks(self, arrays: SlotArrays, slots: NDArray[np.int32]) -> tuple[bytes, str]:
+        """Of these slots, which sample, every one whose mask is to be had, and where it is, as messages say it."""
         if not self._followed or self._source is None:
             return b"", ""
-        sampling = np.array([slot for slot, _, _ in chunks if arrays.decoding[slot]], np.int32)
-        slots = np.concatenate([decodes, sampling])
-        slots = slots[arrays.constrained[slots]]
+        slots = slots[arrays.constrained[slots] & ~arrays.lacks_mask[slots]]
         rows = np.array([self._use_mask(number) for number in arrays.number[slots].tolist()], np.int32)
         return np.stack([slots, rows], 1).tobytes(), self._source.mask_table if len(slots) else ""
 

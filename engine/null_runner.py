@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Step
+from tercet.ipc.step_messages import Draw, Step
 
 _FIRST_ID = 1000
 _NUM_IDS = 500
@@ -43,6 +43,7 @@ class NullRunner:
         self._max_length = np.zeros(max_num_seqs + 1, np.int32)
         self._slots = np.zeros(0, np.int32)
         self._samples = np.zeros(0, bool)
+        self._awaits = False
         self._step_seconds = step_seconds
         self._ready_at = 0.0
 
@@ -54,12 +55,20 @@ class NullRunner:
         slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         self._slots = np.concatenate([decodes, slots])
         self._samples = np.concatenate([np.ones(len(decodes), bool), starts + lengths == self._length[slots]])
+        self._awaits = step.awaits
 
-    def launch(self, index: int) -> NullLanding:
+    def launch(self, index: int) -> NullLanding | None:
+        self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
+        return None if self._awaits else self._land()
+
+    def draw(self, draw: Draw) -> NullLanding:
+        self._samples[np.frombuffer(draw.late, np.int32)] = False
+        return self._land()
+
+    def _land(self) -> NullLanding:
         length = self._length[self._slots]
         alive = self._samples & (length < self._max_length[self._slots])
         self._length[self._slots] += alive
-        self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
         return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32), self._ready_at)
 
     def use_lull(self) -> bool:

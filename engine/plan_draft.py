@@ -38,6 +38,8 @@ class PlanDraft:
         epoch: int,
         masks: tuple[bytes, str],
         longest: int,
+        *,
+        awaits: bool,
     ) -> Step:
         return Step(
             step_id,
@@ -51,6 +53,7 @@ class PlanDraft:
             *masks,
             np.array(self.copies, np.int32).tobytes(),
             longest,
+            awaits,
         )
 
 

@@ -7,15 +7,16 @@ of 256 decoding requests costs a few array operations and no loop.
 A slot and its pages are given back when the last plan that may name them is complete.
 """
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tercet.engine.admission import Admission
 from tercet.engine.constraints import Constraints, MaskSource
+from tercet.engine.decode_rows import DecodeRows
 from tercet.engine.ends import find_turns, logs_of_prompts
 from tercet.engine.given_up import GivenUp
 from tercet.engine.lease import Lease
@@ -25,11 +26,23 @@ from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
 from tercet.engine.residents import Counters, Residents
 from tercet.engine.step_logs import select_rows
+from tercet.engine.undrawn import Undrawn
 from tercet.engine.waiting_line import WaitingLine, make_fit
 from tercet.ipc.process_messages import WorkersRestarted
-from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Forget, Load, Sampled, Step, Submit, Tokens, Unservable
+from tercet.ipc.step_messages import (
+    Abort,
+    Allowed,
+    Disallowed,
+    Draw,
+    Forget,
+    Load,
+    Sampled,
+    Step,
+    Submit,
+    Tokens,
+    Unservable,
+)
 
-_NO_SLOTS = np.zeros(0, np.int32)
 _FEW = 8
 """Answers for which a device may wait: more keep it busy."""
 
@@ -56,7 +69,9 @@ class Planner:
         self._slots = self._residents.slots
         self._admission = Admission(self._waiting, self._residents, self._constraints)
         self._in_flight: deque[InFlight] = deque()
+        self._undrawn: Undrawn | None = None
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
+        self._decode_rows = DecodeRows(self._residents, self._constraints, self._lease, self._preempt)
         self._next_step = 0
 
     # ---------------------------------------------------------------------------------------- requests
@@ -102,7 +117,10 @@ class Planner:
 
     def take_masks(self, message: Allowed | Disallowed, now: float) -> list[Unservable]:
         """What requests that have a grammar wait for. Returns those that cannot go on."""
-        return self._go_on(self._constraints.take(message, now))
+        failed = self._go_on(self._constraints.take(message))
+        if not self._slots.any_lacks_mask:
+            self._constraints.note_delay(now, all_there=True)
+        return failed
 
     def check_masks(self) -> list[Unservable]:
         """See that masks are still being computed. Returns those that cannot go on."""
@@ -168,91 +186,75 @@ class Planner:
     # ------------------------------------------------------------------------------------------- plans
 
     def plan(self, now: float) -> Step | None:
-        """The next plan, if there is one to make and fewer than `run_ahead` are in flight."""
-        if len(self._in_flight) >= self._settings.run_ahead or self.patience(now):
+        """The next plan, if there is one to make and fewer than `run_ahead` are in flight, all of them drawn."""
+        if self._undrawn or len(self._in_flight) >= self._settings.run_ahead or self._waits_until(now):
             return None
-        budget = self._settings.max_num_batched_tokens
         draft = PlanDraft()
-        decodes, count = self._plan_decodes(draft)
-        if not len(decodes) and not self._in_flight:  # what preemption freed, if anything, is there at once
-            decodes, count = self._plan_decodes(draft)
-        self._admission.plan_chunks(budget - len(decodes), draft, now)
+        prompts_wait = bool(self._waiting or self._residents.prefilling)
+        decodes, count = self._decode_rows.plan(draft, prompts_wait=prompts_wait, num_in_flight=len(self._in_flight))
+        self._admission.plan_chunks(self._settings.max_num_batched_tokens - len(decodes), draft, now)
+        if draft.chunks:
+            self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
+            decodes, count = decodes[~self._slots.lacks_mask[decodes]], 1  # prompts wait for nobody's mask
         if not len(decodes) and not draft.chunks:
             return None
-        if draft.chunks:
-            count = 1
-            self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
         longest = self._slots.longest(decodes)
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
-        masks = self._constraints.masks(self._slots, decodes, draft.chunks)
-        step = draft.to_step(self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest)
-        self._residents.left.clear()
         slots = np.concatenate([decodes, draft.chunk_slots])
+        masks = self._constraints.masks(self._slots, slots[self._slots.decoding[slots]])
+        awaited = np.flatnonzero(self._slots.lacks_mask[slots])
+        step = draft.to_step(
+            self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest, awaits=len(awaited) > 0
+        )
+        self._residents.left.clear()
         self._in_flight.append(InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
+        if step.awaits:
+            self._undrawn = Undrawn(step.step_id, slots, awaited, now, len(self._in_flight))
         self._next_step += 1
         self._counters.steps += count
-        self._share(draft.chunks)
+        self._admission.share(draft.chunks)
         return step
 
-    def patience(self, now: float) -> float:
-        """Seconds for which planning waits, for masks or more prompts."""
-        could_enter = self._waiting and self._residents.num_free_slots
-        held = 0.0
-        if not (could_enter or self._residents.prefilling):
-            held = self._constraints.hold(self._slots, now, self._lease.step_seconds)
-        if not self._in_flight:
-            return held
-        burst = 0.0 if self._waiting or self._residents.prefilling else self._lease.patience(now)
-        return max(held, burst, self._constraints.patience(self._slots, now))
+    def draw(self, now: float) -> Draw | None:
+        """The rest of the last plan, if that awaits masks and they are there, or are waited for no longer."""
+        if (undrawn := self._undrawn) is None:
+            return None
+        late = undrawn.lacking(self._slots)
+        if len(late) and now < self._draw_due(undrawn):
+            return None
+        if len(late):
+            self._constraints.note_delay(now, all_there=False)
+            self._slots.draw_again(late)
+        self._undrawn = None
+        here, without = undrawn.split(self._slots)
+        return Draw(undrawn.step_id, self.epoch, *self._constraints.masks(self._slots, here), without.tobytes())
 
-    def _share(self, chunks: list[tuple[int, int, int]]) -> None:
-        """What a plan computes of prompts serves later ones, which workers run after it."""
-        for slot, start, length in chunks:
-            request = self._residents.at(slot)
-            assert request is not None
-            self._residents.remember(request, start + length)
-            if request.family is not None and self._slots.decoding[slot]:
-                request.family.has_prompt(request)
-                self._waiting.call_back(request.family)
+    def wakes_at(self, now: float) -> float | None:
+        """When it is time to draw or to plan, if nothing happens before."""
+        return self._waits_until(now) if self._undrawn is None else self._draw_due(self._undrawn)
 
-    def _plan_decodes(self, draft: PlanDraft) -> tuple[NDArray[np.int32], int]:
-        """Slots that decode, with room for every step of the lease."""
-        slots = self._slots.that_decode() if self._residents.running else _NO_SLOTS
-        if not len(slots):
-            return slots, 1
-        count = 1
-        if not (self._waiting or self._residents.prefilling or self._slots.any_constrained):
-            count = min(self._lease.steps, self._slots.longest_lease(slots))
-        wanted, lacking = self._slots.growth(slots, count)
-        if count > 1 and len(lacking) and self._residents.lacks_pages(slots[lacking], wanted[lacking]):
-            count = 1  # nobody is sent away for steps that can wait
-            wanted, lacking = self._slots.growth(slots, count)
-        if not len(lacking):
-            return slots, count
-        without: dict[int, int] = {}
-        for row in lacking.tolist():
-            request = self._residents.at(slots[row])
-            assert request is not None
-            if lack := self._residents.grow(request, int(wanted[row]), draft):
-                without[request.slot] = lack
-        if without:
-            self._make_room(without)
-            draft.drop_pages(lambda slot: not self._slots.alive[slot])
-            slots = slots[self._slots.alive[slots] & ~np.isin(slots, list(without))]
-        return slots, count
+    def _waits_until(self, now: float) -> float | None:
+        """When planning goes on that waits: for what is in flight, or for more prompts."""
+        if not self._in_flight or self._prompts_come:
+            return None
+        if self._constraints.holds(self._slots):
+            return math.inf
+        patience = 0.0 if self._waiting else self._lease.patience(now)
+        return now + patience if patience else None
 
-    def _make_room(self, lacking: Mapping[int, int]) -> None:
-        """Preempt the youngest of the least urgent until the pages that slots lack are there, or after this flight."""
-        coming, running, shortage = self._residents.num_coming_pages, self._residents.running, sum(lacking.values())
-        while shortage > self._residents.pool.num_available + coming and len(running) > 1:
-            victim = max(running.values(), key=lambda request: (request.priority, request.number))
-            shortage -= lacking.get(victim.slot, 0)
-            if self._in_flight:
-                coming += self._residents.pool.num_given_back(victim.pages)
-            # Its pages are taken away; it is computed again later, and nobody will see a difference.
-            self._counters.preemptions += 1
-            victim.num_preemptions += 1
-            self._leave(victim, comes_back=True)
+    def _draw_due(self, undrawn: Undrawn) -> float:
+        together = self._slots.all_constrained and not self._prompts_come
+        return undrawn.due(self._lease.step_seconds, self._constraints.delay, together=together)
+
+    @property
+    def _prompts_come(self) -> bool:
+        """Whether the next plan may have prompts to compute."""
+        return bool(self._residents.prefilling or (self._waiting.anybody and self._residents.num_free_slots))
+
+    def _preempt(self, victim: Request) -> None:
+        self._counters.preemptions += 1
+        victim.num_preemptions += 1
+        self._leave(victim, comes_back=True)
 
     # ----------------------------------------------------------------------------------------- results
 
@@ -270,7 +272,7 @@ class Planner:
         prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)  # while those that end here have their slots
         for request in leaving:
             self._leave(request, comes_back=False)
-        self._constraints.accept(self._slots, slots, token_ids, now, self._lease.step_seconds / 4)
+        self._constraints.accept(self._slots, slots, token_ids, now)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
         if suspect is not None and self._slots.known[suspect.slot] > suspect.num_in_doubt:

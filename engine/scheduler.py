@@ -23,6 +23,7 @@ from tercet.ipc.step_messages import (
     Abort,
     Allowed,
     Disallowed,
+    Draw,
     Forget,
     Load,
     Sampled,
@@ -88,12 +89,16 @@ class StepLoop:
         """Numbers (int64) of requests to be forgotten in this turn, all at once: that takes a walk along the line."""
         self._unsent: deque[Tokens | Unservable] = deque()
         """News for a tokenizer that is far behind: nothing is planned until it has them."""
+        self._wakes_at: float | None = None
+        """When there is something to do for the planner, whether or not a message comes."""
         self._commands: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
         link.subscribe(self._commands.put)
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
         seconds = _RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds)
-        message = inbox.receive(self._planner.patience(time.monotonic()) or seconds)
+        if self._wakes_at is not None:
+            seconds = min(seconds, max(0.0, self._wakes_at - time.monotonic()))
+        message = inbox.receive(seconds)
         self._work(inbox, message, time.monotonic())
 
     def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:
@@ -109,17 +114,27 @@ class StepLoop:
         self._cores.look(now, wanted=self._planner.is_awaited, idle=self._planner.idle)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
-        while not self._unsent and self._plan(now) is not None:
+        while not self._unsent and (self._draw(now) or self._plan(now)) is not None:
             pass
+        self._wakes_at = None if self._unsent else self._planner.wakes_at(now)
         self._tell(now)
 
     def _plan(self, now: float) -> Step | None:
         step = self._planner.plan(now)
         if step is not None:
-            encoded = self._encoder.encode(step)
-            for worker in self._workers:
-                worker.send_encoded(encoded)
+            self._order(step)
         return step
+
+    def _draw(self, now: float) -> Draw | None:
+        draw = self._planner.draw(now)
+        if draw is not None:
+            self._order(draw)
+        return draw
+
+    def _order(self, message: Step | Draw) -> None:
+        encoded = self._encoder.encode(message)
+        for worker in self._workers:
+            worker.send_encoded(encoded)
 
     def _take(self, message: ToScheduler, now: float) -> None:
         match message:

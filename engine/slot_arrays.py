@@ -32,6 +32,8 @@ class SlotArrays:
         """What may come next depends on the last token: its next step is planned once that is known."""
         self.lacks_mask = np.zeros(num_slots, bool)
         """Constrained, and what may come next is not known yet."""
+        self.was_late = np.zeros(num_slots, bool)
+        """A draw has gone without it since: its next step is planned once its mask is there, and not before."""
         self.decoding = np.zeros(num_slots, bool)
         self._max_length = np.zeros(num_slots, np.int32)
         self._num_brought = np.zeros(num_slots, np.int32)
@@ -49,14 +51,16 @@ class SlotArrays:
         self._stop_ids[slot] = -1
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
         self.constrained[slot], self.lacks_mask[slot] = request.sampling.grammar is not None, False
+        self.was_late[slot] = False
         self.number[slot], self.alive[slot] = request.number, True
 
     def leave(self, slot: int) -> None:
         self.alive[slot] = self.decoding[slot] = False
 
-    def that_decode(self) -> Slots:
-        """Slots with a token to sample that no plan has asked for."""
-        ready = ~self.constrained | ((self.planned == self.known - 1) & ~self.lacks_mask)
+    def that_decode(self, *, ahead: bool) -> Slots:
+        """Slots with a token to sample that no plan has asked for; `ahead` of their masks, too."""
+        lacking = self.lacks_mask & self.was_late if ahead else self.lacks_mask
+        ready = ~self.constrained | ((self.planned == self.known - 1) & ~lacking)
         return np.flatnonzero(self.decoding & ready & (self.planned < self._max_length - 1)).astype(np.int32)
 
     @property
@@ -64,16 +68,25 @@ class SlotArrays:
         """Whether a long lease would keep some slot from its next step, which waits for its last token."""
         return bool((self.constrained & self.decoding).any())
 
-    def readiness(self) -> tuple[int, int]:
-        """Of the slots that decode, if all of them are constrained: how many could be planned now, and how many there
-        are; else none of none."""
-        if (self.decoding & ~self.constrained).any():
-            return 0, 0
-        return len(self.that_decode()), int((self.decoding & (self.known < self._max_length)).sum())
+    @property
+    def all_constrained(self) -> bool:
+        """Of those that decode."""
+        return not (self.decoding & ~self.constrained).any()
+
+    @property
+    def any_undrawn(self) -> bool:
+        """Whether some slot that decodes has a row in a plan that is not complete."""
+        return bool((self.decoding & (self.planned >= self.known) & (self.known < self._max_length)).any())
 
     @property
     def any_lacks_mask(self) -> bool:
+        """Of those that decode."""
         return bool((self.lacks_mask & self.decoding).any())
+
+    def draw_again(self, slots: Slots) -> None:
+        """These were planned ahead of their masks, and drew nothing."""
+        self.planned[slots] -= 1
+        self.was_late[slots] = True
 
     def longest_lease(self, slots: Slots) -> int:
         """Steps after which none of these has anything left to sample."""

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Logs, PromptLogs, Step
+from tercet.ipc.step_messages import Draw, Logs, PromptLogs, Step
 
 
 class Landing(Protocol):
@@ -27,8 +27,12 @@ class StepRunner(Protocol):
         """Apply what a plan changes, before its first step."""
         ...
 
-    def launch(self, index: int) -> Landing:
-        """Start step `index` of the plan's lease."""
+    def launch(self, index: int) -> Landing | None:
+        """Start step `index` of the plan's lease. None if that awaits masks: `draw` starts the rest of it."""
+        ...
+
+    def draw(self, draw: Draw) -> Landing:
+        """Start what is left of a step that was launched and awaits masks."""
         ...
 
     def use_lull(self) -> bool:

@@ -10,7 +10,7 @@ from tercet.engine.child import ChildSpec
 from tercet.engine.step_runner import Landing, StepRunner
 from tercet.engine.trace import Lane, Span, open_lanes, record_collections
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Logs, PromptLogs, Step
+from tercet.ipc.step_messages import Draw, Logs, PromptLogs, Step
 
 
 class TracedRunner:
@@ -23,6 +23,8 @@ class TracedRunner:
         )
         record_collections(garbage)
         self._step_id, self._kind = 0, Span.DECODE
+        self._begin_ns = 0
+        """When the step was launched that is launched, or drawn, last."""
 
     @property
     def limits(self) -> Limits:
@@ -34,12 +36,23 @@ class TracedRunner:
         self._step_id, self._kind = step.step_id, Span.PREFILL if step.chunks else Span.DECODE
         self._lane.end(Span.BEGIN, begin_ns, step.step_id, step.count)
 
-    def launch(self, index: int) -> Landing:
+    def launch(self, index: int) -> Landing | None:
+        self._begin_ns = self._lane.now()
+        return self._launched(self._runner.launch(index), self._begin_ns, index)
+
+    def draw(self, draw: Draw) -> Landing:
         begin_ns = self._lane.now()
-        landing = self._runner.launch(index)
+        landing = self._launched(self._runner.draw(draw), begin_ns, 0)
+        assert landing is not None
+        return landing
+
+    def _launched(self, landing: Landing | None, begin_ns: int, index: int) -> Landing | None:
         end_ns = self._lane.now()
         self._lane.add(Span.LAUNCH, begin_ns, end_ns, self._step_id, index)
-        return _TracedLanding(landing, self._step_id, self._kind, (begin_ns, end_ns), self._answers, self._device)
+        if landing is None:
+            return None
+        span = self._begin_ns, end_ns
+        return _TracedLanding(landing, self._step_id, self._kind, span, self._answers, self._device)
 
     def use_lull(self) -> bool:
         return self._runner.use_lull()

@@ -49,6 +49,11 @@ class WaitingLine:
         return iter([*self._line, *chain.from_iterable(aside.values() for aside in self._aside.values())])
 
     @property
+    def anybody(self) -> bool:
+        """Whether somebody could take a slot at once, if there is one."""
+        return bool(self._line)
+
+    @property
     def first(self) -> Request | None:
         """Whose turn it is. Those of a family that does better to wait are passed over."""
         line = self._in_order()

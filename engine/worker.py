@@ -21,7 +21,7 @@ from tercet.engine.step_runner import StepRunner
 from tercet.engine.traced_worker import TracedRunner
 from tercet.ipc.process_messages import Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox
-from tercet.ipc.step_messages import ToWorker
+from tercet.ipc.step_messages import Draw, Step, ToWorker
 from tercet.model.early_work import fingerprint_triton_early, open_device_early
 
 if TYPE_CHECKING:
@@ -65,16 +65,26 @@ def run_steps(
     num_steps, epoch = 0, link.spec.incarnation
     hang = link.spec.config.heartbeat_timeout
     uses_lulls = True
+    undrawn: Step | None = None
     while True:
-        step = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
-        if step is None and uses_lulls:
+        message = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
+        if message is None and uses_lulls:
             uses_lulls = runner.use_lull()
-        if step is not None and step.epoch >= epoch:
-            epoch = step.epoch
-            runner.begin(step)
-            for index in range(step.count):
-                answers.put(step, index, runner.launch(index))
-            num_steps += step.count
+        if message is not None and message.epoch >= epoch:
+            epoch = message.epoch
+            match message:
+                case Step() as step:
+                    runner.begin(step)
+                    for index in range(step.count):
+                        if (landing := runner.launch(index)) is not None:
+                            answers.put(step, index, landing)
+                    num_steps += step.count
+                    undrawn = step if step.awaits else None
+                case Draw() as draw:
+                    assert undrawn is not None, f"step {draw.step_id} is to draw, and awaits nothing"
+                    assert (undrawn.step_id, undrawn.epoch) == (draw.step_id, draw.epoch)
+                    answers.put(undrawn, 0, runner.draw(draw))
+                    undrawn = None
         if not answers.overdue(hang):
             link.beat(num_steps)
 

@@ -210,6 +210,21 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """int32 pairs: page, and page that becomes its copy, before any row is computed."""
     longest: int = 0
     """Tokens of the longest decode row in the first step, the one that it decodes included; one more in each step."""
+    awaits: bool = False
+    """Masks of some rows are still to come: it stops before its draw, and a `Draw` is the next message. Such plans have
+    decodes only."""
+
+
+class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The rest of a plan that awaits masks."""
+
+    step_id: int
+    epoch: int
+    masks: bytes
+    """Those that came, as in a `Step`."""
+    mask_table: str
+    late: bytes
+    """int32 rows whose mask did not come in time: they draw nothing, and are planned again."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -224,7 +239,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     prompt_logs: tuple[PromptLogs, ...] = ()
 
 
-ToWorker = Step
+ToWorker = Step | Draw
 
 
 # --------------------------------------------------------------------------------- scheduler <-> grammars

@@ -145,7 +145,8 @@ def launch_all(steps: Steps, rank: int) -> None:
     copy_pages(kv_cache, words_W[base : base + 2].view(-1, 2))
     extras.apply(words_W, base, 1)
     masks_SW = extras.masks.words_SW
-    write_masks(torch.empty(masks_SW.shape[1] + 1, dtype=torch.int32, device=_META), 1, masks_SW)
+    for words_SW in (masks_SW, masks_SW[:, :1].contiguous()):
+        write_masks(torch.empty(words_SW.shape[1] + 1, dtype=torch.int32, device=_META), 1, words_SW)
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:

@@ -134,6 +134,10 @@ class Decoder:
         rows = inputs.num_tokens_1 if inputs.chunk_slots_C.shape[0] else None
         return Residual(stream_TD, self.group, eps, deterministic=deterministic, rows=rows)
 
+    def room_for_rows(self, num_rows: int) -> Tensor:
+        """Memory for the hidden states of so many rows."""
+        return self._weights.embedding_VD.new_zeros(num_rows, self.config.hidden_size)
+
     @torch.inference_mode()
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, the same on every rank: [R, D] -> [R, V]."""

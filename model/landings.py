@@ -61,16 +61,20 @@ class LandingRing:
         self._stopwatch = Stopwatch(self._events) if timed else NoStopwatch()
         self._in_use = [threading.Lock() for _ in range(depth)]
         self._turn = 0
+        self._is_reserved = False
 
     def restart(self) -> None:
         """Before the first step that counts: forget the turns of warming up."""
         self.ring.turn_1.zero_()
 
     def reserve(self) -> None:
-        """Before each launch: wait until the next place is free."""
+        """Before each launch: wait until the next place is free. One whose step was given up before its draw is."""
+        if self._is_reserved:
+            return
         self._turn = (self._turn + 1) % len(self._events)
         if not self._in_use[self._turn].acquire(timeout=_TIMEOUT_S):  # nobody waits for tokens any more
             raise TimeoutError(f"nobody took the tokens of a step for {_TIMEOUT_S:g} s")
+        self._is_reserved = True
 
     def launching(self) -> None:
         """Between `reserve` and the launch."""
@@ -79,6 +83,7 @@ class LandingRing:
     def launched(self, rows: NDArray[np.intp] | slice, logs: StepLogs | None = None) -> Landing:
         """After each launch. `rows`: which of the step's rows are not padding."""
         self._events[self._turn].record()
+        self._is_reserved = False
         return _RingLanding(self, self._turn, rows, logs)
 
     def take(self, place: int, rows: NDArray[np.intp] | slice) -> tuple[NDArray[np.int32], tuple[int, int]]:

@@ -2,7 +2,7 @@
 
 Knows slots and words; whose mask says what, and when it is due, is the scheduler's matter.
 
-Shape suffixes: S slots, W words of a mask.
+Shape suffixes: S slots, W words of a mask, R rows of a step.
 """
 
 from functools import cached_property
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tercet.ipc.mask_table import map_mask_table, num_mask_words
-from tercet.ipc.step_messages import Step
+from tercet.ipc.step_messages import Draw, Step
 from tercet.model.slots import PlanBuffer
 from tercet.triton_kernels.write_masks import write_masks
 
@@ -36,16 +37,30 @@ class Masks:
             if self.held_S[enter.slot] and enter.sampling.grammar is None:
                 self.words_SW[enter.slot] = -1
             self.held_S[enter.slot] = enter.sampling.grammar is not None
-        if step.masks:
-            if step.mask_table != self._path:
-                self._path, self._table = step.mask_table, map_mask_table(Path(step.mask_table), self._vocab_size)
-            slots, rows = np.frombuffer(step.masks, np.int32).reshape(-1, 2).T
+        self.take_named(step)
+
+    def take_named(self, message: Step | Draw) -> None:
+        """Take the masks that a message names."""
+        if message.masks:
+            if message.mask_table != self._path:
+                self._path, self._table = message.mask_table, map_mask_table(Path(message.mask_table), self._vocab_size)
+            slots, rows = np.frombuffer(message.masks, np.int32).reshape(-1, 2).T
             self._write(slots, self._table, rows)
 
+    def leave_out(self, rows: NDArray[np.integer[Any]], positions_R: Tensor) -> None:
+        """See that these rows of a step, whose masks are late, sample nothing."""
+        if len(rows):
+            run = self._buffer.begin()
+            run[: len(rows)] = -1
+            run[len(rows) : 2 * len(rows)] = rows
+            self._buffer.send(0, 2 * len(rows))
+            write_masks(self._buffer.words_W, len(rows), positions_R[:, None])  # as if it were a mask of one word
+
     def warm_up(self) -> None:
-        """Compile what `take` launches, and have the memory that it needs."""
-        nothing = np.zeros((1, self.words_SW.shape[1]), np.int32)
-        self._write(np.array([-1]), nothing, np.array([0]))
+        """Compile what this launches, and have the memory that it needs."""
+        nowhere = np.array([-1])
+        self._write(nowhere, np.zeros((1, self.words_SW.shape[1]), np.int32), np.array([0]))
+        self.leave_out(nowhere, self.words_SW.new_zeros(1))
 
     @cached_property
     def _buffer(self) -> PlanBuffer:

@@ -6,6 +6,7 @@ is the scheduler's. On the CPU a step is done when `launch` returns; on a GPU no
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,20 +14,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Step
+from tercet.ipc.step_messages import Draw, Step
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
-from tercet.model.forward_step import forward_step
+from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, Landing, LandingRing, num_landings
 from tercet.model.plan_writer import PlanWriter
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
-from tercet.model.step_shape import Shapes, StepShape
+from tercet.model.step_shape import Part, Shapes, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, HostRooms, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
-from tercet.triton_kernels.prepare import StepRows
 from tercet.triton_kernels.write_plan import HEADER_WORDS
 
 _CHANGE_WORDS = 2**18
@@ -50,6 +50,16 @@ class RunnerSettings:
     """For a runner that is made to see what memory steps take: it runs the largest, and can do no more."""
     timed: bool = False
     """Landings on a GPU know when their step ran; costs two events a step."""
+
+
+class _Begun(NamedTuple):
+    """A step on the CPU before its draw."""
+
+    shape: StepShape
+    computed: NDArray[np.intp]
+    """Rows of its results that something is computed for."""
+    forwarded: Forwarded | None
+    """None without any."""
 
 
 class Runner:
@@ -76,8 +86,13 @@ class Runner:
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
+        self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
+        """Of the step that awaits its draw: graphs share what memory they have of their own."""
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
+        self._awaits = False
+        self._begun: _Begun | None = None
+        """On the CPU: the step that awaits its draw."""
         self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
         """Of the step launched last."""
         self._rooms = HostRooms()
@@ -100,7 +115,7 @@ class Runner:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
-        self._longest = step.longest
+        self._longest, self._awaits = step.longest, step.awaits
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
         self._extras.masks.take(step)
@@ -110,7 +125,7 @@ class Runner:
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
             sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            shape = self._shapes.fit(*sizes, whole_logits, adjusted, **self._logged())
+            shape = self._shapes.fit(*sizes, whole_logits, adjusted, *self._logged())
             self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_in(shape))
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
@@ -135,10 +150,16 @@ class Runner:
             self._plan.send(self._row_words, stop)
             self._extras.apply(self._plan.words_W, self._row_words, num_records)
 
-    def launch(self, index: int) -> Landing:
-        """Run step `index` of the plan's lease."""
+    def launch(self, index: int) -> Landing | None:
+        """Run step `index` of the plan's lease; None if it awaits masks, and its draw is run by `draw`."""
         self._prompt_logs = []
         return self._launch_on_gpu(index) if self._on_gpu else self._launch_on_cpu()
+
+    def draw(self, draw: Draw) -> Landing:
+        """Run the rest of a step that awaits masks."""
+        self._extras.masks.take_named(draw)
+        late = np.frombuffer(draw.late, np.int32)
+        return self._draw_on_gpu(late) if self._on_gpu else self._draw_on_cpu(late)
 
     def use_lull(self) -> bool:
         """Nobody wants a step just now: capture one of the graphs that starting left out. False once there is none."""
@@ -149,34 +170,57 @@ class Runner:
     def _copy(self, num_pairs: int) -> None:
         copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
 
-    def _launch_on_cpu(self) -> Landing:
+    def _launch_on_cpu(self) -> Landing | None:
         """Exact shapes, and no work for rows that are done: the tables of all ranks agree on them."""
-        num_decodes = len(self._decodes)
-        token_ids_R = np.full(num_decodes + self._chunks.shape[1], -1, np.int32)
+        num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
         alive = np.flatnonzero(self.table.done_S.numpy()[self._decodes] == 0)
-        computed = np.concatenate([alive, np.arange(num_decodes, len(token_ids_R))])
-        if len(computed):
-            num_tokens = int(self._chunks[2].sum())
-            # Over all rows of the step, as on a GPU: there the host does not know which are done.
-            whole_logits = bool(
-                self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any()
-            )
-            adjusted = self._extras.wanted(self._decodes, self._chunks[0])
-            shape = StepShape(len(alive), self._chunks.shape[1], num_tokens, whole_logits, adjusted, **self._logged())
-            write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
-            tokens_N, logs_NW = self._run_on_cpu(shape)
-            token_ids_R[computed] = tokens_N.numpy()
-            logged = shape.logged or shape.of_prompts
-            return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
-        return DoneLanding(token_ids_R)
+        # Over all rows of the step, as on a GPU: there the host does not know which are done.
+        whole_logits = bool(self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any())
+        adjusted = self._extras.wanted(self._decodes, self._chunks[0])
+        num_tokens = int(self._chunks[2].sum())
+        shape = StepShape(len(alive), num_chunks, num_tokens, whole_logits, adjusted, *self._logged())
+        computed = np.concatenate([alive, np.arange(num_decodes, num_decodes + num_chunks)])
+        write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
+        self._begun = _Begun(shape, computed, self._forward(shape) if len(computed) else None)
+        return None if self._awaits else self._draw_on_cpu(np.zeros(0, np.int32))
 
-    def _launch_on_gpu(self, index: int) -> Landing:
-        answers = self._decoder.group.rank == 0  # what the others sample is the same, and nobody waits for it
-        if answers:
+    @torch.inference_mode()
+    def _draw_on_cpu(self, late: NDArray[np.int32]) -> Landing:
+        assert self._begun is not None
+        shape, computed, forwarded = self._begun
+        self._begun = None
+        token_ids_R = np.full(len(self._decodes) + self._chunks.shape[1], -1, np.int32)
+        if forwarded is None:
+            return DoneLanding(token_ids_R)
+        hidden_RD, rows, _ = forwarded
+        self._extras.masks.leave_out(np.flatnonzero(np.isin(computed, late)), rows.positions_R)
+        tokens_N, logs_NW = sample_step(self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras)
+        token_ids_R[computed] = tokens_N.numpy()
+        logged = shape.logged or shape.of_prompts
+        return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
+
+    def _launch_on_gpu(self, index: int) -> Landing | None:
+        if self._answers:
             self._landings.reserve()
             self._landings.launching()
-        logs_RW = self._graphs.run(self._shapes.of_length(self._shape, self._longest + index))
-        if not answers:
+        shape = self._shapes.of_length(self._shape, self._longest + index)
+        if self._awaits:
+            self._graphs.run(shape.model)
+            return None
+        return self._land(self._graphs.run(shape))
+
+    def _draw_on_gpu(self, late: NDArray[np.int32]) -> Landing:
+        self._extras.masks.leave_out(late, self._buffers.cut(self._shape)[1].positions_R)
+        return self._land(self._graphs.run(self._shape.draw))
+
+    @property
+    def _answers(self) -> bool:
+        """What the other ranks sample is the same, and nobody waits for it."""
+        return self._decoder.group.rank == 0
+
+    def _land(self, logs_RW: Tensor | None) -> Landing:
+        """The tokens of the step that is launched, and its rows' log-probabilities."""
+        if not self._answers:
             return DoneLanding(np.zeros(0, np.int32))
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
         logged = self._shape.logged or self._shape.of_prompts
@@ -188,18 +232,19 @@ class Runner:
             return self._landings.launched(rows)
         return self._landings.launched(rows, self._logs(logs_RW, np.arange(len(rows)), rows))
 
-    def _forward(self, shape: StepShape) -> tuple[Tensor, StepRows]:
+    @torch.inference_mode()
+    def _forward(self, shape: StepShape) -> Forwarded:
         """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
-        hidden_RD, rows, hidden_TD = forward_step(self._decoder, self._kv_cache, self.table, self._buffers, shape)
-        if hidden_TD is not None:
+        forwarded = forward_step(self._decoder, self._kv_cache, self.table, self._buffers, shape)
+        if (hidden_TD := forwarded.hidden_TD) is not None:
             chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
             self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
-        return hidden_RD, rows
+        return forwarded
 
-    def _logged(self) -> dict[str, bool]:
-        """Whose log-probabilities the step is to have, as its shape says it."""
+    def _logged(self) -> tuple[bool, bool]:
+        """Whether log-probabilities of tokens and of prompts are wanted of the step."""
         of_tokens = self._extras.any_logged(self._decodes, self._chunks[0])
-        return {"logged": of_tokens, "of_prompts": self._extras.any_logged_prompt(self._chunks)}
+        return of_tokens, self._extras.any_logged_prompt(self._chunks)
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
@@ -211,14 +256,17 @@ class Runner:
         return StepLogs(computed[logged], places[logged], HostCopy(logs_RW, self._rooms), prompts)
 
     @torch.inference_mode()
-    def _run_on_cpu(self, shape: StepShape) -> tuple[Tensor, Tensor | None]:
-        return sample_step(self._decoder, *self._forward(shape), self.table, shape=shape, extras=self._extras)
-
-    @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> Tensor | None:
-        """Launch a step; returns its rows' log-probabilities, if it is to have them."""
-        forward, ring = self._forward(shape), self._landings.ring
-        return sample_step_into(ring, self._decoder, *forward, self.table, shape=shape, extras=self._extras)
+        """Launch a step, or a part of it; returns its rows' log-probabilities, if it is to have them."""
+        kept_RD, ring = self._hidden_RD[: shape.num_decodes], self._landings.ring
+        if shape.part == Part.DRAW:
+            hidden_RD, rows = kept_RD, self._buffers.cut(shape)[1]
+        else:
+            hidden_RD, rows, _ = self._forward(shape)
+        if shape.part == Part.MODEL:
+            kept_RD.copy_(hidden_RD)
+            return None
+        return sample_step_into(ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras)
 
     def _run_largest(self) -> None:
         for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):

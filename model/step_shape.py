@@ -8,6 +8,7 @@ Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from tercet.triton_kernels.tuning import row_bucket
@@ -35,6 +36,16 @@ _PLAIN = ((False, False, False), (True, False, False))
 _EXTRA = ((True, True, False), (True, False, True), (True, True, True))
 
 
+class Part(Enum):
+    """What of a step is launched at once. One that awaits masks is cut in two, so that they have more time."""
+
+    ALL = "all"
+    MODEL = "model"
+    """From its rows to their hidden states."""
+    DRAW = "draw"
+    """From there to tokens."""
+
+
 class StepShape(NamedTuple):
     """Sizes of a step's parts."""
 
@@ -51,6 +62,16 @@ class StepShape(NamedTuple):
     """Whether log-probabilities of a prompt's tokens are wanted, in blocks as it has them: no graph."""
     longest: int = 0
     """No decode row has more tokens, of a few short ones; 0: they may have any number."""
+    part: Part = Part.ALL
+
+    @property
+    def model(self) -> "StepShape":
+        """Its first part: what is sampled, and how, is the other's matter."""
+        return self._replace(whole_logits=False, adjusted=False, logged=False, part=Part.MODEL)
+
+    @property
+    def draw(self) -> "StepShape":
+        return self._replace(longest=0, part=Part.DRAW)
 
 
 class Shapes:
@@ -60,7 +81,7 @@ class Shapes:
         """`short_rows`: up to how many rows attention serves in another way while they are short."""
         self._short = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         self._decodes = _decode_sizes(max_num_seqs)
-        most = self._decodes[-1]
+        most = self.max_decodes = self._decodes[-1]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
         self._most_decodes = _round_up(most, 4)
         self._tokens = _token_sizes(max_num_batched_tokens)
@@ -71,7 +92,7 @@ class Shapes:
     def for_graphs(self) -> list[StepShape]:
         """Every shape worth a graph ahead of its first step, the largest first: their memory is shared, and the first
         takes the most."""
-        shapes = [*self._decodes_of(*_PLAIN, *_EXTRA)]
+        shapes = [*self._decodes_of(*_PLAIN, *_EXTRA), *self._halves()]
         shapes += [
             self._with_chunks(num_decodes, chunks, tokens)
             for chunks in self._chunks
@@ -86,7 +107,8 @@ class Shapes:
 
     def plain(self) -> list[StepShape]:
         """Those of them with nothing that only some requests want."""
-        return [shape for shape in self.for_graphs() if not (shape.adjusted or shape.logged)]
+        shapes = self.for_graphs()
+        return [shape for shape in shapes if shape.part == Part.ALL and not (shape.adjusted or shape.logged)]
 
     def for_start(self) -> list[StepShape]:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
@@ -150,6 +172,12 @@ class Shapes:
             for longest in (0, *self._short.get(size, ())):
                 for kind in kinds:
                     yield StepShape(size, 0, 0, *kind, longest=longest)
+
+    def _halves(self) -> Iterator[StepShape]:
+        """Of decodes whose masks are awaited."""
+        for whole in self._decodes_of((True, True, False), (True, True, True)):
+            yield whole.model
+            yield whole.draw
 
     @property
     def _largest(self) -> StepShape:

@@ -1,10 +1,19 @@
-"""Drives a runner by hand, as a scheduler would: random chunks, leases, pages in random order, slots used again."""
+"""Drives a runner by hand, as a scheduler would: random chunks, leases, pages in random order, slots used again.
+
+Requests with a grammar have random masks, of which some are there when a step is planned, some before its draw, and
+some later.
+"""
 
 import random
 from array import array
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from tercet.ipc.step_messages import Enter, Sampling, Step
+import numpy as np
+from numpy.typing import NDArray
+
+from tercet.ipc.mask_table import create_mask_table, map_mask_table, num_mask_words
+from tercet.ipc.step_messages import Adjustments, Draw, Enter, Sampling, Step
 from tercet.model.runner import Runner
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, max_tokens=16, min_tokens=0, stop_ids=b"")
@@ -43,10 +52,64 @@ class Job:
         self.done = stopped or generated >= self.sampling.max_tokens
 
 
+class RandomMasks:
+    """A table of masks, a row for each slot. What a mask allows follows from the request's seed and the position."""
+
+    def __init__(self, path: Path, num_slots: int, vocab_size: int) -> None:
+        self._path, self._vocab_size = path, vocab_size
+        create_mask_table(path, num_slots, vocab_size)
+        self._table = map_mask_table(path, vocab_size, writable=True)
+
+    def write(self, jobs: list[Job]) -> tuple[bytes, str]:
+        """Masks of the next tokens of these, as messages name them. The table's rows stand the other way round."""
+        last = len(self._table) - 1
+        for job in jobs:
+            self._table[last - job.slot] = self.mask_of(job)
+        return pack(*(word for job in jobs for word in (job.slot, last - job.slot))), str(self._path) if jobs else ""
+
+    def allows(self, job: Job, token_id: int) -> bool:
+        return bool(self.mask_of(job)[token_id // 32] >> (token_id % 32) & 1)
+
+    def mask_of(self, job: Job) -> NDArray[np.int32]:
+        rng = np.random.default_rng([job.sampling.seed, len(job.prompt) + len(job.output)])
+        words = rng.integers(-(2**31), 2**31, (4, num_mask_words(self._vocab_size)), np.int32)
+        words[0, rng.integers(self._vocab_size // 32)] = words[1:, -1] = -1  # some token is allowed
+        mask: NDArray[np.int32] = np.bitwise_and.reduce(words)
+        return mask
+
+
+def masked_jobs(prompts: list[list[int]]) -> list[Job]:
+    """Half of them have a grammar, and penalties or log-probabilities some of those."""
+    return [
+        Job(
+            prompt,
+            Sampling(
+                (0.0, 1.0)[i % 2], (0, 20)[i // 2 % 2], 1.0, 0.0, i, 20, 0, b"",
+                adjustments=Adjustments(1.2) if i % 3 == 0 else None,
+                logprobs=1 if i % 5 == 0 else None,
+                grammar="a grammar" if i % 4 < 2 else None,
+            ),
+        )
+        for i, prompt in enumerate(prompts)
+    ]  # fmt: skip
+
+
 def run_jobs(
-    runner: Runner, jobs: list[Job], *, max_seqs: int, page_size: int, seed: int, budget: int = 40, max_lease: int = 4
+    runner: Runner,
+    jobs: list[Job],
+    *,
+    max_seqs: int,
+    page_size: int,
+    seed: int,
+    budget: int = 40,
+    max_lease: int = 4,
+    masks: RandomMasks | None = None,
+    ahead: bool = False,
 ) -> None:
-    """Run every job to its end; slots and pages are drawn at random and used again."""
+    """Run every job to its end; slots and pages are drawn at random and used again.
+
+    `ahead`: steps that have no prompts are planned ahead of some of their `masks`.
+    """
     rng = random.Random(seed)
     free_pages = list(range(1, runner.limits.num_pages))
     free_slots = list(range(max_seqs))
@@ -73,7 +136,12 @@ def run_jobs(
                 lengths[id(job)] = length
                 room -= length
         chunked = [job for job in chunked if id(job) in lengths]
-        count = 1 if chunks else rng.randint(1, max_lease)
+        sampling = [*decodes, *(job for job in chunked if job.computed + lengths[id(job)] >= len(job.prompt))]
+        masked = [job for job in sampling if job.sampling.grammar is not None]
+        count = 1 if chunks or masked else rng.randint(1, max_lease)
+        awaited = [job for job in masked if ahead and not chunks and rng.random() < 0.7]
+        late = [job for job in awaited if rng.random() < 0.3]
+        here = [job for job in masked if job not in awaited]
         pages: list[int] = []
         for job in (*decodes, *chunked):
             reach = job.computed + lengths.get(id(job), count)
@@ -90,14 +158,29 @@ def run_jobs(
                 pack(*pages),
                 pack(*chunks),
                 pack(*(job.slot for job in decodes)),
+                0,
+                *(masks.write(here) if masks else (b"", "")),
                 longest=max((job.computed + 1 for job in decodes), default=0),
+                awaits=bool(awaited),
             )
         )
         landings = [runner.launch(index) for index in range(count)]
+        assert (None in landings) == bool(awaited)
+        if awaited:
+            assert masks is not None
+            come = [job for job in awaited if job not in late]
+            rows = pack(*(row for row, job in enumerate(decodes) if job in late))
+            landings = [runner.draw(Draw(step_id, 0, *masks.write(come), rows))]
         for landing in landings:
+            assert landing is not None
             tokens = landing.wait().tolist()
             assert len(tokens) == len(decodes) + len(chunked)
+            for job, token in zip([*decodes, *chunked], tokens, strict=True):
+                assert masks is None or job not in masked or job in late or masks.allows(job, token)
             for job, token in zip(decodes, tokens, strict=False):
+                if job in late:
+                    assert token == -1
+                    continue
                 job.take(token)
                 job.computed += token >= 0
             for job, token in zip(chunked, tokens[len(decodes) :], strict=True):

@@ -10,7 +10,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from tercet.ipc.step_messages import Sampled, Sampling, Step
+from tercet.ipc.step_messages import Draw, Sampled, Sampling, Step
 
 VOCABULARY = 50
 
@@ -82,8 +82,17 @@ class SimulatedWorker:
         self._occupied: dict[int, Occupied] = {}
         self._named: deque[set[int]] = deque()
         """Of each plan in flight: the slots that have a row in it."""
+        self._awaited: Step | None = None
+        """The last plan, whose draw has not come yet."""
+        self._late: dict[int, set[int]] = {}
+        """Rows that draw nothing, by plan."""
         self._read: deque[set[int]] = deque()
         """Of each plan in flight: every page that a row's table names."""
+
+    @property
+    def can_execute(self) -> bool:
+        """Not the last plan, while that has no draw."""
+        return bool(self._queue) and self._queue[0][0] is not self._awaited
 
     @property
     def in_flight(self) -> int:
@@ -92,6 +101,9 @@ class SimulatedWorker:
 
     def issue(self, step: Step) -> None:
         """Take a plan, and check it against the plans that are still to be executed."""
+        assert self._awaited is None, "a plan behind one that has no draw"
+        assert not (step.awaits and (step.count > 1 or step.chunks)), "a plan with prompts waits for masks"
+        self._awaited = step if step.awaits else None
         assert step.step_id == self._last_issued + 1
         self._last_issued = step.step_id
         rows = self._rows(step)
@@ -109,6 +121,17 @@ class SimulatedWorker:
         sources = {source for source, _ in self._copies(step)}
         self._read.append({page for slot in slots for page in self._occupied[slot].pages} | sources)
         self._queue.append((step, 0))
+
+    def draw(self, draw: Draw) -> None:
+        """Take the rest of the last plan."""
+        assert self._awaited is not None
+        assert draw.step_id == self._awaited.step_id
+        late = np.frombuffer(draw.late, np.int32).tolist()
+        rows = self._rows(self._awaited)
+        for row in late:
+            self._occupied[rows[row][0]].num_planned -= 1
+        self._late[draw.step_id] = set(late)
+        self._awaited = None
 
     def _check_slots(self, step: Step) -> None:
         for slot in np.frombuffer(step.leave, np.int32).tolist():
@@ -144,6 +167,8 @@ class SimulatedWorker:
     def execute(self) -> Sampled:
         """Run the oldest sub-step."""
         step, index = self._queue.popleft()
+        assert step is not self._awaited
+        late = self._late.pop(step.step_id, set())
         if index == 0:
             self._apply(step)
         decoding = [self._slots[slot] for slot, start, _ in self._rows(step) if start < 0]
@@ -152,7 +177,9 @@ class SimulatedWorker:
         if len(lengths) == len(decoding) > 0:  # of those that are done the plan knows no better
             assert max(lengths) == step.longest + index
         written: dict[tuple[int, int], bytes] = {}
-        token_ids = [self._run_row(*row, written) for row in self._rows(step)]
+        token_ids = [
+            self._run_row(*row, written, draws=number not in late) for number, row in enumerate(self._rows(step))
+        ]
         self._cache |= written  # rows of one step do not see each other's writes
         if index + 1 < step.count:
             self._queue.appendleft((step, index + 1))
@@ -173,7 +200,9 @@ class SimulatedWorker:
                 if (source, offset) in self._cache:
                     self._cache[target, offset] = self._cache[source, offset]
 
-    def _run_row(self, slot_index: int, start: int, length: int, written: dict[tuple[int, int], bytes]) -> int:
+    def _run_row(
+        self, slot_index: int, start: int, length: int, written: dict[tuple[int, int], bytes], *, draws: bool
+    ) -> int:
         slot = self._slots[slot_index]
         is_decode = start < 0
         if is_decode:
@@ -188,7 +217,7 @@ class SimulatedWorker:
                 written[place] = prefix
             else:
                 assert self._cache.get(place) == prefix, f"slot {slot_index} reads wrong K and V at {position}"
-        if start + length < len(slot.tokens):
+        if start + length < len(slot.tokens) or not draws:
             return -1
         token = next_token(slot.sampling.seed, prefix)
         slot.tokens.append(token)

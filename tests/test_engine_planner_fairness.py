@@ -75,7 +75,7 @@ def test_decodes_behind_long_prompts_wait_a_moment_for_more_prompts(long_prompts
     long_prompts.submit(submit(1, [1] * 1024), 7.0)
     assert planned(long_prompts, 7.0) == (0, 1)
     assert planned(long_prompts, 7.0) is None
-    assert long_prompts.patience(7.0) == pytest.approx(0.001)
+    assert long_prompts.wakes_at(7.0) == pytest.approx(7.001)
     long_prompts.submit(submit(2, [2] * 100), 7.0004)
     assert planned(long_prompts, 7.0004) == (1, 1), "what has come need not wait"
 
@@ -83,7 +83,7 @@ def test_decodes_behind_long_prompts_wait_a_moment_for_more_prompts(long_prompts
 def test_decodes_behind_a_long_prompt_alone_wait_no_longer(long_prompts: Planner) -> None:
     long_prompts.submit(submit(1, [1] * 1024), 7.0)
     assert planned(long_prompts, 7.0) == (0, 1)
-    assert long_prompts.patience(7.0011) == 0
+    assert long_prompts.wakes_at(7.0011) is None
     assert planned(long_prompts, 7.0011) == (1, 0)
 
 

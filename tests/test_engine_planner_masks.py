@@ -1,4 +1,4 @@
-"""The planner where masks of requests with a grammar come late: only who needs one waits for it, and it is never stale.
+"""The planner where masks of requests with a grammar come late: few wait for one, not for long, and it is never stale.
 
 A mask here is the tokens of the answer that it was asked for, so that one of another moment is found out.
 """
@@ -16,11 +16,12 @@ from simulated_worker import VOCABULARY, undisturbed
 from tercet.engine.grammar_link import Followed
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Sibling, Step, Submit
+from tercet.ipc.step_messages import Abort, Allowed, Disallowed, Draw, Sibling, Step, Submit
 from test_engine_planner import Run, settings, submit, tight_sizes
 from test_engine_planner_restart import prompt_of, restart
 
 ANY = Allowed(b"")
+LATE = 1e9
 
 
 class SlowMasks:
@@ -82,6 +83,8 @@ class MaskedRun(Run):
         self.now = 0.0
         self._rows: dict[tuple[int, int], int] = {}
         """Of masks: what plans in flight read, by plan and slot."""
+        self.num_late = 0
+        """Rows that drew nothing."""
 
     def answer(self, index: int = 0, failure: str | None = None) -> list[int]:
         """Returns who failed."""
@@ -98,11 +101,25 @@ class MaskedRun(Run):
             return False
         step = self.worker._queue[-1][0]
         assert step.step_id == before + 1
-        assert step.mask_table == (SlowMasks.mask_table if step.masks else "")
         assert step.count == 1 or not step.masks
-        for slot, row in np.frombuffer(step.masks, np.int32).reshape(-1, 2).tolist():
-            self._rows[step.step_id, slot] = row
+        self._take_masks(step)
         return True
+
+    def draw(self, *, late: bool = False) -> bool:
+        """The rest of the last plan, if the planner gives it; it has to if it is so late that it waits no more."""
+        draw = self.planner.draw(LATE if late else self.now)
+        if draw is None:
+            assert not late or self.worker.can_execute or not self.worker.in_flight
+            return False
+        self.worker.draw(draw)
+        self._take_masks(draw)
+        self.num_late += len(draw.late) // 4
+        return True
+
+    def _take_masks(self, message: Step | Draw) -> None:
+        assert message.mask_table == (SlowMasks.mask_table if message.masks else "")
+        for slot, row in np.frombuffer(message.masks, np.int32).reshape(-1, 2).tolist():
+            self._rows[message.step_id, slot] = row
 
     def execute(self) -> None:
         step, _ = self.worker._queue[0]
@@ -121,10 +138,10 @@ class MaskedRun(Run):
 
     def finish(self) -> None:
         while not self.planner.idle:
-            planned = self.plan()
-            if self.worker.in_flight:
+            went_on = self.draw() or self.plan()
+            if self.worker.can_execute:
                 self.execute()
-            elif not planned:
+            elif not went_on:
                 self.answer()
         super().finish()
         assert not self._rows
@@ -167,8 +184,8 @@ def test_random_loads_with_late_masks(seed: int) -> None:
             why = "no token" if draw.random() < 0.05 else None
             failed.update(run.answer(draw.randrange(len(run.masks.asked)), why))
         elif action < 0.7:
-            run.plan()
-        elif run.worker.in_flight:
+            run.draw(late=draw.random() < 0.3) or run.plan()
+        elif run.worker.can_execute:
             run.execute()
     run.finish()
     assert run.masks.most <= 2 * chosen.max_num_seqs
@@ -189,15 +206,18 @@ def test_nobody_waits_for_the_mask_of_another() -> None:
     run.answer(1)
     for _ in range(3):  # 2 has its first token, and waits for the mask of the second
         run.plan()
-        if run.worker.in_flight:
+        if run.worker.can_execute:
             run.execute()
     assert [len(run.said[number]) for number in (0, 2)] == [0, 1]
+    assert run.draw(late=True)
+    run.execute()
     for number in (1, 3):
         assert run.planner.submit(submit(number, [number, 5], max_tokens=50), 0.0) is None
     for _ in range(120):
         run.plan()
-        if run.worker.in_flight:
+        if run.worker.can_execute:
             run.execute()
+    assert run.num_late == 1
     assert [len(run.said[number]) for number in range(4)] == [0, 50, 1, 50]
     assert set(run.ended) == {1, 3}
     run.finish()
@@ -213,7 +233,11 @@ def test_who_gets_no_mask_fails_alone() -> None:
     run.answer(0)
     run.plan()
     run.execute()
-    assert run.answer(1, "no token") == [1]
+    run.plan()
+    assert not run.draw()
+    assert run.answer(1, "no token") == [1]  # while its row is computed
+    assert run.draw()
+    assert run.num_late == 1
     run.finish()
     assert [len(run.said[number]) for number in range(3)] == [0, 1, 9]
     assert set(run.ended) == {2}

@@ -1,82 +1,119 @@
-"""When the planner waits for masks, and how long: steps take 10 ms, and a clock says when masks come."""
+"""Rows are planned ahead of their masks where these come in time, and for how long a draw waits: steps take 10 ms."""
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from tercet.ipc.step_messages import Submit
 from test_engine_planner import settings, submit
 from test_engine_planner_masks import MaskedRun, constrained
 
 _BOOTED = 1e6
 """What the clock says first: no time that anybody has waited for."""
+_STEP = 0.010
 
 
-@pytest.mark.parametrize(("delay", "share"), [(0.001, 1 / 2), (0.004, 1 / 3)])
-def test_the_next_plan_waits_a_moment_for_masks(delay: float, share: float) -> None:
-    """Steps of 10 ms, two in flight: a mask that takes a moment comes in time, a late one holds nobody up."""
-    run = MaskedRun(settings(max_num_seqs=2))
-    run.planner.submit(submit(0, [1, 2], max_tokens=150), 0.0)
-    run.planner.submit(constrained(1, [3, 4], max_tokens=100), 0.0)
-    plans = []
+@dataclass
+class Seen:
+    """Of one plan, and when its tokens were there."""
 
-    def plan(now: float) -> bool:
-        step = run.planner.plan(now)
-        if step is not None:
-            run.worker.issue(step)
-            plans.append(len(step.masks) // 8)
-        return step is not None
-
-    for moment in range(100):
-        now = moment / 100
-        if run.worker.in_flight:
-            run.planner.complete(run.worker.execute(), now)
-        if not plan(now):
-            assert 0 < run.planner.patience(now) < 0.0026
-            if delay > run.planner.patience(now):
-                assert plan(now + 0.0026)
-        if run.masks.asked:
-            run.answer()
-        while plan(now + delay):
-            pass
-        assert run.worker.in_flight == 2
-    assert sum(plans[10:]) / len(plans[10:]) == pytest.approx(share, abs=0.03)
+    ended: float
+    num_rows: int
+    num_late: int
 
 
-@pytest.mark.parametrize(("delay", "together"), [(0.002, True), (0.012, False)])
-def test_halves_become_a_whole(delay: float, together: bool) -> None:
-    """Four answers, all with a grammar, that begin apart: steps of 10 ms have all of them once masks are quicker."""
-    sizes = follow_clock(delay, [(0.0, 0), (0.0, 1), (0.034, 2), (0.034, 3)], slow=None)
-    assert set(sizes[-20:]) == ({4} if together else {2})
+@pytest.mark.parametrize(("delay", "share"), [(0.001, 1 / 2), (0.008, 1 / 2), (0.012, 1 / 4)])
+def test_beside_others_a_row_goes_ahead_of_a_mask_that_comes_in_time(delay: float, share: float) -> None:
+    """Two plans are in flight: the row is in every other one, or, where its mask takes longer than a step, in one of
+    four. It holds nobody up."""
+    seen = follow_clock([(0.0, plain(0)), (0.0, masked(1))], lambda number: delay)
+    plans = seen[30:]
+    assert sum(plan.num_rows == 2 for plan in plans) / len(plans) == pytest.approx(share, abs=0.03)
+    assert not any(plan.num_late for plan in plans)
+    assert plans[-1].ended - plans[0].ended < (len(plans) - 1) * _STEP * 1.02
+
+
+@pytest.mark.parametrize("delay", [0.002, 0.009, 0.014])
+def test_answers_that_all_have_a_grammar_keep_together(delay: float) -> None:
+    """Four that begin apart: all are in each step, whose rows are computed while their masks are."""
+    arrivals = [(0.0, masked(0)), (0.0, masked(1)), (0.034, masked(2)), (0.034, masked(3))]
+    plans = follow_clock(arrivals, lambda number: delay)[-20:]
+    assert {plan.num_rows for plan in plans} == {4}
+    assert not any(plan.num_late for plan in plans)
+    assert plans[-1].ended - plans[0].ended == pytest.approx(19 * max(_STEP, delay), rel=0.05)
 
 
 def test_who_is_slow_holds_the_others_up_for_a_moment_only() -> None:
     """The masks of one take 200 ms: the other three get a token in nearly each step."""
-    sizes = follow_clock(0.002, [(0.0, 0), (0.0, 1), (0.034, 2), (0.034, 3)], slow=3)
-    assert sum(sizes[-40:]) > 0.8 * 40 * 3
+    arrivals = [(0.0, masked(0)), (0.0, masked(1)), (0.034, masked(2)), (0.034, masked(3))]
+    seen = follow_clock(arrivals, lambda number: 0.2 if number == 3 else 0.002)
+    drawn = sum(plan.num_rows - plan.num_late for plan in seen if plan.ended > _BOOTED + 0.2)
+    assert drawn > 0.75 * 3 * (0.8 / _STEP)
 
 
-def follow_clock(delay: float, arrivals: list[tuple[float, int]], slow: int | None) -> list[int]:
-    """Rows in each of the plans that end within a second; masks come `delay` after they are asked for."""
+def test_a_new_prompt_waits_for_no_slow_mask() -> None:
+    """One answer's mask takes long; a prompt that comes meanwhile is computed in the plan behind the step's time."""
+    run = MaskedRun(settings(max_num_seqs=2))
+    run.planner.submit(constrained(0, [1, 2], max_tokens=9), 0.0)
+    assert not run.plan()
+    run.answer()
+    assert run.plan()
+    run.execute()
+    run.now = 1.0
+    step = run.planner.plan(run.now)
+    assert step is not None
+    assert step.awaits
+    run.worker.issue(step)
+    assert run.planner.wakes_at(run.now) == pytest.approx(1.010)  # twice what masks are taken to need
+    run.planner.submit(submit(1, [3, 4], max_tokens=9), run.now)
+    assert run.planner.wakes_at(run.now) == pytest.approx(1.005)
+    run.now = 1.0051
+    assert run.draw()
+    assert run.num_late == 1
+    assert run.plan()
+    run.finish()
+
+
+def masked(number: int) -> Submit:
+    return constrained(number, [3, number], max_tokens=300)
+
+
+def plain(number: int) -> Submit:
+    return submit(number, [3, number], max_tokens=300)
+
+
+def follow_clock(arrivals: list[tuple[float, Submit]], delay_of: Callable[[int], float]) -> list[Seen]:
+    """The plans that end within a second; masks come so long after they are asked for, and draws take no time."""
     run = MaskedRun(settings(max_num_seqs=4, num_pages=400, max_model_len=400))
     due: dict[int, float] = {}
-    free_at, sizes, running = 0.0, list[int](), deque[tuple[float, int]]()
+    free_at, seen, running = 0.0, list[Seen](), deque[Seen]()
     for tick in range(10_000):
         run.now = now = _BOOTED + tick / 10_000
         while arrivals and _BOOTED + arrivals[0][0] <= now:
-            number = arrivals.pop(0)[1]
-            assert run.planner.submit(constrained(number, [3, number], max_tokens=300), now) is None
-        while running and running[0][0] <= now:
-            sizes.append(running.popleft()[1])
+            assert run.planner.submit(arrivals.pop(0)[1], now) is None
+        while running and running[0].ended <= now and run.worker.can_execute:
+            seen.append(running.popleft())
             run.planner.complete(run.worker.execute(), now)
         for followed in run.masks.asked:
-            late = 0.2 if slow is not None and run.number_of(followed) == slow else delay
-            due.setdefault(id(followed), now + late)
+            due.setdefault(id(followed), now + delay_of(run.number_of(followed)))
         for index, followed in reversed(list(enumerate(run.masks.asked))):
             if due[id(followed)] <= now:
                 del due[id(followed)]
                 run.answer(index)
-        while (step := run.planner.plan(now)) is not None:
-            run.worker.issue(step)
-            free_at = max(free_at, now) + 0.010
-            running.append((free_at, len(step.decodes) // 4))
-    return sizes
+        while True:
+            if (draw := run.planner.draw(now)) is not None:
+                run.worker.draw(draw)
+                running[-1].num_late = len(draw.late) // 4
+                running[-1].ended = free_at = max(free_at, now)
+            elif (step := run.planner.plan(now)) is not None:
+                run.worker.issue(step)
+                free_at = max(free_at, now) + _STEP
+                running.append(Seen(free_at, len(np.frombuffer(step.decodes, np.int32)), 0))
+            else:
+                break
+        wakes_at = run.planner.wakes_at(now)
+        assert wakes_at is None or wakes_at > now, "it would turn in circles"
+    return seen

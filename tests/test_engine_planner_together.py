@@ -76,9 +76,9 @@ def test_random_loads_of_everything(seed: int) -> None:
             why = "no token" if draw.random() < 0.03 else None
             gone.update(run.answer(draw.randrange(len(run.masks.asked)), why))
         elif action < 0.7:
-            planned = run.plan()
-            assert planned or run.worker.in_flight or run.masks.asked or run.planner.idle, "nothing goes on"
-        elif run.worker.in_flight:
+            went_on = run.draw(late=draw.random() < 0.3) or run.plan()
+            assert went_on or run.worker.can_execute or run.masks.asked or run.planner.idle, "nothing goes on"
+        elif run.worker.can_execute:
             run.execute()
     run.finish()
     for request in requests:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,9 +17,9 @@ import torch
 import triton
 
 from launched_kernels import foreign_kernels, launched_kernels
-from plan_driver import GREEDY, Job, pack, run_jobs
+from plan_driver import GREEDY, Job, RandomMasks, masked_jobs, pack, run_jobs
 from slot_tables import random_table
-from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
+from tercet.ipc.step_messages import Adjustments, Draw, Enter, Sampling, Step
 from tercet.model import layers
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
@@ -128,6 +129,26 @@ def test_same_tokens_by_graphs_that_are_captured_between_steps(
     assert outputs[1] == outputs[0]
 
 
+def test_masks_that_come_after_their_step_is_begun(
+    runners: tuple[Runner, Runner], compiled: list[str], tmp_path: Path
+) -> None:
+    """Or too late for its draw: the same tokens as if they had been there."""
+    prompts, outputs = [job.prompt for job in jobs(20)], []
+    masks = RandomMasks(tmp_path / "masks", MAX_SEQS, runners[0].limits.vocab_size)
+    for runner, max_seqs, ahead in (
+        (runners[1], 5, False),
+        (runners[1], 9, True),
+        (runners[0], 1, True),
+        (runners[0], 16, True),
+    ):
+        batch = masked_jobs(prompts)
+        run_jobs(runner, batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, budget=900, masks=masks, ahead=ahead)
+        outputs.append([job.output for job in batch])
+    for others in outputs[1:]:
+        assert others == outputs[0]
+    assert compiled == []
+
+
 @pytest.mark.parametrize("which", [0, 1], ids=["graphs", "eager"])
 def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
     runner = runners[which]
@@ -149,20 +170,22 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
         Step(5, 1, b"", (), b"", pack(4, 0, 60), pack(3)),
         Step(6, 2, b"", (), b"", b"", pack(3, 4)),
         Step(7, 1, b"", (), b"", pack(5, 0, 130), b""),
+        Step(8, 1, b"", (), b"", b"", pack(4, 2, 0), awaits=True),
     )
+    draw = Draw(8, 0, b"", "", pack(1))
 
     def run_steps() -> None:
         for step in steps:
             runner.begin(step)
             for index in range(step.count):
-                landing = runner.launch(index)
+                landing = runner.launch(index) or runner.draw(draw)
                 token_ids = landing.wait()
-                assert token_ids.min() >= 0
+                assert ((token_ids >= 0) == [row != 1 or not step.awaits for row in range(len(token_ids))]).all()
                 logs, of_prompts = landing.logs()
-                assert (logs is not None) == (step.step_id in (5, 6))
+                assert (logs is not None) == (step.step_id in (5, 6, 8))
                 assert [len(one.words) // 4 for one in of_prompts] == [129 * 2 * 21] * (step.step_id == 7)
                 if logs is not None:  # of the last row alone
-                    assert np.frombuffer(logs.rows, np.int32).tolist() == [1]
+                    assert np.frombuffer(logs.rows, np.int32).tolist() == [0 if step.awaits else 1]
                     words = np.frombuffer(logs.words, np.int32)
                     assert words[1] >= 1
                     assert np.isfinite(words.view(np.float32)[0])

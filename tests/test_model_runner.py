@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from checkpoints import checkpoint, random_prompts, reference_greedy
 from paged_sequences import CPU, make_decoder
-from plan_driver import GREEDY, Job, pack, run_jobs
+from plan_driver import GREEDY, Job, RandomMasks, masked_jobs, pack, run_jobs
 from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model import runner as runner_module
 from tercet.model.kv_cache import count_pages, make_kv_cache
@@ -43,6 +44,20 @@ def outputs(
     jobs = [Job(prompt, params) for prompt, params in zip(prompts, sampling, strict=True)]
     run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=seed, **how)
     return [job.output for job in jobs]
+
+
+def test_masks_that_come_after_their_step_is_begun(tmp_path: Path) -> None:
+    """Or too late for its draw: the same tokens as if they had been there, and those that they allow."""
+    prompts, runner = random_prompts(12, 1, 50, seed=3), make_runner()
+    masks = RandomMasks(tmp_path / "masks", MAX_SEQS, runner.limits.vocab_size)
+    said = []
+    for ahead, seed in ((False, 0), (True, 1), (True, 2)):
+        jobs = masked_jobs(prompts)
+        run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=seed, masks=masks, ahead=ahead)
+        said.append([job.output for job in jobs])
+    assert said[1] == said[0]
+    assert said[2] == said[0]
+    assert said[0] != outputs(make_runner(), prompts, [job.sampling for job in masked_jobs(prompts)], seed=0)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2"])
