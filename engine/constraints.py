@@ -20,8 +20,6 @@ _FIRST_DELAY = 0.005
 """What masks are taken to need before any has come."""
 _NEWEST = 0.25
 """Weight of the newest delay in their mean."""
-_MARGIN = 2
-"""Masks may take so many times as long as in the mean."""
 _MOST_GROWTH = 4
 """One that is longer than so many times the mean counts as that: it says little of the next."""
 
@@ -92,7 +90,7 @@ class Constraints:
             self.end(number)
 
     def accept(self, arrays: SlotArrays, slots: NDArray[np.int32], token_ids: NDArray[np.int32], now: float) -> None:
-        """What these slots sampled; who ended with it has left already."""
+        """What these slots sampled."""
         if not self._followed or self._source is None:
             return
         rows = np.flatnonzero(arrays.constrained[slots] & arrays.alive[slots])
@@ -105,20 +103,12 @@ class Constraints:
         self._source.extend(zip(followed, token_ids[rows].tolist(), strict=True))
         self._asked_at = now
 
-    def holds(self, arrays: SlotArrays) -> bool:
-        """Whether those that could be planned should wait for a plan in flight, where nothing else is to be done.
+    def go_ahead(self, arrays: SlotArrays, step: float) -> bool:
+        """Whether to plan ahead of masks, where a step takes so many seconds.
 
-        A large model's step takes as long for half of the rows as for all: two halves that take turns would get half
-        as many tokens.
+        A draw that waits for masks keeps other rows waiting, too: so not where it would have to, unless all want one.
         """
-        return bool(self._followed) and arrays.all_constrained and arrays.any_undrawn
-
-    def go_ahead(self, arrays: SlotArrays, until_draw: float) -> bool:
-        """Whether to plan ahead of masks, where a plan comes to its draw in so many seconds.
-
-        A draw that waits for masks keeps other rows waiting, too: so not where it might have to, unless all want one.
-        """
-        return bool(self._followed) and (_MARGIN * self.delay < until_draw or arrays.all_constrained)
+        return bool(self._followed) and (self.delay < step or arrays.all_constrained)
 
     def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""

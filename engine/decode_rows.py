@@ -28,17 +28,17 @@ class DecodeRows:
         self._lease = lease
         self._preempt = preempt
 
-    def plan(self, draft: PlanDraft, *, prompts_wait: bool, num_in_flight: int) -> tuple[NDArray[np.int32], int]:
-        """Slots that decode, with room for every step of the lease. `num_in_flight`: plans whose pages come."""
-        slots, count = self._plan(draft, prompts_wait=prompts_wait, num_in_flight=num_in_flight)
-        if not len(slots) and not num_in_flight:  # what preemption freed, if anything, is there at once
-            return self._plan(draft, prompts_wait=prompts_wait, num_in_flight=num_in_flight)
+    def plan(self, draft: PlanDraft, *, prompts_wait: bool, in_flight: bool) -> tuple[NDArray[np.int32], int]:
+        """Slots that decode, with room for every step of the lease. `in_flight`: there are plans, whose pages come."""
+        slots, count = self._plan(draft, prompts_wait=prompts_wait, in_flight=in_flight)
+        if not len(slots) and not in_flight:  # what preemption freed, if anything, is there at once
+            return self._plan(draft, prompts_wait=prompts_wait, in_flight=in_flight)
         return slots, count
 
-    def _plan(self, draft: PlanDraft, *, prompts_wait: bool, num_in_flight: int) -> tuple[NDArray[np.int32], int]:
+    def _plan(self, draft: PlanDraft, *, prompts_wait: bool, in_flight: bool) -> tuple[NDArray[np.int32], int]:
         if not self._residents.running:
             return np.zeros(0, np.int32), 1
-        ahead = self._constraints.go_ahead(self._slots, self._lease.step_seconds * (num_in_flight + 1))
+        ahead = self._constraints.go_ahead(self._slots, self._lease.step_seconds)
         slots = self._slots.that_decode(ahead=ahead)
         if not len(slots):
             return slots, 1
@@ -58,12 +58,12 @@ class DecodeRows:
             if lack := self._residents.grow(request, int(wanted[row]), draft):
                 without[request.slot] = lack
         if without:
-            self._make_room(without, num_in_flight=num_in_flight)
+            self._make_room(without, in_flight=in_flight)
             draft.drop_pages(lambda slot: not self._slots.alive[slot])
             slots = slots[self._slots.alive[slots] & ~np.isin(slots, list(without))]
         return slots, count
 
-    def _make_room(self, lacking: Mapping[int, int], *, num_in_flight: int) -> None:
+    def _make_room(self, lacking: Mapping[int, int], *, in_flight: bool) -> None:
         """Preempt the youngest of the least urgent until the pages that slots lack are there, or after this flight.
 
         Their pages are taken away; they are computed again later, and nobody will see a difference.
@@ -72,6 +72,6 @@ class DecodeRows:
         while shortage > self._residents.pool.num_available + coming and len(running) > 1:
             victim = max(running.values(), key=lambda request: (request.priority, request.number))
             shortage -= lacking.get(victim.slot, 0)
-            if num_in_flight:
+            if in_flight:
                 coming += self._residents.pool.num_given_back(victim.pages)
             self._preempt(victim)

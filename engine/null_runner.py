@@ -61,7 +61,9 @@ class NullRunner:
         self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
         return None if self._awaits else self._land()
 
-    def draw(self, draw: Draw) -> NullLanding:
+    def draw(self, draw: Draw) -> NullLanding | None:
+        if draw.more_come:
+            return None
         self._samples[np.frombuffer(draw.late, np.int32)] = False
         return self._land()
 

@@ -7,7 +7,6 @@ of 256 decoding requests costs a few array operations and no loop.
 A slot and its pages are given back when the last plan that may name them is complete.
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,12 +20,12 @@ from tercet.engine.ends import find_turns, logs_of_prompts
 from tercet.engine.given_up import GivenUp
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
+from tercet.engine.pending_draw import PendingDraw
 from tercet.engine.plan_draft import InFlight, PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
 from tercet.engine.residents import Counters, Residents
 from tercet.engine.step_logs import select_rows
-from tercet.engine.undrawn import Undrawn
 from tercet.engine.waiting_line import WaitingLine, make_fit
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import (
@@ -69,8 +68,8 @@ class Planner:
         self._slots = self._residents.slots
         self._admission = Admission(self._waiting, self._residents, self._constraints)
         self._in_flight: deque[InFlight] = deque()
-        self._undrawn: Undrawn | None = None
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
+        self._pending = PendingDraw(self._slots, self._constraints, self._lease)
         self._decode_rows = DecodeRows(self._residents, self._constraints, self._lease, self._preempt)
         self._next_step = 0
 
@@ -180,75 +179,61 @@ class Planner:
     def is_awaited(self) -> bool:
         """Somebody waits for a slot, for a prompt to be computed, or, token by token, for what a grammar allows."""
         token_by_token = self._slots.any_constrained and len(self._residents.running) <= _FEW
-        awaited = self._waiting or self._residents.prefilling or token_by_token
-        return bool(awaited) or any(not plan.is_decode for plan in self._in_flight)
+        awaited = bool(self._waiting or self._residents.prefilling or token_by_token)
+        return awaited or any(not plan.is_decode for plan in self._in_flight)
 
     # ------------------------------------------------------------------------------------------- plans
 
     def plan(self, now: float) -> Step | None:
         """The next plan, if there is one to make and fewer than `run_ahead` are in flight, all of them drawn."""
-        if self._undrawn or len(self._in_flight) >= self._settings.run_ahead or self._waits_until(now):
+        if self._pending or len(self._in_flight) >= self._settings.run_ahead or self._waits_until(now):
             return None
         draft = PlanDraft()
         prompts_wait = bool(self._waiting or self._residents.prefilling)
-        decodes, count = self._decode_rows.plan(draft, prompts_wait=prompts_wait, num_in_flight=len(self._in_flight))
+        decodes, count = self._decode_rows.plan(draft, prompts_wait=prompts_wait, in_flight=bool(self._in_flight))
         self._admission.plan_chunks(self._settings.max_num_batched_tokens - len(decodes), draft, now)
         if draft.chunks:
             self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
-            decodes, count = decodes[~self._slots.lacks_mask[decodes]], 1  # prompts wait for nobody's mask
+            decodes, count = decodes[~self._slots.awaits_mask(decodes)], 1  # prompts wait for nobody's mask
         if not len(decodes) and not draft.chunks:
             return None
-        longest = self._slots.longest(decodes)
+        longest, awaits = self._slots.longest(decodes), self._slots.awaits_mask(decodes)
         self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
         slots = np.concatenate([decodes, draft.chunk_slots])
-        masks = self._constraints.masks(self._slots, slots[self._slots.decoding[slots]])
-        awaited = np.flatnonzero(self._slots.lacks_mask[slots])
+        sampling = np.concatenate([decodes[~awaits], slots[len(decodes) :]])
+        masks = self._constraints.masks(self._slots, sampling[self._slots.decoding[sampling]])
         step = draft.to_step(
-            self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest, awaits=len(awaited) > 0
+            self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest, awaits=bool(awaits.any())
         )
         self._residents.left.clear()
         self._in_flight.append(InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
-        if step.awaits:
-            self._undrawn = Undrawn(step.step_id, slots, awaited, now, len(self._in_flight))
+        self._pending.begin(step, slots, awaits)
+        if len(self._in_flight) == 1:
+            self._pending.computing(now)
         self._next_step += 1
         self._counters.steps += count
         self._admission.share(draft.chunks)
         return step
 
     def draw(self, now: float) -> Draw | None:
-        """The rest of the last plan, if that awaits masks and they are there, or are waited for no longer."""
-        if (undrawn := self._undrawn) is None:
-            return None
-        late = undrawn.lacking(self._slots)
-        if len(late) and now < self._draw_due(undrawn):
-            return None
-        if len(late):
-            self._constraints.note_delay(now, all_there=False)
-            self._slots.draw_again(late)
-        self._undrawn = None
-        here, without = undrawn.split(self._slots)
-        return Draw(undrawn.step_id, self.epoch, *self._constraints.masks(self._slots, here), without.tobytes())
+        """The rest of the last plan, if that awaits masks and it is time; or some of them ahead of it."""
+        return self._pending.take(now, prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
 
     def wakes_at(self, now: float) -> float | None:
         """When it is time to draw or to plan, if nothing happens before."""
-        return self._waits_until(now) if self._undrawn is None else self._draw_due(self._undrawn)
+        if not self._pending:
+            return self._waits_until(now)
+        return self._pending.due(prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
 
     def _waits_until(self, now: float) -> float | None:
-        """When planning goes on that waits: for what is in flight, or for more prompts."""
-        if not self._in_flight or self._prompts_come:
+        """When planning goes on, if it waits for more prompts."""
+        if not self._in_flight or self._waiting or self._residents.prefilling:
             return None
-        if self._constraints.holds(self._slots):
-            return math.inf
-        patience = 0.0 if self._waiting else self._lease.patience(now)
-        return now + patience if patience else None
-
-    def _draw_due(self, undrawn: Undrawn) -> float:
-        together = self._slots.all_constrained and not self._prompts_come
-        return undrawn.due(self._lease.step_seconds, self._constraints.delay, together=together)
+        return now + patience if (patience := self._lease.patience(now)) else None
 
     @property
     def _prompts_come(self) -> bool:
-        """Whether the next plan may have prompts to compute."""
+        """Whether the next plan may have some to compute."""
         return bool(self._residents.prefilling or (self._waiting.anybody and self._residents.num_free_slots))
 
     def _preempt(self, victim: Request) -> None:
@@ -266,13 +251,14 @@ class Planner:
         rows = (token_ids >= 0) & self._slots.alive[plan.slots]
         slots, token_ids = plan.slots[rows], token_ids[rows]
         lengths = self._slots.append(slots, token_ids)
+        # First of all, since what takes longest follows from it. Who ends with its token is asked about for nothing.
+        self._constraints.accept(self._slots, slots, token_ids, now)
         ended, started, leaving = find_turns(
             self._residents, self._hasher, self._settings.page_size, slots, lengths, token_ids, now
         )
         prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)  # while those that end here have their slots
         for request in leaving:
             self._leave(request, comes_back=False)
-        self._constraints.accept(self._slots, slots, token_ids, now)
         new = lengths > self._slots.told[slots]
         suspect = self._residents.suspect
         if suspect is not None and self._slots.known[suspect.slot] > suspect.num_in_doubt:
@@ -284,6 +270,7 @@ class Planner:
             message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs)
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
+            self._pending.computing(now)
             self._give_back(plan.step_id)
         self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
         return message

@@ -33,7 +33,7 @@ class SlotArrays:
         self.lacks_mask = np.zeros(num_slots, bool)
         """Constrained, and what may come next is not known yet."""
         self.was_late = np.zeros(num_slots, bool)
-        """A draw has gone without it since: its next step is planned once its mask is there, and not before."""
+        """A draw has gone without that mask: the next step is planned once it is there, and not before."""
         self.decoding = np.zeros(num_slots, bool)
         self._max_length = np.zeros(num_slots, np.int32)
         self._num_brought = np.zeros(num_slots, np.int32)
@@ -59,8 +59,8 @@ class SlotArrays:
 
     def that_decode(self, *, ahead: bool) -> Slots:
         """Slots with a token to sample that no plan has asked for; `ahead` of their masks, too."""
-        lacking = self.lacks_mask & self.was_late if ahead else self.lacks_mask
-        ready = ~self.constrained | ((self.planned == self.known - 1) & ~lacking)
+        unready = self.lacks_mask & self.was_late if ahead else self.awaits_mask(slice(None))
+        ready = ~(self.constrained & unready)
         return np.flatnonzero(self.decoding & ready & (self.planned < self._max_length - 1)).astype(np.int32)
 
     @property
@@ -73,10 +73,11 @@ class SlotArrays:
         """Of those that decode."""
         return not (self.decoding & ~self.constrained).any()
 
-    @property
-    def any_undrawn(self) -> bool:
-        """Whether some slot that decodes has a row in a plan that is not complete."""
-        return bool((self.decoding & (self.planned >= self.known) & (self.known < self._max_length)).any())
+    def awaits_mask(self, slots: Slots | slice) -> NDArray[np.bool_]:
+        """Of slots that decode, whose mask is still to come for a step that is planned now: it is computed, or follows
+        from a token of a plan in flight."""
+        awaits: NDArray[np.bool_] = self.lacks_mask[slots] | (self.planned[slots] >= self.known[slots])
+        return self.constrained[slots] & awaits
 
     @property
     def any_lacks_mask(self) -> bool:

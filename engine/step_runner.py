@@ -31,8 +31,8 @@ class StepRunner(Protocol):
         """Start step `index` of the plan's lease. None if that awaits masks: `draw` starts the rest of it."""
         ...
 
-    def draw(self, draw: Draw) -> Landing:
-        """Start what is left of a step that was launched and awaits masks."""
+    def draw(self, draw: Draw) -> Landing | None:
+        """Start what is left of a step that was launched and awaits masks. None while it awaits more of them."""
         ...
 
     def use_lull(self) -> bool:

@@ -83,8 +83,9 @@ def run_steps(
                 case Draw() as draw:
                     assert undrawn is not None, f"step {draw.step_id} is to draw, and awaits nothing"
                     assert (undrawn.step_id, undrawn.epoch) == (draw.step_id, draw.epoch)
-                    answers.put(undrawn, 0, runner.draw(draw))
-                    undrawn = None
+                    if (landing := runner.draw(draw)) is not None:
+                        answers.put(undrawn, 0, landing)
+                        undrawn = None
         if not answers.overdue(hang):
             link.beat(num_steps)
 

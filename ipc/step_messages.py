@@ -216,15 +216,17 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """The rest of a plan that awaits masks."""
+    """Of a plan that awaits masks, the rest; or, before that, some of them that are there early."""
 
     step_id: int
     epoch: int
     masks: bytes
-    """Those that came, as in a `Step`."""
+    """Those that came since, as in a `Step`."""
     mask_table: str
     late: bytes
     """int32 rows whose mask did not come in time: they draw nothing, and are planned again."""
+    more_come: bool = False
+    """Before the draw."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

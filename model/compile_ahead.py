@@ -33,7 +33,6 @@ from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.dispatch import Gpu
 from tercet.triton_kernels.inbox import WordInboxes
 from tercet.triton_kernels.sample import TokenRing
-from tercet.triton_kernels.write_masks import write_masks
 from tercet.triton_kernels.write_plan import RunSizes, write_plan, write_small_plan
 
 _META = torch.device("meta")
@@ -144,9 +143,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
     copy_pages(kv_cache, words_W[base : base + 2].view(-1, 2))
     extras.apply(words_W, base, 1)
-    masks_SW = extras.masks.words_SW
-    for words_SW in (masks_SW, masks_SW[:, :1].contiguous()):
-        write_masks(torch.empty(words_SW.shape[1] + 1, dtype=torch.int32, device=_META), 1, words_SW)
+    extras.masks.warm_up()
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:

@@ -90,7 +90,7 @@ class Runner:
         """Of the step that awaits its draw: graphs share what memory they have of their own."""
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
-        self._awaits = False
+        self._awaits = self._has_masks = False
         self._begun: _Begun | None = None
         """On the CPU: the step that awaits its draw."""
         self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
@@ -115,7 +115,7 @@ class Runner:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
-        self._longest, self._awaits = step.longest, step.awaits
+        self._longest, self._awaits, self._has_masks = step.longest, step.awaits, bool(step.masks)
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
         self._extras.masks.take(step)
@@ -155,9 +155,11 @@ class Runner:
         self._prompt_logs = []
         return self._launch_on_gpu(index) if self._on_gpu else self._launch_on_cpu()
 
-    def draw(self, draw: Draw) -> Landing:
-        """Run the rest of a step that awaits masks."""
+    def draw(self, draw: Draw) -> Landing | None:
+        """Run the rest of a step that awaits masks; None while it awaits more of them."""
         self._extras.masks.take_named(draw)
+        if draw.more_come:
+            return None
         late = np.frombuffer(draw.late, np.int32)
         return self._draw_on_gpu(late) if self._on_gpu else self._draw_on_cpu(late)
 
@@ -207,6 +209,8 @@ class Runner:
         if self._awaits:
             self._graphs.run(shape.model)
             return None
+        if self._has_masks:
+            self._extras.masks.fetch(self._buffers.cut(shape)[1].slots_R)
         return self._land(self._graphs.run(shape))
 
     def _draw_on_gpu(self, late: NDArray[np.int32]) -> Landing:
@@ -261,6 +265,7 @@ class Runner:
         kept_RD, ring = self._hidden_RD[: shape.num_decodes], self._landings.ring
         if shape.part == Part.DRAW:
             hidden_RD, rows = kept_RD, self._buffers.cut(shape)[1]
+            self._extras.masks.fetch(rows.slots_R)
         else:
             hidden_RD, rows, _ = self._forward(shape)
         if shape.part == Part.MODEL:

@@ -170,7 +170,10 @@ def run_jobs(
             assert masks is not None
             come = [job for job in awaited if job not in late]
             rows = pack(*(row for row, job in enumerate(decodes) if job in late))
-            landings = [runner.draw(Draw(step_id, 0, *masks.write(come), rows))]
+            early = [job for job in come if rng.random() < 0.3]
+            if early:
+                assert runner.draw(Draw(step_id, 0, *masks.write(early), b"", more_come=True)) is None
+            landings = [runner.draw(Draw(step_id, 0, *masks.write([job for job in come if job not in early]), rows))]
         for landing in landings:
             assert landing is not None
             tokens = landing.wait().tolist()

@@ -126,6 +126,10 @@ class SimulatedWorker:
         """Take the rest of the last plan."""
         assert self._awaited is not None
         assert draw.step_id == self._awaited.step_id
+        if draw.more_come:
+            assert draw.masks
+            assert not draw.late
+            return
         late = np.frombuffer(draw.late, np.int32).tolist()
         rows = self._rows(self._awaited)
         for row in late:

@@ -83,6 +83,8 @@ class MaskedRun(Run):
         self.now = 0.0
         self._rows: dict[tuple[int, int], int] = {}
         """Of masks: what plans in flight read, by plan and slot."""
+        self.num_early = 0
+        """Masks that came to the worker before the last of their plan."""
         self.num_late = 0
         """Rows that drew nothing."""
 
@@ -113,6 +115,7 @@ class MaskedRun(Run):
             return False
         self.worker.draw(draw)
         self._take_masks(draw)
+        self.num_early += len(draw.masks) // 8 if draw.more_come else 0
         self.num_late += len(draw.late) // 4
         return True
 
