@@ -18,10 +18,8 @@ from tercet.ipc.step_messages import Allowed, Disallowed
 
 _FIRST_DELAY = 0.005
 """What masks are taken to need before any has come."""
-_NEWEST = 0.25
-"""Weight of the newest delay in their mean."""
-_MOST_GROWTH = 4
-"""One that is longer than so many times the mean counts as that: it says little of the next."""
+_MEMORY = 16
+"""Masks that count in their mean, about."""
 
 
 class MaskSource(Protocol):
@@ -45,10 +43,8 @@ class Constraints:
         self._most = most
         self._followed: dict[int, Followed] = {}
         self._requests: dict[Followed, Request] = {}
-        self._asked_at: float | None = None
-        """When those that run were asked about, while masks of them are to come."""
-        self.delay = _FIRST_DELAY
-        """Seconds until the last mask of a step is there, in the mean."""
+        self._delay = _FIRST_DELAY
+        """Seconds that the last masks took, in the mean."""
 
     def has_room_for(self, request: Request) -> bool:
         """Whether it is asked about already, or can be before some have ended."""
@@ -97,30 +93,26 @@ class Constraints:
         if not len(rows):
             return
         arrays.lacks_mask[slots[rows]] = True
-        arrays.was_late[slots[rows]] = False
+        arrays.asked_at[slots[rows]], arrays.times_late[slots[rows]] = now, 0
         numbers = arrays.number[slots[rows]].tolist()
         followed = [self._followed[number] for number in numbers]
         self._source.extend(zip(followed, token_ids[rows].tolist(), strict=True))
-        self._asked_at = now
 
     def go_ahead(self, arrays: SlotArrays, step: float) -> bool:
         """Whether to plan ahead of masks, where a step takes so many seconds.
 
         A draw that waits for masks keeps other rows waiting, too: so not where it would have to, unless all want one.
         """
-        return bool(self._followed) and (self.delay < step or arrays.all_constrained)
+        return bool(self._followed) and (self._delay < step or arrays.all_constrained)
 
     def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""
         return [] if self._source is None else self._news(self._source.take(message))
 
-    def note_delay(self, now: float, *, all_there: bool) -> None:
-        """All masks of slots that run are there, or a draw waits for them no longer."""
-        if self._asked_at is not None:
-            delay = min(now - self._asked_at, _MOST_GROWTH * self.delay)
-            self.delay += _NEWEST * (delay - self.delay)
-        if all_there:
-            self._asked_at = None
+    def note_delays(self, seconds: NDArray[np.float64]) -> None:
+        """What the masks took that came just now."""
+        weight = len(seconds) / (len(seconds) + _MEMORY)
+        self._delay += weight * (float(seconds.mean()) - self._delay)
 
     def check(self) -> list[tuple[Request, str | None]]:
         """See that masks are still being computed; call it now and then."""

@@ -11,9 +11,11 @@ from tercet.engine.grammar_process import GrammarSpec
 from tercet.ipc.addresses import Addresses
 from tercet.ipc.step_messages import Allowed, Disallowed
 
-_MOST = 4
-_CORES_EACH = 4
-"""Each reads the tokenizer for itself, and the rest of the engine wants cores, too."""
+_MOST = 6
+"""Each reads the tokenizer for itself."""
+_CORES_EACH = 2
+_OTHER_CORES = 4
+"""For the rest of the engine."""
 
 
 class GrammarCrew:
@@ -21,7 +23,8 @@ class GrammarCrew:
 
     def __init__(self, addresses: Addresses, incarnation: int, model_path: str, vocab_size: int, most: int) -> None:
         """At most `most` answers are followed at a time."""
-        count = max(1, min(len(os.sched_getaffinity(0)) // _CORES_EACH, _MOST))
+        cores = len(os.sched_getaffinity(0)) - _OTHER_CORES
+        count = max(1, min(cores // _CORES_EACH, _MOST))
         self._rows_each = -(-most // count)
         self.mask_table = f"{addresses.directory}/masks-{incarnation}"
         num_rows = count * self._rows_each

@@ -22,7 +22,7 @@ from tercet.ipc.mask_table import create_mask_table, map_mask_table
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 
-_PATIENCE_S = 0.005
+_PATIENCE_S = 0.001
 """Masks of one step are told together, but those that are there wait no longer than this for a slow one."""
 
 

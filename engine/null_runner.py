@@ -18,16 +18,26 @@ _FIRST_ID = 1000
 _NUM_IDS = 500
 
 
+class NullMidway:
+    """A step that comes to its draw at a certain time."""
+
+    def __init__(self, ready_at: float) -> None:
+        self._ready_at = ready_at
+
+    def wait(self) -> None:
+        if (remaining := self._ready_at - time.monotonic()) > 0:
+            time.sleep(remaining)
+
+
 class NullLanding:
     """A step's tokens, there at a certain time."""
 
     def __init__(self, token_ids: NDArray[np.int32], ready_at: float) -> None:
         self._token_ids = token_ids
-        self._ready_at = ready_at
+        self._midway = NullMidway(ready_at)
 
     def wait(self) -> NDArray[np.int32]:
-        if (remaining := self._ready_at - time.monotonic()) > 0:
-            time.sleep(remaining)
+        self._midway.wait()
         return self._token_ids
 
     def logs(self) -> tuple[None, tuple[()]]:
@@ -43,7 +53,6 @@ class NullRunner:
         self._max_length = np.zeros(max_num_seqs + 1, np.int32)
         self._slots = np.zeros(0, np.int32)
         self._samples = np.zeros(0, bool)
-        self._awaits = False
         self._step_seconds = step_seconds
         self._ready_at = 0.0
 
@@ -55,11 +64,14 @@ class NullRunner:
         slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         self._slots = np.concatenate([decodes, slots])
         self._samples = np.concatenate([np.ones(len(decodes), bool), starts + lengths == self._length[slots]])
-        self._awaits = step.awaits
 
-    def launch(self, index: int) -> NullLanding | None:
+    def launch(self, index: int) -> NullLanding:
         self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
-        return None if self._awaits else self._land()
+        return self._land()
+
+    def launch_model(self) -> NullMidway:
+        self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
+        return NullMidway(self._ready_at)
 
     def draw(self, draw: Draw) -> NullLanding | None:
         if draw.more_come:

@@ -31,6 +31,7 @@ from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import (
     Abort,
     Allowed,
+    Computed,
     Disallowed,
     Draw,
     Forget,
@@ -69,7 +70,7 @@ class Planner:
         self._admission = Admission(self._waiting, self._residents, self._constraints)
         self._in_flight: deque[InFlight] = deque()
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
-        self._pending = PendingDraw(self._slots, self._constraints, self._lease)
+        self._pending = PendingDraw(self._slots, self._constraints)
         self._decode_rows = DecodeRows(self._residents, self._constraints, self._lease, self._preempt)
         self._next_step = 0
 
@@ -116,10 +117,11 @@ class Planner:
 
     def take_masks(self, message: Allowed | Disallowed, now: float) -> list[Unservable]:
         """What requests that have a grammar wait for. Returns those that cannot go on."""
-        failed = self._go_on(self._constraints.take(message))
-        if not self._slots.any_lacks_mask:
-            self._constraints.note_delay(now, all_there=True)
-        return failed
+        news = self._constraints.take(message)
+        slots = np.array([request.slot for request, _ in news if request.slot >= 0], np.int32)
+        if len(slots):  # not of those alone that have yet to begin
+            self._constraints.note_delays(now - self._slots.asked_at[slots])
+        return self._go_on(news)
 
     def check_masks(self) -> list[Unservable]:
         """See that masks are still being computed. Returns those that cannot go on."""
@@ -209,11 +211,15 @@ class Planner:
         self._in_flight.append(InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
         self._pending.begin(step, slots, awaits)
         if len(self._in_flight) == 1:
-            self._pending.computing(now)
+            self._pending.turn_comes(now)
         self._next_step += 1
         self._counters.steps += count
         self._admission.share(draft.chunks)
         return step
+
+    def computed(self, message: Computed, now: float) -> None:
+        """The device has come to the draw of a plan."""
+        self._pending.computed(message, now)
 
     def draw(self, now: float) -> Draw | None:
         """The rest of the last plan, if that awaits masks and it is time; or some of them ahead of it."""
@@ -270,7 +276,7 @@ class Planner:
             message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs)
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
-            self._pending.computing(now)
+            self._pending.turn_comes(now)
             self._give_back(plan.step_id)
         self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
         return message

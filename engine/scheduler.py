@@ -22,6 +22,7 @@ from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import (
     Abort,
     Allowed,
+    Computed,
     Disallowed,
     Draw,
     Forget,
@@ -141,6 +142,9 @@ class StepLoop:
             case Sampled():
                 if message.epoch == self._planner.epoch and (tokens := self._planner.complete(message, now)):
                     self._send(tokens)
+            case Computed():
+                if message.epoch == self._planner.epoch:
+                    self._planner.computed(message, now)
             case Submit():
                 if (unservable := self._planner.submit(message, now)) is not None:
                     self._send(unservable)

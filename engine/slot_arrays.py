@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from tercet.engine.request import Request
 
 _MAX_STOP_IDS = 8
+_MOST_LATE = 2
+"""Draws that may wait for the same mask: then its row is planned once it is there, and not before."""
 
 Slots = NDArray[np.int32]
 
@@ -32,8 +34,10 @@ class SlotArrays:
         """What may come next depends on the last token: its next step is planned once that is known."""
         self.lacks_mask = np.zeros(num_slots, bool)
         """Constrained, and what may come next is not known yet."""
-        self.was_late = np.zeros(num_slots, bool)
-        """A draw has gone without that mask: the next step is planned once it is there, and not before."""
+        self.asked_at = np.zeros(num_slots)
+        """When that became known."""
+        self.times_late = np.zeros(num_slots, np.int32)
+        """Draws that have gone without that mask."""
         self.decoding = np.zeros(num_slots, bool)
         self._max_length = np.zeros(num_slots, np.int32)
         self._num_brought = np.zeros(num_slots, np.int32)
@@ -51,7 +55,6 @@ class SlotArrays:
         self._stop_ids[slot] = -1
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
         self.constrained[slot], self.lacks_mask[slot] = request.sampling.grammar is not None, False
-        self.was_late[slot] = False
         self.number[slot], self.alive[slot] = request.number, True
 
     def leave(self, slot: int) -> None:
@@ -59,7 +62,8 @@ class SlotArrays:
 
     def that_decode(self, *, ahead: bool) -> Slots:
         """Slots with a token to sample that no plan has asked for; `ahead` of their masks, too."""
-        unready = self.lacks_mask & self.was_late if ahead else self.awaits_mask(slice(None))
+        hopeless = self.lacks_mask & (self.times_late >= _MOST_LATE)
+        unready = hopeless if ahead else self.awaits_mask(slice(None))
         ready = ~(self.constrained & unready)
         return np.flatnonzero(self.decoding & ready & (self.planned < self._max_length - 1)).astype(np.int32)
 
@@ -79,15 +83,10 @@ class SlotArrays:
         awaits: NDArray[np.bool_] = self.lacks_mask[slots] | (self.planned[slots] >= self.known[slots])
         return self.constrained[slots] & awaits
 
-    @property
-    def any_lacks_mask(self) -> bool:
-        """Of those that decode."""
-        return bool((self.lacks_mask & self.decoding).any())
-
     def draw_again(self, slots: Slots) -> None:
         """These were planned ahead of their masks, and drew nothing."""
         self.planned[slots] -= 1
-        self.was_late[slots] = True
+        self.times_late[slots] += 1
 
     def longest_lease(self, slots: Slots) -> int:
         """Steps after which none of these has anything left to sample."""

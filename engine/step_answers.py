@@ -1,15 +1,18 @@
 """A worker's tokens on their way to the scheduler: sent at once, by a thread that waits for the device, or not at all.
 
-Knows landings and where their tokens go; when steps are launched is the worker's matter.
+Also that a step has come to its draw, if it awaits masks. Knows landings and where their tokens go; when steps are
+launched is the worker's matter.
 """
 
 import queue
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
-from tercet.engine.step_runner import Landing
+from tercet.engine.step_runner import Landing, Midway
 from tercet.ipc.sockets import Outbox
-from tercet.ipc.step_messages import Sampled, Step
+from tercet.ipc.step_messages import Computed, Sampled, Step
 
 
 class Answers:
@@ -22,6 +25,10 @@ class Answers:
         token_ids = landing.wait().tobytes()
         self._scheduler.send(Sampled(step.step_id, index, token_ids, step.epoch, *landing.logs()))
 
+    def tell_midway(self, step: Step, midway: Midway) -> None:
+        midway.wait()
+        self._scheduler.send(Computed(step.step_id, step.epoch))
+
     def overdue(self, seconds: float) -> bool:
         """Whether tokens have been awaited for so long that the device must hang."""
         return False
@@ -31,15 +38,16 @@ class LateAnswers:
     """Waits for landings in a thread of its own, in launch order, so that the step loop never waits for the device."""
 
     def __init__(self, address: str) -> None:
-        self._landings: queue.SimpleQueue[tuple[Step, int, Landing]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[Answers], None]] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._waiting_since: float | None = None
         threading.Thread(target=self._run, args=(address,), name="answers", daemon=True).start()
 
     def put(self, step: Step, index: int, landing: Landing) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._landings.put((step, index, landing))
+        self._call(partial(Answers.put, step=step, index=index, landing=landing))
+
+    def tell_midway(self, step: Step, midway: Midway) -> None:
+        self._call(partial(Answers.tell_midway, step=step, midway=midway))
 
     def overdue(self, seconds: float) -> bool:
         if self._failure is not None:
@@ -47,13 +55,18 @@ class LateAnswers:
         since = self._waiting_since
         return since is not None and time.monotonic() - since > seconds
 
+    def _call(self, call: Callable[[Answers], None]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._calls.put(call)
+
     def _run(self, address: str) -> None:
         answers = Answers(address)
         try:
             while True:
-                step, index, landing = self._landings.get()
+                call = self._calls.get()
                 self._waiting_since = time.monotonic()
-                answers.put(step, index, landing)
+                call(answers)
                 self._waiting_since = None
         except BaseException as error:  # raised in the step loop, which ends the process
             self._failure = error
@@ -64,6 +77,9 @@ class NoAnswers:
     """Ranks other than 0 agree with it and stay silent."""
 
     def put(self, step: Step, index: int, landing: Landing) -> None:
+        pass
+
+    def tell_midway(self, step: Step, midway: Midway) -> None:
         pass
 
     def overdue(self, seconds: float) -> bool:

@@ -17,6 +17,14 @@ class Landing(Protocol):
     def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
 
 
+class Midway(Protocol):
+    """A step that awaits masks, on its way to its draw."""
+
+    def wait(self) -> None:
+        """Until the device has come to it. Called once, by any thread."""
+        ...
+
+
 class StepRunner(Protocol):
     """What the worker drives: a model's runner, or the null runner."""
 
@@ -27,8 +35,12 @@ class StepRunner(Protocol):
         """Apply what a plan changes, before its first step."""
         ...
 
-    def launch(self, index: int) -> Landing | None:
-        """Start step `index` of the plan's lease. None if that awaits masks: `draw` starts the rest of it."""
+    def launch(self, index: int) -> Landing:
+        """Start step `index` of the plan's lease."""
+        ...
+
+    def launch_model(self) -> Midway:
+        """Of a plan that awaits masks, start the step up to its draw, which `draw` starts."""
         ...
 
     def draw(self, draw: Draw) -> Landing | None:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.engine.child import ChildSpec
-from tercet.engine.step_runner import Landing, StepRunner
+from tercet.engine.step_runner import Landing, Midway, StepRunner
 from tercet.engine.trace import Lane, Span, open_lanes, record_collections
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Draw, Logs, PromptLogs, Step
@@ -24,7 +24,7 @@ class TracedRunner:
         record_collections(garbage)
         self._step_id, self._kind = 0, Span.DECODE
         self._begin_ns = 0
-        """When the step was launched that is launched, or drawn, last."""
+        """When the step was launched that is drawn next."""
 
     @property
     def limits(self) -> Limits:
@@ -36,20 +36,26 @@ class TracedRunner:
         self._step_id, self._kind = step.step_id, Span.PREFILL if step.chunks else Span.DECODE
         self._lane.end(Span.BEGIN, begin_ns, step.step_id, step.count)
 
-    def launch(self, index: int) -> Landing | None:
+    def launch(self, index: int) -> Landing:
+        begin_ns = self._lane.now()
+        landing = self._runner.launch(index)
+        self._lane.end(Span.LAUNCH, begin_ns, self._step_id, index)
+        return self._traced(landing, begin_ns)
+
+    def launch_model(self) -> Midway:
         self._begin_ns = self._lane.now()
-        return self._launched(self._runner.launch(index), self._begin_ns, index)
+        midway = self._runner.launch_model()
+        self._lane.end(Span.LAUNCH, self._begin_ns, self._step_id)
+        return midway
 
     def draw(self, draw: Draw) -> Landing | None:
         begin_ns = self._lane.now()
-        return self._launched(self._runner.draw(draw), begin_ns, 0)
+        landing = self._runner.draw(draw)
+        self._lane.end(Span.LAUNCH, begin_ns, self._step_id)
+        return None if landing is None else self._traced(landing, self._begin_ns)
 
-    def _launched(self, landing: Landing | None, begin_ns: int, index: int) -> Landing | None:
-        end_ns = self._lane.now()
-        self._lane.add(Span.LAUNCH, begin_ns, end_ns, self._step_id, index)
-        if landing is None:
-            return None
-        span = self._begin_ns, end_ns
+    def _traced(self, landing: Landing, begin_ns: int) -> Landing:
+        span = begin_ns, self._lane.now()
         return _TracedLanding(landing, self._step_id, self._kind, span, self._answers, self._device)
 
     def use_lull(self) -> bool:

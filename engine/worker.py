@@ -75,9 +75,11 @@ def run_steps(
             match message:
                 case Step() as step:
                     runner.begin(step)
-                    for index in range(step.count):
-                        if (landing := runner.launch(index)) is not None:
-                            answers.put(step, index, landing)
+                    if step.awaits:
+                        answers.tell_midway(step, runner.launch_model())
+                    else:
+                        for index in range(step.count):
+                            answers.put(step, index, runner.launch(index))
                     num_steps += step.count
                     undrawn = step if step.awaits else None
                 case Draw() as draw:
@@ -115,7 +117,8 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     from tercet.model.late_compiles import warn_of_late_compiles
     from tercet.model.memory import kv_cache_bytes
     from tercet.model.parallel import Group, set_cpu_threads
-    from tercet.model.runner import Runner, RunnerSettings
+    from tercet.model.runner import Runner
+    from tercet.model.runner_settings import RunnerSettings
 
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))

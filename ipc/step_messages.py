@@ -241,6 +241,13 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     prompt_logs: tuple[PromptLogs, ...] = ()
 
 
+class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The device has come to the draw of a plan that awaits masks."""
+
+    step_id: int
+    epoch: int
+
+
 ToWorker = Step | Draw
 
 
@@ -292,4 +299,4 @@ class Disallowed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
 
 
 ToGrammars = Follow | Extend | Release
-ToScheduler = Submit | Abort | Forget | Sampled | Allowed | Disallowed
+ToScheduler = Submit | Abort | Forget | Sampled | Computed | Allowed | Disallowed

@@ -31,6 +31,31 @@ class Landing(Protocol):
         ...
 
 
+class Midway(Protocol):
+    """A step that awaits masks, on its way to its draw."""
+
+    def wait(self) -> None:
+        """Until the device has come to it. Called once, by any thread."""
+        ...
+
+
+class DoneMidway:
+    """It is there already."""
+
+    def wait(self) -> None:
+        pass
+
+
+class EventMidway:
+    """It is there when an event is."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
 class DoneLanding:
     """Tokens that are there already."""
 
@@ -59,6 +84,7 @@ class LandingRing:
         self._arrays: NDArray[np.int32] = places_KR.numpy()
         self._events = [torch.cuda.Event(enable_timing=timed) for _ in range(depth)]
         self._stopwatch = Stopwatch(self._events) if timed else NoStopwatch()
+        self._midway = [torch.cuda.Event() for _ in range(depth)]
         self._in_use = [threading.Lock() for _ in range(depth)]
         self._turn = 0
         self._is_reserved = False
@@ -79,6 +105,12 @@ class LandingRing:
     def launching(self) -> None:
         """Between `reserve` and the launch."""
         self._stopwatch.start(self._turn)
+
+    def midway(self) -> "EventMidway":
+        """After the launch of a step up to its draw."""
+        event = self._midway[self._turn]
+        event.record()
+        return EventMidway(event)
 
     def launched(self, rows: NDArray[np.intp] | slice, logs: StepLogs | None = None) -> Landing:
         """After each launch. `rows`: which of the step's rows are not padding."""

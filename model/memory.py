@@ -9,7 +9,8 @@ import torch
 
 from tercet.model.decoder import Decoder
 from tercet.model.kv_cache import make_kv_cache
-from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
 
 
 def kv_cache_bytes(decoder: Decoder, settings: RunnerSettings, page_size: int, utilization: float) -> int:

@@ -5,7 +5,6 @@ is the scheduler's. On the CPU a step is done when `launch` returns; on a GPU no
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,9 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
-from tercet.model.landings import DoneLanding, Landing, LandingRing, num_landings
+from tercet.model.landings import DoneLanding, DoneMidway, Landing, LandingRing, Midway, num_landings
 from tercet.model.plan_writer import PlanWriter
+from tercet.model.runner_settings import RunnerSettings
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
@@ -34,22 +34,6 @@ _CHANGE_WORDS = 2**18
 
 Progress = Callable[[int, int], None]
 """Called with graphs captured and graphs to capture."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunnerSettings:
-    """What of an engine's configuration a runner follows; names as there."""
-
-    max_num_seqs: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    run_ahead: int = 2
-    max_lease: int = 4
-    enforce_eager: bool = False
-    only_largest: bool = False
-    """For a runner that is made to see what memory steps take: it runs the largest, and can do no more."""
-    timed: bool = False
-    """Landings on a GPU know when their step ran; costs two events a step."""
 
 
 class _Begun(NamedTuple):
@@ -90,7 +74,7 @@ class Runner:
         """Of the step that awaits its draw: graphs share what memory they have of their own."""
         self._decodes = np.zeros(0, np.int32)
         self._chunks = np.zeros((3, 0), np.int32)
-        self._awaits = self._has_masks = False
+        self._has_masks = False
         self._begun: _Begun | None = None
         """On the CPU: the step that awaits its draw."""
         self._prompt_logs: list[tuple[Chunk, list[Tensor]]] = []
@@ -115,7 +99,7 @@ class Runner:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
         self._decodes = np.frombuffer(step.decodes, np.int32)
         self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
-        self._longest, self._awaits, self._has_masks = step.longest, step.awaits, bool(step.masks)
+        self._longest, self._has_masks = step.longest, bool(step.masks)
         for enter in step.enter:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
         self._extras.masks.take(step)
@@ -150,10 +134,25 @@ class Runner:
             self._plan.send(self._row_words, stop)
             self._extras.apply(self._plan.words_W, self._row_words, num_records)
 
-    def launch(self, index: int) -> Landing | None:
-        """Run step `index` of the plan's lease; None if it awaits masks, and its draw is run by `draw`."""
+    def launch(self, index: int) -> Landing:
+        """Run step `index` of the plan's lease."""
         self._prompt_logs = []
-        return self._launch_on_gpu(index) if self._on_gpu else self._launch_on_cpu()
+        if not self._on_gpu:
+            self._run_model_on_cpu()
+            return self._draw_on_cpu(np.zeros(0, np.int32))
+        shape = self._reserve(index)
+        if self._has_masks:
+            self._extras.masks.fetch(self._buffers.cut(shape)[1].slots_R)
+        return self._land(self._graphs.run(shape))
+
+    def launch_model(self) -> Midway:
+        """Run the step of a plan that awaits masks up to its draw, which `draw` runs."""
+        self._prompt_logs = []
+        if not self._on_gpu:
+            self._run_model_on_cpu()
+            return DoneMidway()
+        self._graphs.run(self._reserve(0).model)
+        return self._landings.midway() if self._answers else DoneMidway()
 
     def draw(self, draw: Draw) -> Landing | None:
         """Run the rest of a step that awaits masks; None while it awaits more of them."""
@@ -172,7 +171,7 @@ class Runner:
     def _copy(self, num_pairs: int) -> None:
         copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
 
-    def _launch_on_cpu(self) -> Landing | None:
+    def _run_model_on_cpu(self) -> None:
         """Exact shapes, and no work for rows that are done: the tables of all ranks agree on them."""
         num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
         alive = np.flatnonzero(self.table.done_S.numpy()[self._decodes] == 0)
@@ -184,7 +183,6 @@ class Runner:
         computed = np.concatenate([alive, np.arange(num_decodes, num_decodes + num_chunks)])
         write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
         self._begun = _Begun(shape, computed, self._forward(shape) if len(computed) else None)
-        return None if self._awaits else self._draw_on_cpu(np.zeros(0, np.int32))
 
     @torch.inference_mode()
     def _draw_on_cpu(self, late: NDArray[np.int32]) -> Landing:
@@ -201,17 +199,12 @@ class Runner:
         logged = shape.logged or shape.of_prompts
         return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
 
-    def _launch_on_gpu(self, index: int) -> Landing | None:
+    def _reserve(self, index: int) -> StepShape:
+        """Before each launch on a GPU; the shape of step `index`."""
         if self._answers:
             self._landings.reserve()
             self._landings.launching()
-        shape = self._shapes.of_length(self._shape, self._longest + index)
-        if self._awaits:
-            self._graphs.run(shape.model)
-            return None
-        if self._has_masks:
-            self._extras.masks.fetch(self._buffers.cut(shape)[1].slots_R)
-        return self._land(self._graphs.run(shape))
+        return self._shapes.of_length(self._shape, self._longest + index)
 
     def _draw_on_gpu(self, late: NDArray[np.int32]) -> Landing:
         self._extras.masks.leave_out(late, self._buffers.cut(self._shape)[1].positions_R)

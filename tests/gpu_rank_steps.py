@@ -15,7 +15,8 @@ from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
-from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
 
 SETTINGS = RunnerSettings(max_num_seqs=8, max_model_len=1024, max_num_batched_tokens=1024, enforce_eager=True)
 LENGTHS = {0: 300, 1: 700, 2: 60}

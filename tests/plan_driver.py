@@ -164,18 +164,22 @@ def run_jobs(
                 awaits=bool(awaited),
             )
         )
-        landings = [runner.launch(index) for index in range(count)]
-        assert (None in landings) == bool(awaited)
-        if awaited:
+        if not awaited:
+            landings = [runner.launch(index) for index in range(count)]
+        else:
             assert masks is not None
+            midway = runner.launch_model()
+            if rng.random() < 0.5:
+                midway.wait()
             come = [job for job in awaited if job not in late]
             rows = pack(*(row for row, job in enumerate(decodes) if job in late))
             early = [job for job in come if rng.random() < 0.3]
             if early:
                 assert runner.draw(Draw(step_id, 0, *masks.write(early), b"", more_come=True)) is None
-            landings = [runner.draw(Draw(step_id, 0, *masks.write([job for job in come if job not in early]), rows))]
+            last = runner.draw(Draw(step_id, 0, *masks.write([job for job in come if job not in early]), rows))
+            assert last is not None
+            landings = [last]
         for landing in landings:
-            assert landing is not None
             tokens = landing.wait().tolist()
             assert len(tokens) == len(decodes) + len(chunked)
             for job, token in zip([*decodes, *chunked], tokens, strict=True):

@@ -90,6 +90,11 @@ class SimulatedWorker:
         """Of each plan in flight: every page that a row's table names."""
 
     @property
+    def computed(self) -> int | None:
+        """The step that the device has come to the draw of, if that is still to come."""
+        return None if self.can_execute or self._awaited is None else self._awaited.step_id
+
+    @property
     def can_execute(self) -> bool:
         """Not the last plan, while that has no draw."""
         return bool(self._queue) and self._queue[0][0] is not self._awaited

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tercet.ipc.step_messages import Submit
+from tercet.ipc.step_messages import Computed, Submit
 from test_engine_planner import settings, submit
 from test_engine_planner_masks import MaskedRun, constrained
 
@@ -25,12 +25,12 @@ class Seen:
     num_late: int
 
 
-@pytest.mark.parametrize(("delay", "share"), [(0.001, 1), (0.008, 1), (0.012, 1 / 4)])
+@pytest.mark.parametrize(("delay", "share"), [(0.001, 1), (0.008, 1), (0.032, 1 / 6)])
 def test_beside_others_a_row_goes_ahead_of_a_mask_that_comes_in_time(delay: float, share: float) -> None:
-    """Two plans are in flight, and the row is in all of them, or, where its mask takes longer than a step, in one of
-    four. It holds nobody up."""
+    """Two plans are in flight, and the row is in all of them; where its mask takes much longer than a step, in those
+    that it comes in time for. It holds nobody up."""
     seen = follow_clock([(0.0, plain(0)), (0.0, masked(1))], lambda number: delay)
-    plans = seen[30:]
+    plans = seen[40:]
     assert sum(plan.num_rows == 2 for plan in plans) / len(plans) == pytest.approx(share, abs=0.03)
     assert not any(plan.num_late for plan in plans)
     assert plans[-1].ended - plans[0].ended < (len(plans) - 1) * _STEP * 1.02
@@ -55,7 +55,7 @@ def test_who_is_slow_holds_the_others_up_for_a_moment_only() -> None:
 
 
 def test_a_new_prompt_waits_for_no_slow_mask() -> None:
-    """One answer's mask takes long; a prompt that comes meanwhile is computed in the plan behind the step's time."""
+    """One answer's mask takes long, and there is nobody else; then a prompt comes, and is in the next plan soon."""
     run = MaskedRun(settings(max_num_seqs=2))
     run.planner.submit(constrained(0, [1, 2], max_tokens=9), 0.0)
     assert not run.plan()
@@ -67,10 +67,13 @@ def test_a_new_prompt_waits_for_no_slow_mask() -> None:
     assert step is not None
     assert step.awaits
     run.worker.issue(step)
-    assert run.planner.wakes_at(run.now) == pytest.approx(1.010)  # twice what masks are taken to need
     run.planner.submit(submit(1, [3, 4], max_tokens=9), run.now)
-    assert run.planner.wakes_at(run.now) == pytest.approx(1.005)
-    run.now = 1.0051
+    assert run.planner.wakes_at(run.now) is None
+    run.planner.computed(Computed(step.step_id, 0), 1.010)
+    assert run.planner.wakes_at(run.now) == pytest.approx(1.020)  # it has waited for as long as a step takes
+    run.now = 1.0199
+    assert not run.draw()
+    run.now = 1.0201
     assert run.draw()
     assert run.num_late == 1
     assert run.plan()
@@ -97,6 +100,8 @@ def follow_clock(arrivals: list[tuple[float, Submit]], delay_of: Callable[[int],
         while running and running[0].ended <= now and run.worker.can_execute:
             seen.append(running.popleft())
             run.planner.complete(run.worker.execute(), now)
+        if (step_id := run.worker.computed) is not None and running[0].ended <= now:
+            run.planner.computed(Computed(step_id, 0), running[0].ended)
         for followed in run.masks.asked:
             due.setdefault(id(followed), now + delay_of(run.number_of(followed)))
         for index, followed in reversed(list(enumerate(run.masks.asked))):

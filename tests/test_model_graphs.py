@@ -28,7 +28,8 @@ from tercet.model.kv_cache import make_kv_cache
 from tercet.model.landings import Landing
 from tercet.model.parallel import Group
 from tercet.model.rope import Rope
-from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
 from tercet.model.weights import load_weights
 from tercet.triton_kernels.matmul_prologue import matmul_prologue
 from tercet.triton_kernels.sample import sample, sample_reference
@@ -178,7 +179,10 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
         for step in steps:
             runner.begin(step)
             for index in range(step.count):
-                landing = runner.launch(index) or runner.draw(draw)
+                if step.awaits:
+                    runner.launch_model().wait()
+                landing = runner.draw(draw) if step.awaits else runner.launch(index)
+                assert landing is not None
                 token_ids = landing.wait()
                 assert ((token_ids >= 0) == [row != 1 or not step.awaits for row in range(len(token_ids))]).all()
                 logs, of_prompts = landing.logs()

@@ -15,7 +15,8 @@ from tercet.ipc.step_messages import Enter, Sampling, Step
 from tercet.model import runner as runner_module
 from tercet.model.kv_cache import count_pages, make_kv_cache
 from tercet.model.parallel import Group
-from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
 from tercet.model.step_shape import Shapes, StepShape
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 

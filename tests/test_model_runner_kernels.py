@@ -10,7 +10,8 @@ from interpreted import rerun_interpreted
 from paged_sequences import CPU, make_decoder
 from plan_driver import GREEDY, Job, run_jobs
 from tercet.model.kv_cache import make_kv_cache
-from tercet.model.runner import Runner, RunnerSettings
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
 from tercet.triton_kernels.dispatch import INTERPRETED
 
 

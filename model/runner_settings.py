@@ -1,0 +1,19 @@
+"""What of an engine's configuration its runners follow. Knows names and numbers only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerSettings:
+    """What of an engine's configuration a runner follows; names as there."""
+
+    max_num_seqs: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    run_ahead: int = 2
+    max_lease: int = 4
+    enforce_eager: bool = False
+    only_largest: bool = False
+    """For a runner that is made to see what memory steps take: it runs the largest, and can do no more."""
+    timed: bool = False
+    """Landings on a GPU know when their step ran; costs two events a step."""
