@@ -192,7 +192,7 @@ class CrewDesk:
 @pytest.fixture
 def crew_desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], CrewDesk]]:
     """Makes one that follows at most so many answers."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(12)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(10)))
     made: list[CrewDesk] = []
 
     def make(most: int) -> CrewDesk:
