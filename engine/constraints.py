@@ -16,8 +16,10 @@ from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.ipc.step_messages import Allowed, Disallowed
 
-_FIRST_DELAY = 0.005
+_FIRST_DELAY = 0.001
 """What masks are taken to need before any has come."""
+_MARGIN = 3
+"""In a step nearly all masks come within so many times their mean, and workers have them."""
 _MEMORY = 16
 """Masks that count in their mean, about."""
 
@@ -101,9 +103,9 @@ class Constraints:
     def go_ahead(self, arrays: SlotArrays, step: float) -> bool:
         """Whether to plan ahead of masks, where a step takes so many seconds.
 
-        A draw that waits for masks keeps other rows waiting, too: so not where it would have to, unless all want one.
+        A draw that waits for masks keeps other rows waiting, too: so not where it might have to, unless all want one.
         """
-        return bool(self._followed) and (self._delay < step or arrays.all_constrained)
+        return bool(self._followed) and (_MARGIN * self._delay < step or arrays.all_constrained)
 
     def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""

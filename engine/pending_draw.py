@@ -46,15 +46,16 @@ class PendingDraw:
     def due(self, *, prompts_come: bool) -> float | None:
         """When it goes without the masks that are not there, if so.
 
-        A row that has to do without one comes a step later. While the others have waited for less than that, all of
-        them counted, they wait; new prompts are one more.
+        Rows that want none do not wait. Among those that do, one that has to do without comes a step later: while the
+        others have waited for less than that, all of them counted, they wait. New prompts are one more.
         """
         if self._computed_at is None:
             return None
         num_late = int(self._lacking(self._slots[self._awaited]).sum())
         if not (num_others := len(self._slots) - num_late + prompts_come):
             return None
-        return self._computed_at + (self._computed_at - self._begun_at) * num_late / num_others
+        seconds = self._computed_at - self._begun_at if self._arrays.all_constrained else 0.0
+        return self._computed_at + seconds * num_late / num_others
 
     def take(self, now: float, *, prompts_come: bool) -> Draw | None:
         """It, once all masks are there, or are waited for no longer; before that, many that are there already."""
