@@ -202,8 +202,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     epoch: int = 0
     """Grows when workers or the scheduler are replaced: plans and answers of an earlier epoch are dropped."""
     masks: bytes = b""
-    """int32 pairs, for every row that samples in a slot whose request has a grammar: the slot, and where its mask is in
-    the table of masks. Such plans are leases of one step."""
+    """int32 pairs, for rows that sample in slots whose request has a grammar: the slot, and where its mask is in the
+    table of masks. Such plans are leases of one step."""
     mask_table: str = ""
     """Its file, where there are any."""
     copies: bytes = b""
@@ -211,12 +211,11 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     longest: int = 0
     """Tokens of the longest decode row in the first step, the one that it decodes included; one more in each step."""
     awaits: bool = False
-    """Masks of some rows are still to come: it stops before its draw, and a `Draw` is the next message. Such plans have
-    decodes only."""
+    """Masks of some rows are still to come: it stops before its draw, and a `Draw` follows. Decodes only."""
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Of a plan that awaits masks, the rest; or, before that, some of them that are there early."""
+    """Of a plan that awaits masks, the rest; or, ahead of it, some of them."""
 
     step_id: int
     epoch: int
@@ -226,7 +225,6 @@ class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     late: bytes
     """int32 rows whose mask did not come in time: they draw nothing, and are planned again."""
     more_come: bool = False
-    """Before the draw."""
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -143,7 +143,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
     copy_pages(kv_cache, words_W[base : base + 2].view(-1, 2))
     extras.apply(words_W, base, 1)
-    extras.masks.warm_up()
+    extras.masks.compile()
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:

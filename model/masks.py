@@ -79,7 +79,12 @@ class Masks:
         return PlanBuffer(len(self.words_SW), self.words_SW.device, self._depth)
 
     def warm_up(self) -> None:
-        """Compile what this launches."""
+        """Compile what this launches, and have the memory that it needs."""
+        self.compile()
+        self._late.begin()
+
+    def compile(self) -> None:
+        """That alone."""
         nowhere = self.words_SW.new_full((1,), -1)
         self.fetch(nowhere)
         leave_out(nowhere, nowhere)

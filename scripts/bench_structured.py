@@ -42,12 +42,17 @@ def add_structured_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each load")
     parser.add_argument("--answers", type=int, nargs="+", default=[], help="instead: so many at once, with and without")
     parser.add_argument("--load-format", default="auto", choices=("auto", "dummy"))
+    parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model")
 
 
 def run_structured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Rounds of each load in turn; prints each, or the best."""
     config = EngineConfig(
-        model=arguments.model, device=arguments.device, load_format=arguments.load_format, log_requests=False
+        model=arguments.model,
+        device=arguments.device,
+        load_format=arguments.load_format,
+        tensor_parallel_size=arguments.tensor_parallel_size,
+        log_requests=False,
     )
     with EngineProcess(config) as engine:
         anyio.run(_round, engine.address, arguments, "grammar")  # the first grammar of an engine starts processes

@@ -6,12 +6,13 @@
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY, pack
-from tercet.ipc.step_messages import Enter, Sampling, Step
+from tercet.ipc.step_messages import Draw, Enter, Sampling, Step
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
@@ -24,11 +25,11 @@ PICKY = Sampling(0.9, 40, 0.9, 0.0, 3, 500, 0, b"")
 
 
 def kernels_of_steps(runner: Runner, num_answers: int) -> set[str]:
-    """Of a prompt, a prompt beside a row, rows that draw and rows that choose among all logits.
+    """Of a prompt, a prompt beside a row, rows that draw, rows that choose among all logits, and rows that await masks.
 
     `num_answers`: 1 or 0, whether this rank tells what a row's token is.
     """
-    samplings = {0: GREEDY, 1: PICKY, 2: GREEDY}
+    samplings = {0: GREEDY, 1: PICKY, 2: msgspec.structs.replace(GREEDY, grammar="a grammar")}
     enter = tuple(Enter(slot, pack(*range(length)), length, samplings[slot]) for slot, length in LENGTHS.items())
     pages = [word for slot in LENGTHS for k in range(13) for word in (slot, k, 1 + slot * 20 + k)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -38,13 +39,18 @@ def kernels_of_steps(runner: Runner, num_answers: int) -> set[str]:
             Step(2, 1, b"", (), b"", pack(2, 0, 60), b""),
             Step(3, 3, b"", (), b"", b"", pack(0, 2)),
             Step(4, 3, b"", (), b"", b"", pack(0, 1, 2)),
+            Step(5, 1, b"", (), b"", b"", pack(2, 0, 1), awaits=True),
         ):
             runner.begin(step)
             for index in range(step.count):
-                token_ids = runner.launch(index).wait()
+                if step.awaits:
+                    runner.launch_model().wait()
+                landing = runner.draw(Draw(5, 0, b"", "", pack(1))) if step.awaits else runner.launch(index)
+                assert landing is not None
+                token_ids = landing.wait()
                 num_rows = len(step.decodes) // 4 + len(step.chunks) // 12
                 assert len(token_ids) == num_answers * num_rows
-                assert (token_ids >= 0).all()
+                assert all((token >= 0) == (row != 1 or not step.awaits) for row, token in enumerate(token_ids))
         torch.cuda.synchronize()
     return launched_kernels(profiler)
 

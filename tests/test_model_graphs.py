@@ -136,14 +136,9 @@ def test_masks_that_come_after_their_step_is_begun(
     """Or too late for its draw: the same tokens as if they had been there."""
     prompts, outputs = [job.prompt for job in jobs(20)], []
     masks = RandomMasks(tmp_path / "masks", MAX_SEQS, runners[0].limits.vocab_size)
-    for runner, max_seqs, ahead in (
-        (runners[1], 5, False),
-        (runners[1], 9, True),
-        (runners[0], 1, True),
-        (runners[0], 16, True),
-    ):
-        batch = masked_jobs(prompts)
-        run_jobs(runner, batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, budget=900, masks=masks, ahead=ahead)
+    for which, max_seqs in ((1, 5), (1, 9), (0, 1), (0, 16)):
+        batch, how = masked_jobs(prompts), {"budget": 900, "masks": masks, "ahead": max_seqs != 5}
+        run_jobs(runners[which], batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, **how)
         outputs.append([job.output for job in batch])
     for others in outputs[1:]:
         assert others == outputs[0]
