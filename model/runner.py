@@ -281,8 +281,7 @@ class Runner:
             # Ranks would send each other all rows of what stands in, which takes as long as to capture.
             alone = self._decoder.group.size == 1
             self._graphs.capture(self._shapes.for_start() if alone else self._shapes.plain(), progress)
-            # The smallest first: traffic is light while there are lulls.
-            self._graphs.capture_later(shapes[::-1] if alone else (), self._shapes.can_have_graph)
+            self._graphs.capture_later(self._shapes.for_lulls() if alone else (), self._shapes.can_have_graph)
         # A change of slot -1 is dropped, and a copy of page -1, but their kernels are compiled.
         self._plan.words_W.fill_(-1)
         self._writer.compile()

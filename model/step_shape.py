@@ -105,8 +105,13 @@ class Shapes:
 
         return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
 
+    def for_lulls(self) -> list[StepShape]:
+        """The same, the smallest first, since traffic is light while there are lulls; last what only grammars need."""
+        smallest_first = self.for_graphs()[::-1]
+        return sorted(smallest_first, key=lambda shape: shape.part != Part.ALL)
+
     def plain(self) -> list[StepShape]:
-        """Those of them with nothing that only some requests want."""
+        """Those of `for_graphs` with nothing that only some requests want."""
         shapes = self.for_graphs()
         return [shape for shape in shapes if shape.part == Part.ALL and not (shape.adjusted or shape.logged)]
 

@@ -1,6 +1,8 @@
 """Which steps have a graph when: some from the start, others when they first run or in a lull; all compute the same."""
 
+import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -32,6 +34,11 @@ class Recording:
             Steps.count[:rows] += 1
 
 
+class NoStream:
+    def synchronize(self) -> None:
+        pass
+
+
 class Steps:
     """Steps that count their rows."""
 
@@ -41,9 +48,12 @@ class Steps:
         self.launched: list[int] = []
         """Rows of each step that was launched kernel by kernel, which capturing is too."""
         self.no_memory_for = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
         Steps.count = torch.zeros_like(Steps.count)
 
     def __call__(self, shape: StepShape) -> None:
+        assert self.may_go_on.wait(10)
         self.launched.append(shape.num_decodes)
         on_gpu = Steps.count.is_cuda and torch.cuda.is_current_stream_capturing()
         if (on_gpu or Recording.capturing is not None) and shape.num_decodes == self.no_memory_for:
@@ -52,6 +62,13 @@ class Steps:
             Recording.capturing.append(shape.num_decodes)
         else:
             Steps.count[: shape.num_decodes] += 1
+
+    def wait_for(self, graphs: StepGraphs) -> None:
+        """Until what is captured beside steps is there."""
+        aside = graphs._aside
+        assert aside is not None
+        aside.join(10)
+        assert not aside.is_alive()
 
     def check(self, graphs: StepGraphs, shape: StepShape) -> None:
         """A step of this shape adds one to as many rows as it has."""
@@ -66,6 +83,8 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     if request.param == "recorded":
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Recording)
         monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+        monkeypatch.setattr(torch.cuda, "Stream", NoStream)
+        monkeypatch.setattr(torch.cuda, "stream", nullcontext)
         monkeypatch.setattr(graphs_module, "_upload", lambda graph: None)
         yield Steps()
         return
@@ -163,18 +182,55 @@ def test_a_larger_one_stands_in_until_a_shape_is_common(steps: Steps) -> None:
     rare, common = LATER[:2]
     assert graphs.shape_to_run(FIRST[1], FIRST[0]) == FIRST[1]
     assert graphs.shape_to_run(common, None) == common
-    for _ in range(16):
+    for _ in range(4):
         assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0]
+    assert graphs._aside is None
+    steps.may_go_on.clear()
+    assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0], "it is captured meanwhile"
+    for _ in range(20):
+        assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0]
+        assert graphs.shape_to_run(rare, FIRST[0]) == FIRST[0], "no two at a time"
+    steps.may_go_on.set()
+    steps.wait_for(graphs)
     assert graphs.shape_to_run(common, FIRST[0]) == common
     steps.check(graphs, common)
-    assert graphs.shape_to_run(common, FIRST[0]) == common
     assert graphs.shape_to_run(rare, FIRST[0]) == FIRST[0]
-    assert graphs.capture_one()
-    assert graphs.shape_to_run(rare, FIRST[0]) == rare, "there was a lull"
+    assert graphs.capture_one(), "there was a lull, and this was begun"
+    assert graphs.shape_to_run(rare, FIRST[0]) == rare
+    for shape in (common, rare):
+        steps.check(graphs, shape)
+
+
+def test_without_memory_for_what_another_stands_in_for_it_does_for_ever(
+    steps: Steps, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(LATER)
     steps.no_memory_for = LATER[2].num_decodes
-    graphs.capture_one()
+    for _ in range(6):
+        assert graphs.shape_to_run(LATER[2], FIRST[0]) == FIRST[0]
+    steps.wait_for(graphs)
+    assert "without a CUDA graph: CUDA out of memory" in capsys.readouterr().err
     for _ in range(20):
         assert graphs.shape_to_run(LATER[2], FIRST[0]) == FIRST[0]
+    assert not graphs.capture_one()
+    steps.check(graphs, FIRST[0])
+
+
+def test_steps_go_on_while_one_is_captured(steps: Steps) -> None:
+    """Its graph is right all the same, and who needs one at once waits for it."""
+    graphs = StepGraphs(steps)
+    graphs.capture(FIRST)
+    graphs.capture_later(LATER)
+    for _ in range(6):
+        graphs.shape_to_run(LATER[0], FIRST[0])
+    while Steps.count.is_cuda and LATER[0] not in graphs._graphs:
+        for shape in FIRST:
+            steps.check(graphs, shape)
+    for shape in (LATER[1], LATER[0], LATER[2]):
+        steps.check(graphs, shape)
+    assert sorted(steps.launched) == [1, 2, 4, 8, 16]
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (37, 5000), (1, 64)])
