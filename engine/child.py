@@ -23,6 +23,7 @@ import msgspec
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
+from tercet.engine.system_limits import make_room_for_files
 from tercet.ipc.addresses import Addresses
 from tercet.ipc.process_messages import Beat, Begin, FromChild, LastWords, Limits, ToChild
 from tercet.ipc.sockets import clear_stale_file
@@ -156,6 +157,7 @@ def run(main: Callable[[SupervisorLink], None]) -> None:
     gc.disable()
     ignore_group_signals()
     faulthandler.register(SAY_WHERE)
+    make_room_for_files()
     reports = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     # Not sys.stdin: the interpreter closes that at its end, and dies of it while the link's thread is reading.

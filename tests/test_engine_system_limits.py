@@ -54,6 +54,38 @@ def is_there(group: int) -> bool:
     return True
 
 
+def table_size(process: int | str) -> int:
+    """Files for which the kernel's table has room."""
+    (line,) = (line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("FDSize:"))
+    return int(line.split()[1])
+
+
+@pytest.mark.parametrize("most", [100, 1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]])
+def test_room_for_files(most: int) -> None:
+    """As many as there may be, within reason, and none is left open."""
+    code = """if True:
+        import os, resource
+        from tercet.engine.system_limits import make_room_for_files
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(os.environ["MOST"]),) * 2)
+        before = os.listdir("/proc/self/fd")
+        make_room_for_files()
+        assert os.listdir("/proc/self/fd") == before
+        print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith("FDSize:")))
+    """
+    environment = {**os.environ, "MOST": str(most)}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert int(said.stdout) >= min(most, 2**14)
+
+
+def test_who_has_clients_has_room_for_their_files(null_daemon: NullDaemon) -> None:
+    """A table that grows would hold up all of them."""
+    null_daemon.wait_ready()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for name in ("tokenizer", "scheduler"):
+        (process,) = children(null_daemon.process.pid, name)
+        assert table_size(process.pid) >= min(most, 2**14)
+
+
 @pytest.mark.parametrize("most", [6, 9, 17])
 def test_too_few_files(most: int, ids_only_model: Path, tmp_path: Path) -> None:
     said = refusal(["sh", "-c", _FILES, str(most)], ids_only_model, tmp_path)
