@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import row_bucket
 
 _FEWEST_TOKENS = 64
@@ -31,6 +32,9 @@ _SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
 """By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
 such rows have tiles: none takes room from the products behind it for nothing."""
 SHORT_ROWS = max(_SHORT)
+_BEFORE_LONG = 12_288
+"""Of a row alone in a small model: up to here it takes less time to have less to wait for, and then to be made for
+bandwidth. In large models, whose products leave attention more room, it never comes to that."""
 _PLAIN = ((False, False, False), (True, False, False))
 """Of decodes, whether they have whole logits, are adjusted, are logged."""
 _EXTRA = ((True, True, False), (True, False, True), (True, True, True))
@@ -78,8 +82,11 @@ class Shapes:
     """The sizes that steps are padded to."""
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, *, short_rows: int = SHORT_ROWS) -> None:
-        """`short_rows`: up to how many rows attention serves in another way while they are short."""
-        self._short = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
+        """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
+        models."""
+        self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
+        if short_rows > 1:
+            self._lengths[1] += _BEFORE_LONG, LONG
         self._decodes = _decode_sizes(max_num_seqs)
         most = self.max_decodes = self._decodes[-1]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
@@ -166,7 +173,7 @@ class Shapes:
 
         Of a row alone it depends on the row's length alone: so do its bits, however its steps are planned.
         """
-        lengths = self._short.get(shape.num_decodes, (0,))
+        lengths = self._lengths.get(shape.num_decodes, (0,))
         if shape.num_chunks or longest > lengths[-1]:
             return shape
         return shape._replace(longest=_smallest(lengths, longest))
@@ -174,7 +181,8 @@ class Shapes:
     def _decodes_of(self, *kinds: tuple[bool, bool, bool]) -> Iterator[StepShape]:
         """Steps without prefill. A row's bits may depend on the size: steps of all kinds have all sizes."""
         for size in self._decodes:
-            for longest in (0, *self._short.get(size, ())):
+            lengths = self._lengths.get(size, ())
+            for longest in lengths if LONG in lengths else (0, *lengths):
                 for kind in kinds:
                     yield StepShape(size, 0, 0, *kind, longest=longest)
 

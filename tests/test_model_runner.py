@@ -17,7 +17,8 @@ from tercet.model.kv_cache import count_pages, make_kv_cache
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import RunnerSettings
-from tercet.model.step_shape import Shapes, StepShape
+from tercet.model.step_shape import Shapes
+from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 
 PAGE, MAX_SEQS, NUM_TOKENS = 16, 5, 40
@@ -180,7 +181,7 @@ def test_uneven_memory_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 def test_there_are_graphs_for_both_ways_to_sample() -> None:
     shapes = Shapes(16, 1024)
     for num_decodes in (1, 3, 16):
-        drawn, whole = shapes.fit(num_decodes, 0, 0), shapes.fit(num_decodes, 0, 0, True)
+        drawn, whole = (shapes.of_length(shapes.fit(num_decodes, 0, 0, whole), 9) for whole in (False, True))
         assert drawn == whole._replace(whole_logits=False) != whole
         assert {drawn, whole} <= set(shapes.for_graphs())
     # Beside prefill there is one way.
@@ -193,7 +194,8 @@ def test_few_short_rows_have_graphs_for_their_length() -> None:
     """A row alone by its length alone, whatever else its plan says; many rows have one graph for any length."""
     shapes = Shapes(16, 1024)
     graphs = set(shapes.for_graphs())
-    alone = [(1, 512), (512, 512), (513, 768), (1000, 1024), (1025, 2048), (2048, 2048), (2049, 0), (100_000, 0)]
+    alone = [(1, 512), (512, 512), (513, 768), (1000, 1024), (1025, 2048), (2048, 2048)]
+    alone += [(2049, 12_288), (12_288, 12_288), (12_289, LONG), (100_000, LONG)]
     pairs = [(2, 512), (512, 512), (513, 1024), (1025, 1536), (1537, 0)]
     for num_decodes, lengths in ((1, alone), (2, pairs), (3, [(512, 512), (513, 0)]), (5, [(5, 0)]), (16, [(17, 0)])):
         kinds = [(False,), (True,), (False, True), (False, False, True), (True, True, True)]
@@ -212,7 +214,9 @@ def test_no_graphs_for_lengths_that_make_no_difference() -> None:
     assert not any(shape.longest for shape in shapes.for_graphs())
     alone = shapes.fit(1, 0, 0)
     assert shapes.of_length(alone, 5) == alone
-    assert {shape.num_decodes for shape in Shapes(16, 1024, short_rows=1).for_graphs() if shape.longest} == {1}
+    large = Shapes(16, 1024, short_rows=1)
+    assert {shape.num_decodes for shape in large.for_graphs() if shape.longest} == {1}
+    assert large.of_length(alone, 2049) == alone, "any length"
 
 
 def test_long_prompts_are_as_long_beside_decodes() -> None:
@@ -234,10 +238,10 @@ def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
         return int(torch.randint(low, high + 1, (), generator=generator))
 
     assert len(graphs) == len(set(graphs))
-    assert {StepShape(shapes.fit(n, 0, 0).num_decodes, 0, 0) for n in range(1, max_num_seqs + 1)} <= set(graphs)
+    assert {shapes.of_length(shapes.fit(n, 0, 0), 9) for n in range(1, max_num_seqs + 1)} <= set(graphs)
     for adjusted, logged in ((True, False), (False, True), (True, True)):
         for n in range(1, max_num_seqs + 1):
-            shape = shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged)
+            shape = shapes.of_length(shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged), 9)
             assert shape in graphs
             assert (shape.whole_logits, shape.adjusted, shape.logged) == (True, adjusted, logged)
     totals = {graph: graph.num_decodes + graph.num_prefill_tokens for graph in graphs}

@@ -37,7 +37,10 @@ _MOST_HEADS = 16
 """Q heads of one kv head: columns of a matrix product."""
 
 _FEW_ROWS = 1
-"""Up to here the kernel for few rows, however long they are: two to four it serves faster while they are short."""
+"""Up to here the kernel for few rows, if nothing is known of their length: two to four it serves faster while they are
+short."""
+LONG = 2**30
+"""As what is known of a row's length: it is so long that bytes count, not instructions behind each other."""
 _FEW_TILE = 64
 _SPLIT = 8
 """Tiles of a fixed split."""
@@ -66,7 +69,7 @@ def plan_fused_decode(
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step.
 
     `deterministic`: a row's bits depend on nothing else in the step. `longest`: tokens that a row has at most, of a few
-    that are known to be short: they are attended to faster then, and longer ones rightly.
+    that are known to be short, or `LONG`: they are attended to faster then, and others rightly.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
@@ -79,7 +82,7 @@ def plan_fused_decode(
         splits = make_fixed_splits(decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, _TILE, _SPLIT)
         plan_fixed_splits(decode_slots_B, splits)
         return splits
-    if num_rows <= _FEW_ROWS or longest:
+    if longest < LONG and (longest or num_rows <= _FEW_ROWS):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
         num_tiles = num_rows * num_kv_heads * cdiv(longest or max_tokens, _FEW_TILE)
