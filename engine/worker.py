@@ -68,7 +68,7 @@ def run_steps(
     undrawn: Step | None = None
     while True:
         message = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
-        if message is None and uses_lulls:
+        if message is None and uses_lulls and undrawn is None:
             uses_lulls = runner.use_lull()
         if message is not None and message.epoch >= epoch:
             epoch = message.epoch

@@ -291,3 +291,25 @@ def test_a_family_with_a_grammar() -> None:
     run.finish()
     assert sorted(run.ended) == [0, 1, 2]
     assert all(len(run.said[number]) == 7 for number in range(3))
+
+
+def test_many_masks_go_to_workers_ahead_of_the_others() -> None:
+    run = MaskedRun(settings(max_num_seqs=12, max_num_batched_tokens=64, num_pages=100))
+    for number in range(12):
+        assert run.planner.submit(constrained(number, [1, number], max_tokens=9), 0.0) is None
+    assert not run.plan()
+    for _ in range(12):
+        run.answer()
+    assert run.plan()
+    run.execute()
+    assert run.plan()
+    assert len(run.masks.asked) == 12
+    for count, (goes, early) in ((7, (False, 0)), (2, (True, 9)), (2, (False, 9)), (1, (True, 9))):
+        for _ in range(count):
+            run.answer()
+        assert run.draw() == goes
+        assert run.num_early == early
+    assert run.worker.can_execute
+    run.execute()
+    run.finish()
+    assert run.num_late == 0
