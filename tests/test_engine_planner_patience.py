@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from masked_run import MaskedRun, constrained
 from tercet.ipc.step_messages import Computed, Submit
 from test_engine_planner import settings, submit
-from test_engine_planner_masks import MaskedRun, constrained
 
 _BOOTED = 1e6
 """What the clock says first: no time that anybody has waited for."""

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from masked_run import MaskedRun
 from simulated_worker import VOCABULARY
 from tercet.ipc.step_messages import Abort, Sibling, Submit
 from test_engine_planner import settings, submit, tight_sizes
 from test_engine_planner_families import singles
-from test_engine_planner_masks import MaskedRun
 from test_engine_planner_restart import restart
 
 
