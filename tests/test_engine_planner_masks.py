@@ -1,4 +1,4 @@
-"""The planner where masks of requests with a grammar come late: few wait for one, not for long, and it is never stale."""
+"""The planner where masks of requests with a grammar come late: few wait for one, not for long; it is never stale."""
 
 import random
 
