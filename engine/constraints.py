@@ -20,6 +20,10 @@ _FIRST_DELAY = 0.001
 """What masks are taken to need before any has come."""
 _MARGIN = 3
 """In a step nearly all masks come within so many times their mean, and workers have them."""
+_PATIENCE = 0.25
+"""Of a step."""
+_SHORTEST = 0.001
+"""Nobody waits for less than a millisecond and is on time."""
 _MEMORY = 16
 """Masks that count in their mean, about."""
 
@@ -106,6 +110,15 @@ class Constraints:
         A draw that waits for masks keeps other rows waiting, too: so not where it might have to, unless all want one.
         """
         return bool(self._followed) and (_MARGIN * self._delay < step or arrays.all_constrained)
+
+    def worth_waiting(self, arrays: SlotArrays, step: float) -> float:
+        """Until when a plan with prompts, which goes ahead of no mask, should wait for those that are computed, while
+        the device has a plan of `step` seconds: else their rows are in each third such plan only."""
+        lacking = arrays.lacks_mask & arrays.decoding
+        patience = step * _PATIENCE
+        if not self._followed or not max(self._delay, _SHORTEST) < patience or not lacking.any():
+            return 0.0
+        return float(arrays.asked_at[lacking].max()) + patience
 
     def take(self, message: Allowed | Disallowed) -> list[tuple[Request, str | None]]:
         """Whose mask is there by now; those that will get none, with the reason."""

@@ -232,10 +232,14 @@ class Planner:
         return self._pending.due(prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
 
     def _waits_until(self, now: float) -> float | None:
-        """When planning goes on, if it waits for more prompts."""
-        if not self._in_flight or self._waiting or self._residents.prefilling:
+        """When planning goes on, if it waits for more prompts, or with prompts for masks."""
+        if not self._in_flight:
             return None
-        return now + patience if (patience := self._lease.patience(now)) else None
+        if self._prompts_come:
+            until = self._constraints.worth_waiting(self._slots, self._lease.step_seconds)
+            return until if until > now else None
+        patience = 0.0 if self._waiting else self._lease.patience(now)
+        return now + patience if patience else None
 
     @property
     def _prompts_come(self) -> bool:

@@ -22,7 +22,10 @@ class Seen:
 
     ended: float
     num_rows: int
+    """Decodes."""
     num_late: int
+    has_prompts: bool
+    has_masked: bool
 
 
 @pytest.mark.parametrize(("delay", "share"), [(0.001, 1), (0.003, 1), (0.004, 1 / 3), (0.012, 1 / 4)])
@@ -52,6 +55,17 @@ def test_who_is_slow_holds_the_others_up_for_a_moment_only() -> None:
     seen = follow_clock(arrivals, lambda number: 0.2 if number == 3 else 0.002)
     drawn = sum(plan.num_rows - plan.num_late for plan in seen if plan.ended > _BOOTED + 0.2)
     assert drawn > 0.75 * 3 * (0.8 / _STEP)
+
+
+@pytest.mark.parametrize(("delay", "share"), [(0.002, 1 / 2), (0.004, 1 / 3)])
+def test_plans_with_prompts_wait_a_moment_for_masks(delay: float, share: float) -> None:
+    """Such plans go ahead of no mask. One that comes within a quarter of a step is in time for the next but one."""
+    arrivals = [(0.0, plain(0)), (0.0, masked(1))]
+    arrivals += [(0.1, submit(n + 2, [n % 50, n // 50, *range(18)], max_tokens=1)) for n in range(90)]
+    plans = [plan for plan in follow_clock(arrivals, lambda number: delay) if plan.has_prompts][10:]
+    assert len(plans) > 60
+    assert sum(plan.has_masked for plan in plans) / len(plans) == pytest.approx(share, abs=0.05)
+    assert plans[-1].ended - plans[0].ended < (len(plans) - 1) * _STEP * 1.05
 
 
 def test_a_new_prompt_waits_for_no_slow_mask() -> None:
@@ -90,7 +104,7 @@ def plain(number: int) -> Submit:
 
 def follow_clock(arrivals: list[tuple[float, Submit]], delay_of: Callable[[int], float]) -> list[Seen]:
     """The plans that end within a second; masks come so long after they are asked for, and draws take no time."""
-    run = MaskedRun(settings(max_num_seqs=4, num_pages=400, max_model_len=400))
+    run = MaskedRun(settings(max_num_seqs=8, num_pages=400, max_model_len=400))
     due: dict[int, float] = {}
     free_at, seen, running = 0.0, list[Seen](), deque[Seen]()
     for tick in range(10_000):
@@ -118,7 +132,9 @@ def follow_clock(arrivals: list[tuple[float, Submit]], delay_of: Callable[[int],
             elif (step := run.planner.plan(now)) is not None:
                 run.worker.issue(step)
                 free_at = max(free_at, now) + _STEP
-                running.append(Seen(free_at, len(np.frombuffer(step.decodes, np.int32)), 0))
+                decodes = np.frombuffer(step.decodes, np.int32)
+                has_masked = bool(run.planner._slots.constrained[decodes].any())
+                running.append(Seen(free_at, len(decodes), 0, bool(step.chunks), has_masked))
             else:
                 break
         wakes_at = run.planner.wakes_at(now)
