@@ -66,7 +66,7 @@ class NullRunner:
         self._samples = np.concatenate([np.ones(len(decodes), bool), starts + lengths == self._length[slots]])
 
     def launch(self, index: int) -> NullLanding:
-        self._ready_at = max(self._ready_at, time.monotonic()) + self._step_seconds
+        self.launch_model()
         return self._land()
 
     def launch_model(self) -> NullMidway:
