@@ -2,8 +2,8 @@
 
 On its way to a first token a request wakes process after process, each on a core that has gone to sleep meanwhile, and
 cores of virtual machines take longer to wake up than the work takes. Where an answer has to match a grammar it is so
-with each token. So a process of its own keeps them awake
-(`core_keeper.py`), for as long as it is told to. Knows the time; who waits, the planner knows.
+with each token. So a process of its own keeps them awake (`core_keeper.py`), for as long as it is told to. Knows the
+time; who waits, the planner knows.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Requests with a grammar: what they may sample next is asked for, waited for, and goes into the plans. Pure.
 
 Between the planner, which knows slots, and whoever computes masks from token ids. A request is admitted when its first
-mask is there. Its next steps are planned ahead of their masks where these can be expected before the draw; one that is
-late is planned again, once it is there. The others do not wait for it. Without such requests it does nothing.
+mask is there. Its next steps are planned ahead of their masks where these can be expected before the draw; how long
+that waits for them is the matter of `pending_draw.py`. Without such requests it does nothing.
 """
 
 from collections.abc import Iterable, Sequence
