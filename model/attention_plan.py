@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tercet.triton_kernels.attention import plan_last_queries, plan_prefill
+from tercet.triton_kernels.attention import most_in_parts, plan_last_queries, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
@@ -28,14 +28,15 @@ class AttentionPlan:
     prefill: dict[int, PrefillWork]
     """By the layers' window."""
     last_queries: PrefillWork | None
-    """For the last layer: of chunks no more than what their last tokens need."""
+    """For the last layer: of chunks that are not `deep` no more than what their last tokens need."""
 
     @classmethod
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
-        windows: Sequence[int], deterministic: bool, longest: int,
+        windows: Sequence[int], deterministic: bool, longest: int, deep: bool,
     ) -> "AttentionPlan":  # fmt: skip
-        """`num_heads`: q heads of this rank; `windows`: each layer's; `longest`: see `Decoder.forward`. Graph-safe."""
+        """`num_heads`: q heads of this rank; `windows`: each layer's; `longest`, `deep`: see `Decoder.forward`.
+        Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
         decode: dict[int, DecodeWork | FusedPlan] = {}
@@ -56,10 +57,12 @@ class AttentionPlan:
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             prefill = {
-                window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, Scoring(1.0, window))
+                window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, Scoring(1.0, window), deep=deep)
                 for window in set(windows)
             }
-            last_queries = plan_last_queries(*chunks, prefill[windows[-1]])
+            # Few tokens are attended to in parts sooner than some of them whole.
+            last = prefill[windows[-1]]
+            last_queries = plan_last_queries(*chunks, last) if last.parts is None else last
         return cls(decode, prefill, last_queries)
 
 
@@ -69,6 +72,13 @@ def minds_length(
     """Whether a plan makes something of `longest`."""
     fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, Scoring(1.0, window)) for window in set(windows))
     return not deterministic and any(fused)
+
+
+def most_deep(kv_cache: Tensor, *, num_heads: int, windows: Sequence[int], deterministic: bool) -> int:
+    """Up to how many prefill tokens a plan makes something of `deep`."""
+    if deterministic:
+        return 0
+    return max(most_in_parts(num_heads, kv_cache[0, 0], Scoring(1.0, window)) for window in set(windows))
 
 
 def _split(

@@ -128,7 +128,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     decoder = Decoder(config, weights, group, steps.max_model_len, deterministic=steps.deterministic)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
-    shapes = Shapes(max_rows, steps.max_num_batched_tokens, short_rows=decoder.short_rows(kv_cache))
+    shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens)
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)
     words_W = torch.empty(2 * base, dtype=torch.int32, device=_META)

@@ -11,7 +11,7 @@ Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocab
 import torch
 from torch import Tensor
 
-from tercet.model.attention_plan import AttentionPlan, minds_length
+from tercet.model.attention_plan import AttentionPlan, minds_length, most_deep
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.layers import Layer
@@ -19,7 +19,7 @@ from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table
-from tercet.model.step_shape import SHORT_ROWS
+from tercet.model.step_shape import SHORT_ROWS, Shapes
 from tercet.model.weights import Weights
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
@@ -66,25 +66,43 @@ class Decoder:
         """Of weights, activations and KV cache."""
         return self._weights.embedding_VD.dtype
 
+    def shapes(self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int) -> Shapes:
+        """The sizes that steps are padded to."""
+        deep = most_deep(
+            kv_cache, num_heads=self._num_heads, windows=self._windows, deterministic=self._deterministic
+        )  # fmt: skip
+        return Shapes(max_num_seqs, max_num_batched_tokens, short_rows=self.short_rows(kv_cache), most_deep=deep)
+
+    @property
+    def _num_heads(self) -> int:
+        """Of this rank."""
+        return self.config.num_heads // self.group.size
+
+    @property
+    def _windows(self) -> list[int]:
+        return [layer.window for layer in self._layers]
+
     def short_rows(self, kv_cache: Tensor) -> int:
         """Up to how many rows `forward` serves in another way if it is told `longest`."""
-        num_heads, windows = self.config.num_heads // self.group.size, [layer.window for layer in self._layers]
         if not minds_length(
-            kv_cache, num_heads=num_heads, rotary_dim=self._rotary_dim, windows=windows,
+            kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, windows=self._windows,
             deterministic=self._deterministic,
         ):  # fmt: skip
             return 0
         return SHORT_ROWS if self.config.hidden_size <= _SMALL else 1
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0) -> Tensor:
+    def forward(
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: bool = False
+    ) -> Tensor:
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short.
+        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind many.
         Graph-safe: fixed shapes give fixed launches.
         """
-        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=False, longest=longest)
+        tables = inputs, kv_cache, page_table_SM
+        residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep)
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()
@@ -96,14 +114,14 @@ class Decoder:
         return hidden_RD, residual.end()
 
     def _attend_in_last(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool, longest: int = 0
-    ) -> tuple[Residual, Tensor]:
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool, longest: int = 0,
+        deep: bool = False,
+    ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
-            inputs, kv_cache, page_table_SM, num_heads=self.config.num_heads // self.group.size,
-            rotary_dim=self._rotary_dim, windows=[layer.window for layer in self._layers],
-            deterministic=self._deterministic, longest=longest,
+            inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
+            windows=self._windows, deterministic=self._deterministic, longest=longest, deep=deep,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         stream_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])

@@ -35,4 +35,4 @@ def forward_step(
     if shape.of_prompts:
         hidden_RD, hidden_TD = decoder.forward_whole(*tables)
         return Forwarded(hidden_RD, rows, hidden_TD)
-    return Forwarded(decoder.forward(*tables, longest=shape.longest), rows, None)
+    return Forwarded(decoder.forward(*tables, longest=shape.longest, deep=shape.deep), rows, None)

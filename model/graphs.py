@@ -67,9 +67,10 @@ class StepGraphs:
             self._capture_late(shape)
         return shape is not None
 
-    def shape_to_run(self, shape: StepShape, stand_in: StepShape | None) -> StepShape:
-        """As which a step is to run: while its shape has no graph, as the one that stands in, where that has one."""
-        if shape in self._graphs or stand_in is None or stand_in not in self._graphs:
+    def shape_to_run(self, shape: StepShape, stand_ins: Sequence[StepShape]) -> StepShape:
+        """As which a step is to run: while its shape has no graph, as the first that has one of those that stand in."""
+        stand_in = next((other for other in stand_ins if other in self._graphs), None)
+        if shape in self._graphs or stand_in is None:
             return shape
         if shape in self._later:
             self._later[shape] += 1

@@ -24,7 +24,7 @@ from tercet.model.runner_settings import RunnerSettings
 from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
-from tercet.model.step_shape import Part, Shapes, StepShape
+from tercet.model.step_shape import Part, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, HostRooms, StepLogs, prompt_logs, warm_up_prompt_logs
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.write_plan import HEADER_WORDS
@@ -63,7 +63,7 @@ class Runner:
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device)
         self._dummy = settings.max_num_seqs
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens
-        self._shapes = Shapes(*sizes, short_rows=decoder.short_rows(kv_cache))
+        self._shapes = decoder.shapes(kv_cache, *sizes)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
         self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
         self._row_words = max_row_words(self._shapes.max_rows)
@@ -109,8 +109,9 @@ class Runner:
             whole_logits = bool(self._whole_logits_S[self._decodes].any())
             adjusted = self._extras.wanted(self._decodes, self._chunks[0])
             sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            shape = self._shapes.fit(*sizes, whole_logits, adjusted, *self._logged())
-            self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_in(shape))
+            depth = int(self._chunks[1].max(initial=0))
+            shape = self._shapes.fit(*sizes, whole_logits, adjusted, *self._logged(), depth=depth)
+            self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_ins(shape))
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
                 return  # most of a long decode: the device has it all

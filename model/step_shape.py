@@ -28,6 +28,8 @@ _DECODES_BESIDE_FEW = (0, 8, 64)
 _DECODES_BESIDE = (0, 64)
 _DECODES_BESIDE_MANY = (64, 256)
 """Decodes beside few tokens, beside more, and beside many chunks: with the first chunks of many requests come few."""
+_DEEP = 2048
+"""Tokens before a chunk from which on the kernel that merges is paid for by what its tiles gain."""
 _SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
 """By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
 such rows have tiles: none takes room from the products behind it for nothing."""
@@ -67,6 +69,8 @@ class StepShape(NamedTuple):
     longest: int = 0
     """No decode row has more tokens, of a few short ones; 0: they may have any number."""
     part: Part = Part.ALL
+    deep: bool = False
+    """Whether of few prefill tokens some come behind many: attention is divided by what they see, too."""
 
     @property
     def model(self) -> "StepShape":
@@ -75,15 +79,18 @@ class StepShape(NamedTuple):
 
     @property
     def draw(self) -> "StepShape":
-        return self._replace(longest=0, part=Part.DRAW)
+        return self._replace(longest=0, deep=False, part=Part.DRAW)
 
 
 class Shapes:
     """The sizes that steps are padded to."""
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, *, short_rows: int = SHORT_ROWS) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_num_batched_tokens: int, *, short_rows: int = SHORT_ROWS, most_deep: int = 0
+    ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
-        models."""
+        models; `most_deep`: up to how many prefill tokens it serves in another way where some come behind many."""
+        self._most_deep = most_deep
         self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         if short_rows > 1:
             self._lengths[1] += _BEFORE_LONG, LONG
@@ -106,6 +113,7 @@ class Shapes:
             for tokens in self._tokens_of(chunks)
             for num_decodes in self._decodes_beside(chunks, tokens)
         ]
+        shapes += [shape._replace(deep=True) for shape in shapes if self._can_be_deep(shape)]
 
         def order(shape: StepShape) -> tuple[int, bool, int]:
             return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, -shape.num_chunks
@@ -126,7 +134,7 @@ class Shapes:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
         logits, and prompts with nothing beside."""
         largest, *others = self.plain()
-        return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
+        return [largest, *(shape for shape in others if not ((shape.num_decodes and shape.whole_logits) or shape.deep))]
 
     def for_compilers(self) -> list[StepShape]:
         """Those that use all kernels there are: what comes after the model depends little on the number of rows."""
@@ -138,10 +146,12 @@ class Shapes:
         """Whether a shape may be captured when it is met."""
         return not shape.of_prompts
 
-    def stand_in(self, shape: StepShape) -> StepShape | None:
-        """The first of `for_start`, for any step with prefill and nothing extra."""
+    def stand_ins(self, shape: StepShape) -> list[StepShape]:
+        """What may run a step with prefill and nothing extra, the best first: at last the first of `for_start`."""
         extra = shape.adjusted or shape.logged or shape.of_prompts
-        return self._largest if shape.num_chunks and not extra else None
+        if extra or not shape.num_chunks:
+            return []
+        return [shape._replace(deep=False), self._largest] if shape.deep else [self._largest]
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
@@ -156,17 +166,21 @@ class Shapes:
         adjusted: bool = False,
         logged: bool = False,
         of_prompts: bool = False,
+        *,
+        depth: int = 0,
     ) -> StepShape:
-        """The shape that a step is padded to. `whole_logits` and what follows: some row needs that."""
+        """The shape that a step is padded to. `whole_logits` and what follows: some row needs that; `depth`: tokens
+        before the chunk that has most before it."""
         if not num_chunks:
             whole_logits |= adjusted or logged
             return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits, adjusted, logged)
         chunks = _smallest(self._chunks, num_chunks)
         tokens = _smallest(self._tokens_of(chunks), num_tokens)
         padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
-        return self._with_chunks(padded, chunks, tokens)._replace(
+        shape = self._with_chunks(padded, chunks, tokens)._replace(
             adjusted=adjusted, logged=logged, of_prompts=of_prompts
         )
+        return shape._replace(deep=depth >= _DEEP and self._can_be_deep(shape))
 
     def of_length(self, shape: StepShape, longest: int) -> StepShape:
         """The shape for decode rows of so many tokens at most, where that makes a difference.
@@ -201,6 +215,10 @@ class Shapes:
         if chunks == self._chunks[0]:
             return self._tokens
         return [size for size in self._tokens if size >= min(_FEW_TOKENS, self._tokens[-1])]
+
+    def _can_be_deep(self, shape: StepShape) -> bool:
+        few = shape.num_chunks == self._chunks[0] and shape.num_prefill_tokens <= self._most_deep
+        return few and not shape.of_prompts
 
     def _decodes_beside(self, chunks: int, tokens: int) -> list[int]:
         """Decode rows of the shapes of so many chunks and prefill tokens."""

@@ -28,7 +28,7 @@ from bench_serve import add_serve_flags, run_serve
 from bench_steps import add_step_flags, run_steps
 from bench_structured import add_structured_flags, run_structured
 from bench_trace import RunRecord, run_trace
-from engine_flags import add_engine_flags
+from engine_flags import add_engine_flags, given_flags
 from program_parser import ProgramParser
 from shapes import SHAPES, write_shape
 from tercet.engine.errors import TercetError
@@ -36,6 +36,12 @@ from tercet.engine.model_files import locate
 from tercet.engine.start_clock import in_words
 from tercet.ipc.client import ClientError
 from workloads import STANDARD, Workload, workload
+
+_OFFLINE_FLAGS = {
+    "device", "dtype", "tensor_parallel_size", "load_format", "max_model_len", "max_num_seqs", "page_size",
+    "max_num_batched_tokens", "kv_cache_memory", "gpu_memory_utilization", "run_ahead", "max_lease", "max_lease_ms",
+    "deterministic", "enforce_eager", "keep_cores_awake", "startup_timeout",
+}  # fmt: skip
 
 
 def measure(engine: BenchEngine, work: Workload, record: RunRecord | None) -> dict[str, Any]:
@@ -47,8 +53,9 @@ def measure(engine: BenchEngine, work: Workload, record: RunRecord | None) -> di
     if work.measure == "ms/token":
         short = min(_timed(engine, work.prompts, [2] * len(work.prompts)) for _ in range(work.repeats))
     for repeat in range(work.repeats):
+        prompts = work.prompts_of(repeat)
         begin_ns = time.monotonic_ns()
-        seconds.append(_timed(engine, work.prompts, work.output_lengths))
+        seconds.append(_timed(engine, prompts, work.output_lengths))
         if record is not None:
             record.add(f"{work.name} #{repeat}", begin_ns)
     best = min(seconds[1:]) if len(seconds) > 1 else seconds[0]
@@ -72,10 +79,10 @@ def _timed(engine: BenchEngine, prompts: list[list[int]], lengths: list[int]) ->
 
 def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     works = [workload(name) for name in (arguments.workload or STANDARD)]
-    flags = ["device", "dtype", "tensor_parallel_size", "load_format", "max_model_len", "max_num_seqs", "page_size"]
-    flags += ["max_num_batched_tokens", "kv_cache_memory", "gpu_memory_utilization", "run_ahead", "max_lease"]
-    flags += ["max_lease_ms", "deterministic", "enforce_eager", "keep_cores_awake", "startup_timeout"]
-    options = {name: getattr(arguments, name) for name in flags if hasattr(arguments, name)}
+    options = given_flags(arguments)
+    if unused := sorted(options.keys() - _OFFLINE_FLAGS):
+        raise ValueError(f"--{unused[0].replace('_', '-')} changes nothing that offline workloads measure")
+    options["enable_prefix_caching"] = _keep_prefixes(works, arguments.engine)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         model = str(locate(arguments.model)) if arguments.model else str(write_shape(arguments.shape, Path(scratch)))
@@ -99,6 +106,17 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         if record is not None:
             record.write(arguments.trace)
     return rows
+
+
+def _keep_prefixes(works: list[Workload], engines: list[str]) -> bool:
+    """Whether the workloads are of prompts that begin as others did; other prompts would be found whole in each run."""
+    kept = [work.name for work in works if work.begun]
+    others = [work.name for work in works if not work.begun]
+    if kept and others:
+        raise ValueError(f"{kept[0]} is measured with the prefix cache on, {others[0]} with it off; want two commands")
+    if kept and (unable := set(engines) - {"tercet", "vllm"}):
+        raise ValueError(f"{kept[0]} is measured of tercet and vllm, not of {', '.join(sorted(unable))}")
+    return bool(kept)
 
 
 def environment() -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Tercet and its peers behind one face: `generate(prompts, output lengths) -> None`, timed from outside.
 
-A peer is imported only when it is asked for. All run with the prefix cache off and the same budgets, sampling at
-temperature 0.6 with `ignore_eos`, so that every engine does the same work; with `sampling` otherwise, by the names that
-Tercet and vLLM share.
+A peer is imported only when it is asked for. All run with the same budgets, with the prefix cache off unless it is what
+is measured, sampling at temperature 0.6 with `ignore_eos`, so that every engine does the same work; with `sampling`
+otherwise, by the names that Tercet and vLLM share.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ def tercet(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> 
         how = msgspec.convert({**_SAMPLING, **sampling}, SamplingParams)
     except msgspec.ValidationError as error:
         raise ValueError(f"--sampling: {error}") from None
-    llm = LLM(model, enable_prefix_caching=False, **given)
+    llm = LLM(model, **given)
 
     def generate(prompts: Prompts, lengths: list[int]) -> None:
         params = [msgspec.structs.replace(how, max_tokens=length) for length in lengths]
@@ -56,7 +56,7 @@ def vllm(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> Be
 
     llm = LLM(
         model,
-        enable_prefix_caching=False,
+        enable_prefix_caching=options["enable_prefix_caching"],
         max_num_batched_tokens=MAX_BATCHED_TOKENS,
         max_num_seqs=MAX_SEQUENCES,
         tensor_parallel_size=options.get("tensor_parallel_size", 1),

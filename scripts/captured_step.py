@@ -88,7 +88,7 @@ class StepModel:
     def decode(self, num_rows: int) -> "CapturedStep":
         """A step of one more token for each of so many rows."""
         self._table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
-        shapes = Shapes(num_rows, MOST_TOKENS, short_rows=self._decoder.short_rows(self._kv_cache))
+        shapes = self._decoder.shapes(self._kv_cache, num_rows, MOST_TOKENS)
         shape = shapes.of_length(StepShape(num_rows, 0, 0), self._context + _GROWTH)
         return self._capture(shape, range(num_rows), [])
 

@@ -6,7 +6,7 @@ One flag per field of `EngineConfig`, with vLLM's spelling where vLLM has the fl
 
 import argparse
 import re
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -99,8 +99,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
 
 def engine_config(model: str, arguments: argparse.Namespace, **more: object) -> EngineConfig:
     """The config from what was given; raises ValueError naming the flag that is wrong."""
-    given = {f.name: getattr(arguments, f.name) for f in _fields() if f.name != "model" and hasattr(arguments, f.name)}
-    return EngineConfig(model=model, **{**given, **more})
+    return EngineConfig(model=model, **{**given_flags(arguments), **more})
+
+
+def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The engine's flags that were given, by their fields' names."""
+    names = (f.name for f in _fields() if f.name != "model")
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
 
 
 def _fields() -> tuple[msgspec.structs.FieldInfo, ...]:

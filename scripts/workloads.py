@@ -12,17 +12,29 @@ from typing import Literal
 Measure = Literal["output tok/s", "ms/token", "prompt tok/s", "ms to first token"]
 
 _VOCABULARY = 10_000
+_TURN = 40
+"""Ids of a message of a chat, about."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts with their answer lengths. `measure` says how seconds become the figure."""
+    """Prompts with their answer lengths. `measure` says how seconds become the figure; `begun`: ids that a prompt
+    begins with in each run, and that the engine keeps from the run before; what follows is new."""
 
     name: str
     measure: Measure
     prompts: list[list[int]]
     output_lengths: list[int]
     repeats: int = 2
+    begun: int = 0
+
+    def prompts_of(self, repeat: int) -> list[list[int]]:
+        """Those of one run."""
+        if not self.begun:
+            return self.prompts
+        draw = random.Random(repeat)
+        begun = self.begun
+        return [[*ids[:begun], *(draw.randint(0, _VOCABULARY) for _ in ids[begun:])] for ids in self.prompts]
 
 
 def nano256() -> Workload:
@@ -48,17 +60,23 @@ def first_token(context: int, name: str) -> Workload:
     return Workload(name, "ms to first token", _random_prompts(1, context), [1], repeats=5)
 
 
+def next_turn(context: int, name: str) -> Workload:
+    """A message behind a chat of `context` ids that the engine has kept: one token."""
+    return Workload(name, "ms to first token", _random_prompts(1, context + _TURN), [1], repeats=9, begun=context)
+
+
 def small(batch: int, name: str) -> Workload:
     """`batch` prompts of 32 ids, 128 tokens each: what a CPU can do in seconds."""
     return Workload(name, "output tok/s", _random_prompts(batch, 32), [128] * batch, repeats=4)
 
 
 def workload(name: str) -> Workload:
-    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C, cpuB."""
+    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C, turn_C, cpuB."""
     for pattern, make in _FAMILIES.items():
         if match := re.fullmatch(pattern, name):
             return make(name, *(int(number) for number in match.groups()))
-    raise ValueError(f"workload {name!r} is unknown; want nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C or cpuB")
+    wanted = "nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C, turn_C or cpuB"
+    raise ValueError(f"workload {name!r} is unknown; want {wanted}")
 
 
 _FAMILIES: dict[str, Callable[..., Workload]] = {
@@ -66,6 +84,7 @@ _FAMILIES: dict[str, Callable[..., Workload]] = {
     r"bs(\d+)_ctx(\d+)": lambda name, batch, context: steady_decode(batch, context, name),
     "prefill": lambda name: prefill(),
     r"ttft_(\d+)": lambda name, context: first_token(context, name),
+    r"turn_(\d+)": lambda name, context: next_turn(context, name),
     r"cpu(\d+)": lambda name, batch: small(batch, name),
 }
 

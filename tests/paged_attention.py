@@ -88,10 +88,12 @@ class PagedCache:
         out = torch.full_like(q_BHD, float("nan"))
         return decode_attention(q_BHD, *caches, heads.dim**-0.5, work=work, out=out, **self._options)  # type: ignore[arg-type]
 
-    def prefill(self, q_THD: Tensor, chunks: list[tuple[int, int, int]], *, only_last: bool = False) -> Tensor:
+    def prefill(
+        self, q_THD: Tensor, chunks: list[tuple[int, int, int]], *, only_last: bool = False, deep: bool = False
+    ) -> Tensor:
         """Our kernel: chunks of (slot, start, count), packed; tokens beyond the last chunk are padding.
 
-        `only_last`: no more is computed than what the chunks' last tokens need.
+        `only_last`: no more is computed than what the chunks' last tokens need; `deep`: tiles are cut by keys too.
         """
         ends = [0]
         for _, _, count in chunks:
@@ -99,10 +101,10 @@ class PagedCache:
         slots, starts = (self.ints([chunk[part] for chunk in chunks]) for part in range(2))
         caches = self.k_cache, self.v_cache, self.table, slots, starts, self.ints(ends)
         out = torch.full_like(q_THD, float("nan"))
-        scale, work = self.heads.dim**-0.5, None
+        scale = self.heads.dim**-0.5
+        scoring = Scoring(scale, **self._options)  # type: ignore[arg-type]
+        work = plan_prefill(*caches[3:], *q_THD.shape[:2], self.k_cache, scoring, deep=deep)
         if only_last:
-            scoring = Scoring(scale, **self._options)  # type: ignore[arg-type]
-            work = plan_prefill(*caches[3:], *q_THD.shape[:2], self.k_cache, scoring)
             work = plan_last_queries(*caches[3:], work)
         return prefill_attention(q_THD, *caches, scale, work=work, out=out, **self._options)  # type: ignore[arg-type]
 

@@ -176,27 +176,27 @@ def test_without_memory_for_a_graph_steps_go_on(steps: Steps, capsys: pytest.Cap
 
 def test_a_larger_one_stands_in_until_a_shape_is_common(steps: Steps) -> None:
     graphs = StepGraphs(steps)
-    assert graphs.shape_to_run(LATER[0], FIRST[0]) == LATER[0], "without graphs each runs as itself"
+    assert graphs.shape_to_run(LATER[0], FIRST[:1]) == LATER[0], "without graphs each runs as itself"
     graphs.capture(FIRST)
     graphs.capture_later(SHAPES)
     rare, common = LATER[:2]
-    assert graphs.shape_to_run(FIRST[1], FIRST[0]) == FIRST[1]
-    assert graphs.shape_to_run(common, None) == common
+    assert graphs.shape_to_run(FIRST[1], FIRST[:1]) == FIRST[1]
+    assert graphs.shape_to_run(common, []) == common
     for _ in range(4):
-        assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0]
+        assert graphs.shape_to_run(common, FIRST[:1]) == FIRST[0]
     assert graphs._aside is None
     steps.may_go_on.clear()
-    assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0], "it is captured meanwhile"
+    assert graphs.shape_to_run(common, FIRST[:1]) == FIRST[0], "it is captured meanwhile"
     for _ in range(20):
-        assert graphs.shape_to_run(common, FIRST[0]) == FIRST[0]
-        assert graphs.shape_to_run(rare, FIRST[0]) == FIRST[0], "no two at a time"
+        assert graphs.shape_to_run(common, FIRST[:1]) == FIRST[0]
+        assert graphs.shape_to_run(rare, FIRST[:1]) == FIRST[0], "no two at a time"
     steps.may_go_on.set()
     steps.wait_for(graphs)
-    assert graphs.shape_to_run(common, FIRST[0]) == common
+    assert graphs.shape_to_run(common, FIRST[:1]) == common
     steps.check(graphs, common)
-    assert graphs.shape_to_run(rare, FIRST[0]) == FIRST[0]
+    assert graphs.shape_to_run(rare, FIRST[:1]) == FIRST[0]
     assert graphs.capture_one(), "there was a lull, and this was begun"
-    assert graphs.shape_to_run(rare, FIRST[0]) == rare
+    assert graphs.shape_to_run(rare, FIRST[:1]) == rare
     for shape in (common, rare):
         steps.check(graphs, shape)
 
@@ -209,11 +209,11 @@ def test_without_memory_for_what_another_stands_in_for_it_does_for_ever(
     graphs.capture_later(LATER)
     steps.no_memory_for = LATER[2].num_decodes
     for _ in range(6):
-        assert graphs.shape_to_run(LATER[2], FIRST[0]) == FIRST[0]
+        assert graphs.shape_to_run(LATER[2], FIRST[:1]) == FIRST[0]
     steps.wait_for(graphs)
     assert "without a CUDA graph: CUDA out of memory" in capsys.readouterr().err
     for _ in range(20):
-        assert graphs.shape_to_run(LATER[2], FIRST[0]) == FIRST[0]
+        assert graphs.shape_to_run(LATER[2], FIRST[:1]) == FIRST[0]
     assert not graphs.capture_one()
     steps.check(graphs, FIRST[0])
 
@@ -224,7 +224,7 @@ def test_steps_go_on_while_one_is_captured(steps: Steps) -> None:
     graphs.capture(FIRST)
     graphs.capture_later(LATER)
     for _ in range(6):
-        graphs.shape_to_run(LATER[0], FIRST[0])
+        graphs.shape_to_run(LATER[0], FIRST[:1])
     while Steps.count.is_cuda and LATER[0] not in graphs._graphs:
         for shape in FIRST:
             steps.check(graphs, shape)
@@ -235,16 +235,18 @@ def test_steps_go_on_while_one_is_captured(steps: Steps) -> None:
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (37, 5000), (1, 64)])
 def test_what_stands_in_holds_every_step_that_it_stands_in_for(max_num_seqs: int, budget: int) -> None:
-    shapes = Shapes(max_num_seqs, budget)
+    shapes = Shapes(max_num_seqs, budget, most_deep=256)
     for shape in shapes.for_graphs():
-        stand_in = shapes.stand_in(shape)
+        stand_ins = shapes.stand_ins(shape)
         if not shape.num_chunks:
-            assert stand_in is None, "a row's bits depend on who else is there"
+            assert not stand_ins, "a row's bits depend on who else is there"
             continue
-        assert stand_in == shapes.for_start()[0]
-        assert all(stand_in[i] >= shape[i] for i in range(3))
-        assert (stand_in.whole_logits, stand_in.longest) == (shape.whole_logits, shape.longest)
-        assert shapes.stand_in(shape._replace(logged=True)) is None
+        assert stand_ins[-1] == shapes.for_start()[0]
+        assert stand_ins[:-1] == ([shape._replace(deep=False)] if shape.deep else [])
+        for stand_in in stand_ins:
+            assert all(stand_in[i] >= shape[i] for i in range(3))
+            assert (stand_in.whole_logits, stand_in.longest) == (shape.whole_logits, shape.longest)
+        assert not shapes.stand_ins(shape._replace(logged=True))
 
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (1, 64)])

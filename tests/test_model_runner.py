@@ -219,6 +219,21 @@ def test_no_graphs_for_lengths_that_make_no_difference() -> None:
     assert large.of_length(alone, 2049) == alone, "any length"
 
 
+def test_few_tokens_behind_many_have_graphs() -> None:
+    shapes = Shapes(16, 1024, most_deep=256)
+    for num_decodes, num_chunks, num_tokens in ((0, 1, 1), (0, 8, 256), (3, 2, 70), (0, 1, 257), (0, 9, 70)):
+        fitted, shallow = (shapes.fit(num_decodes, num_chunks, num_tokens, depth=depth) for depth in (2048, 2047))
+        assert shallow == shapes.fit(num_decodes, num_chunks, num_tokens) == fitted._replace(deep=False)
+        assert fitted.deep == (num_chunks <= 8 and num_tokens <= 256)
+        assert fitted in shapes.for_graphs()
+        assert fitted in shapes.for_lulls()
+        assert (fitted in shapes.for_start()) == (not num_decodes and not fitted.deep)
+    assert shapes.fit(0, 1, 70, logged=True, depth=5000).deep
+    assert not shapes.fit(0, 1, 70, of_prompts=True, depth=5000).deep
+    assert not any(shape.deep for shape in Shapes(16, 1024).for_graphs())
+    assert not Shapes(16, 1024).fit(0, 1, 70, depth=5000).deep
+
+
 def test_long_prompts_are_as_long_beside_decodes() -> None:
     """A product of q, k, v that fills its tiles ends in attention's prologue: with some rows more it would not."""
     shapes = Shapes(512, 16384)

@@ -31,6 +31,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
         ("bs1_ctx128", "ms/token", 1, 128, 514),
         ("prefill", "prompt tok/s", 16, 8192, 1),
         ("ttft_512", "ms to first token", 1, 512, 1),
+        ("turn_8192", "ms to first token", 1, 8192 + 40, 1),
         ("cpu16", "output tok/s", 16, 32, 128),
     ],
 )
@@ -41,6 +42,18 @@ def test_workloads(name: str, measure: str, prompts: int, prompt_length: int, ou
     assert work.output_lengths == [outputs] * prompts == [outputs] * len(work.prompts)
     assert len(set(map(tuple, work.prompts))) == prompts
     assert work.prompts == workload(name).prompts
+
+
+def test_turns_begin_alike() -> None:
+    """What a run has in common with the one before is all that the prefix cache may give it."""
+    turn = workload("turn_1024")
+    (first,), (second,) = turn.prompts_of(0), turn.prompts_of(1)
+    assert first[:1024] == second[:1024] == turn.prompts[0][:1024]
+    assert first[1024] != second[1024]
+    assert len(first) == len(second) == 1064
+    assert turn.prompts_of(1) == [second]
+    alike = workload("ttft_512")
+    assert alike.prompts_of(0) == alike.prompts_of(1) == alike.prompts
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -119,7 +132,10 @@ def test_planner() -> None:
         (["offline"], "one of the arguments --model --shape is required"),
         (["offline", "--model", "demo", "nonsense"], "workload 'nonsense' is unknown"),
         (["offline", "--model", "demo", "--engine", "abacus"], "--engine"),
+        (["offline", "--model", "demo", "--no-enable-prefix-caching"], "--enable-prefix-caching changes nothing that"),
         (["offline", "--model", "/no/such"], "'/no/such': no such folder or file"),
+        (["offline", "--model", "demo", "ttft_5", "turn_5"], "turn_5 is measured with the prefix cache on, ttft_5"),
+        (["offline", "--model", "demo", "--engine", "nanovllm", "turn_5"], "of tercet and vllm, not of nanovllm"),
         (["planner", "--json", "/no/such/report.json"], "No such file or directory: '/no/such/report.json'"),
     ],
 )

@@ -13,6 +13,7 @@ from tercet.triton_kernels import (
     fused_decode,
     write_kv,
 )
+from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.prefill_work import PrefillWork
@@ -77,6 +78,26 @@ def test_compile(
         assert "wgmma" in prefill.asm["ptx"]
         if prefill.name == "hopper_prefill_kernel":  # few tiles leave multiprocessors to smaller ones
             assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
+
+
+@pytest.mark.parametrize(("heads", "num_tokens", "cut"), [(16, 256, True), (16, 257, False), (64, 64, True)])
+def test_few_queries_behind_many(heads: int, num_tokens: int, cut: bool) -> None:
+    """Tiles are cut by keys too, while that makes no more of them than there are multiprocessors."""
+    q, cache = meta(num_tokens, heads, 128), meta(100, 8, 64, 128)
+    table, chunks, begins = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32), meta(6, dtype=torch.int32)
+    names = ["_cut_kernel", "_part_kernel", "hopper_prefill_kernel", "_merge_kernel"]
+    with compiling_for(90) as kernels:
+        scoring = Scoring(0.1)
+        work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=True)
+        attention.prefill_attention(q, cache, cache, table, chunks, chunks, begins, 0.1, work=work)
+    assert [kernel.name for kernel in kernels] == (names if cut else [names[0], names[2]])
+    assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
+    for capability, window in ((80, 0), (90, 100)):
+        with compiling_for(capability) as kernels:
+            scoring = Scoring(0.1, window)
+            work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=True)
+        assert work.parts is None, "the kernel there cannot"
+        assert [kernel.name for kernel in kernels] == names[:1]
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])

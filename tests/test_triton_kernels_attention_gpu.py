@@ -73,6 +73,28 @@ def test_prefill(heads: Heads) -> None:
             assert not count or torch.equal(few[end - 1], got[end - 1])
 
 
+@pytest.mark.parametrize("heads", [*HEADS[:2], *HEADS[4:6], Heads(64, 8, 128, 64), Heads(2, 1, 64, 128)], ids=str)
+def test_few_queries_behind_many(heads: Heads) -> None:
+    """Tiles that are cut by keys too, beside some that are not; ends of parts anywhere in a tile's mask."""
+    cache = PagedCache(heads, [9000, 300, 7 * 128 + 64, 5000, 8192 + 65, 1], DEVICE, DTYPE)
+    for chunks, padding in (
+        ([(0, 8960, 40)], 24),
+        ([(0, 8990, 10), (1, 0, 1), (2, 900, 60), (3, 4900, 100), (4, 8191, 66)], 19),
+        ([(4, 8129, 64)], 0),
+        ([(4, 8000, 257)], 0),
+        ([(1, 3, 250), (5, 0, 1)], 5),
+        ([(slot, random.randrange(cache.lengths[slot] - 50), random.randint(1, 50)) for slot in range(5)], 0),
+    ):
+        q = cache.queries(sum(count for _, _, count in chunks) + padding)
+        got = cache.prefill(q, chunks, deep=True)
+        token = 0
+        for slot, start, count in chunks:
+            own = slice(token, token + count)
+            assert distance(got[own], cache.exact(q[own], slot, start)) < NEAR, (slot, start, count)
+            token += count
+        assert not got[token:].count_nonzero()
+
+
 def test_random_chunks_and_rows() -> None:
     """Chunks that start and end anywhere, dozens at a time, of the sizes that serving sees."""
     cache = PagedCache(HEADS[0], [random.randint(1, 3000) for _ in range(40)], DEVICE, DTYPE)

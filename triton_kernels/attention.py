@@ -29,8 +29,15 @@ from tercet.triton_kernels.decode_attention import (
     make_decode_work,
     plan_decode_work,
 )
-from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.prefill_attention import launch_prefill_attention, query_tile
+from tercet.triton_kernels.dispatch import multiprocessors, use_kernels
+from tercet.triton_kernels.prefill_attention import (
+    HOPPER_KEYS,
+    HOPPER_ROWS,
+    can_use_hopper,
+    launch_prefill_attention,
+    query_tile,
+)
+from tercet.triton_kernels.prefill_parts import plan_prefill_parts
 from tercet.triton_kernels.prefill_work import (
     PrefillWork,
     make_last_tiles,
@@ -124,13 +131,27 @@ def prefill_attention(
 
 def plan_prefill(
     chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, num_heads: int,
-    k_cache: Tensor, scoring: Scoring,
+    k_cache: Tensor, scoring: Scoring, *, deep: bool = False,
 ) -> PrefillWork:  # fmt: skip
-    """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer."""
+    """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer.
+
+    `deep`: some of the tokens come behind many: cut tiles by keys too, where that gains anything (`most_in_parts`). A
+    token's bits depend on it, and on the other chunks then.
+    """
     block_q = query_tile(num_tokens, num_heads, k_cache, scoring)
     work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], block_q, k_cache.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
+    if deep and num_tokens <= most_in_parts(num_heads, k_cache, scoring):
+        num_programs = multiprocessors(k_cache.device)
+        return plan_prefill_parts(work, num_tokens, num_heads, k_cache.shape[3], num_programs, HOPPER_KEYS)
     return work
+
+
+def most_in_parts(num_heads: int, k_cache: Tensor, scoring: Scoring) -> int:
+    """Up to how many tokens `plan_prefill` makes something of `deep`: while two parts of each tile can run at once."""
+    if not can_use_hopper(k_cache, scoring):
+        return 0
+    return multiprocessors(k_cache.device) // (2 * num_heads) * HOPPER_ROWS
 
 
 def plan_last_queries(

@@ -17,6 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tercet.triton_kernels import prefill_hopper, prefill_load
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
+from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
@@ -24,6 +25,7 @@ from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next
 _TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
+HOPPER_KEYS: int = prefill_load.TILE.value
 _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
@@ -179,7 +181,7 @@ def launch_prefill_attention(
     q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
     out_THD: Tensor,
 ) -> None:  # fmt: skip
-    """One launch, graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned."""
+    """Graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned."""
     T, H, D = q_THD.shape
     if not T:
         return
@@ -214,13 +216,19 @@ def _launch_hopper(
     T, H, D = q_THD.shape
     num_pages, kv_heads, page_size = k_cache.shape[:3]
     num_pairs = work.num_tiles * H
+    parts = work.parts
+    sums = (out_THD, out_THD) if parts is None else (parts.sums_QHD, parts.stats_QH2)
     num_programs = min(multiprocessors(q_THD.device), num_pairs)
     groups = work.block_q // HOPPER_ROWS
     prefill_hopper.hopper_prefill_kernel[(num_programs,)](
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
-        work.tiles_N8, page_table_SM, out_THD, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, STAGES=2, GROUPS=groups,
+        work.tiles_N8, page_table_SM, out_THD, *sums, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=parts is not None, STAGES=2, GROUPS=groups,
         AHEAD=1 if num_pairs <= num_programs else 2, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4, launch_pdl=True,
     )  # fmt: skip
+    if parts is not None:
+        merge_splits(
+            parts.counts_T, parts.starts_T, parts.sums_QHD, parts.stats_QH2, out_THD, stride=work.block_q
+        )  # fmt: skip

@@ -2,7 +2,7 @@
 
 Each group owns 64 of a tile's queries and runs its softmax while the matrix units work for it on the tile before, and
 for the other group. One group is for tiles so few that they leave multiprocessors without any. The warp is in
-`prefill_load.py`.
+`prefill_load.py`, what is written in `prefill_store.py`.
 
 Shape suffixes: T prefill tokens, H q heads, D head size, M pages of a slot.
 """
@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, TILE, load_tiles, num_turns, pair_of
 from tercet.triton_kernels.prefill_softmax import hide, weigh
+from tercet.triton_kernels.prefill_store import clear_padding, store_part, store_rows
 
 
 @gluon.jit
@@ -103,25 +104,13 @@ def _add_last(
 
 
 @gluon.jit
-def _store(acc, weight, staging, out_ptr, first, num_queries, head, H: gl.constexpr, D: gl.constexpr):
-    """Rows of sums, each divided by its weight. They go through shared memory: by products' registers a row would go
-    out four bytes at a time, in lines it goes out sixteen."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, acc.type.layout))
-    staging.store((acc * inverse[:, None]).to(staging.dtype))
-    rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LINES))
-    columns = gl.arange(0, D, gl.SliceLayout(0, LINES))
-    out_ptrs = out_ptr + ((first + rows).to(gl.int64) * H + head)[:, None] * D + columns[None, :]
-    gl.store(out_ptrs, staging.load(LINES), mask=(rows < num_queries)[:, None] & (columns < D)[None, :])
-
-
-@gluon.jit
 def _attend(
-    rings, tiles_ptr, out_ptr, unit, num_pairs,
-    H: gl.constexpr, D: gl.constexpr, WHICH: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    rings, tiles_ptr, outs, unit, num_pairs,
+    H: gl.constexpr, D: gl.constexpr, PARTS: gl.constexpr, WHICH: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """One warp group: its share of each tile's queries, from the first scores to the store."""
     q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns = rings
+    out_ptr, partial_ptr, stats_ptr = outs
     STAGES: gl.constexpr = k_ring.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = turns.shape[0]
@@ -138,6 +127,10 @@ def _attend(
         query = gl.load(record_ptr + 2) + WHICH * ROWS
         seen = gl.load(record_ptr + 4)
         known = gl.load(record_ptr + 5)
+        # Parts have so many tiles that only the first of all, or a last one, has keys that some query does not see.
+        begin = 0
+        if PARTS:
+            begin = gl.load(record_ptr + 6)
         last = gl.cdiv(seen, TILE)
         end = (last - 1) * TILE
         # Of its last tile a group may see none of the second piece, which is left out then.
@@ -151,7 +144,7 @@ def _attend(
         p, largest, weight = _begin(q, k_ring, k_full, k_free, unit, query, count, v_ring.dtype, WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
         mbarrier.wait(v_full.index(count % STAGES), count // STAGES & 1)
-        for tile in range(1, whole):
+        for tile in range(begin + 1, whole):
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
@@ -168,7 +161,7 @@ def _attend(
         unclean = known < end + TILE
         if half:
             count += 1
-            acc, few, _largest, weight_of_few = _advance(
+            acc, few, largest_of_few, weight_of_few = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
                 end, count, move, WHICH, True, PIECE,
             )  # fmt: skip
@@ -177,6 +170,7 @@ def _attend(
                 few, v_ring, v_parts, v_free, cleaned, acc, count % STAGES, end, known, unclean, num_cleaned, D, WHICH,
                 GROUPS,
             )  # fmt: skip
+            largest = gl.convert_layout(largest_of_few, largest.type.layout)
             weight = gl.convert_layout(weight_of_few, weight.type.layout)
         else:
             acc = _add_last(
@@ -187,37 +181,28 @@ def _attend(
         count += 1
 
         # Of the queries nothing is needed any more.
-        _store(acc, weight, q, out_ptr, first, num_queries, pair % H, H, D)
+        if PARTS:
+            if gl.load(record_ptr + 7) > 1:
+                row = (pair // H * GROUPS + WHICH) * ROWS
+                store_part(acc, largest, weight, partial_ptr, stats_ptr, row, pair % H, H, D)
+            else:
+                store_rows(acc, weight, q, out_ptr, first, num_queries, pair % H, H, D)
+        else:
+            store_rows(acc, weight, q, out_ptr, first, num_queries, pair % H, H, D)
         fence_async_shared()
         mbarrier.arrive(q_free.index(place))
 
 
-@gluon.jit
-def _clear_padding(
-    tiles_ptr, out_ptr, begin, end, H: gl.constexpr, D: gl.constexpr, BLOCK_Q: gl.constexpr,
-    NUM_PROGRAMS: gl.constexpr, dtype: gl.constexpr,
-):  # fmt: skip
-    """Zeros for tokens of no chunk, so that nothing unheard of goes on to the next layer."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
-    rows = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
-    zeros = gl.zeros((BLOCK_Q, D), dtype, LAYOUT)
-    for pair in range(begin + gl.program_id(0), end, NUM_PROGRAMS):
-        record_ptr = tiles_ptr + pair // H * RECORD
-        tokens = (gl.load(record_ptr) + rows).to(gl.int64)
-        inside = (rows < gl.load(record_ptr + 1))[:, None] & (columns < D)[None, :]
-        gl.store(out_ptr + (tokens * H + pair % H)[:, None] * D + columns[None, :], zeros, mask=inside)
-
-
 @gluon.jit(do_not_specialize=["N", "M", "num_pages"], do_not_specialize_on_alignment=["N", "M", "num_pages"])
 def hopper_prefill_kernel(
-    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, scale, N, M, num_pages,
-    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M, num_pages,
+    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
+    STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head.
 
-    `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many tiles' queries there is room.
+    `PARTS`: whether tiles are cut by keys too; `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many
+    tiles' queries there is room.
     """
     COLUMNS: gl.constexpr = D // PIECE
     dtype: gl.constexpr = q_desc.dtype
@@ -256,17 +241,18 @@ def hopper_prefill_kernel(
         )
     num_pairs = gl.load(tiles_ptr + N * RECORD) * H
     last_pair = gl.load(tiles_ptr + N * RECORD + 1) * H
-    _clear_padding(tiles_ptr, out_ptr, num_pairs, last_pair, H, D, GROUPS * ROWS, NUM_PROGRAMS, dtype)
+    clear_padding(tiles_ptr, out_ptr, num_pairs, last_pair, H, D, GROUPS * ROWS, NUM_PROGRAMS, dtype)
     unit = scale * 1.4426950408889634
     rings = q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns
     copies = q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free
     work = tiles_ptr, page_table_ptr, num_pairs, M, num_pages
+    outs = out_ptr, partial_ptr, stats_ptr
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_attend, (rings, tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS)),
-                (_attend, (rings, tiles_ptr, out_ptr, unit, num_pairs, H, D, one, NUM_PROGRAMS)),
-                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, zero, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, one, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, NUM_PROGRAMS)),
             ],
             [4, 1],
             [232, 40],
@@ -274,8 +260,8 @@ def hopper_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend, (rings, tiles_ptr, out_ptr, unit, num_pairs, H, D, zero, NUM_PROGRAMS)),
-                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, zero, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, NUM_PROGRAMS)),
             ],
             [1],
             [40],

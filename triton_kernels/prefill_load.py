@@ -55,7 +55,7 @@ def pair_of(turn, NUM_PROGRAMS: gl.constexpr):
 @gluon.jit
 def load_tiles(
     copies, work, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    NUM_PROGRAMS: gl.constexpr,
+    PARTS: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free = copies
@@ -80,7 +80,10 @@ def load_tiles(
             tma.async_copy_global_to_shared(
                 q_desc, [first + group * ROWS, head * D], bar, q_ring.index(GROUPS * place + group)
             )
-        for start in range(0, seen, TILE):
+        begin = 0
+        if PARTS:
+            begin = gl.load(record_ptr + 6) * TILE
+        for start in range(begin, seen, TILE):
             _load_tile(
                 k_desc, k_parts, k_full, k_free, count, pages_ptr, start, M, num_pages, kv_head, KV_HEADS, D, PAGE,
                 STAGES,

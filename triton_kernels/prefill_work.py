@@ -2,7 +2,7 @@
 
 The tile that sees most tokens comes first, so that none is begun when the others are about to end. Integers only.
 
-Shape suffixes: T prefill tokens, C chunks, C1 = C + 1, N tiles.
+Shape suffixes: T prefill tokens, C chunks, C1 = C + 1, N tiles, Q queries of all parts, H q heads, D head size.
 """
 
 from dataclasses import dataclass
@@ -20,14 +20,30 @@ _SIZES = ["C", "T", "N"]
 
 
 @dataclass(frozen=True)
+class PartialSums:
+    """Where parts of tiles leave their sums, and how those of a token are found."""
+
+    counts_T: Tensor
+    """int32: parts of a token's tile; 1: it is whole, and nothing of it is here."""
+    starts_T: Tensor
+    """int32: where the token's first sums are. The next part's are a tile's queries behind."""
+    sums_QHD: Tensor
+    stats_QH2: Tensor
+    """Largest scores, in units of log 2, and weights relative to them."""
+
+
+@dataclass(frozen=True)
 class PrefillWork:
     """The tiles of one step's chunks, and behind them those of its padding."""
 
     tiles_N8: Tensor
     """int32 records: first token, number of queries, position of the first, slot, tokens that the last query sees
     (0: padding), tokens of the sequence that the cache holds. One record more has the number of tiles of chunks, and
-    that number with those of padding."""
+    that number with those of padding. Of tiles that are cut by keys there is a record for each part: what it ends with
+    instead of what the last query sees, the tile of keys it begins with, in how many parts the tile is cut."""
     block_q: int
+    parts: PartialSums | None = None
+    """Where tiles are cut by keys too."""
 
     @property
     def num_tiles(self) -> int:
