@@ -163,9 +163,10 @@ class Reception:
             match request:
                 case Generate(prompt=prompt):
                     return self._codec.encode(prompt)
-                case Chat(messages=messages, options=options):
+                case Chat(messages=messages, options=options, cache_salt=salt):
                     _check_depth(request)
-                    return self._codec.encode_chat(messages, options, partial(check_text_length, rules=self._rules))
+                    check = partial(check_text_length, rules=self._rules)
+                    return self._codec.encode_chat(messages, options, check, salt)
                 case GenerateIds(prompt_ids=prompt_ids):
                     return unpack_ids(prompt_ids)
         except (TemplateRefused, TextRefused) as error:

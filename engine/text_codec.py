@@ -5,8 +5,10 @@ It reads a folder or a GGUF file once, at start. A folder with no tokenizer at a
 
 import json
 import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.pieces import Pieces
+from tercet.engine.text_parts import TextParts, cut_tokens
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SHORT_CHARACTERS = 2000
@@ -49,6 +52,8 @@ class TextCodec:
 
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
+    parts: TextParts | None
+    """Of what the template writes."""
     pieces: Pieces | None
     eos_ids: tuple[int, ...]
     defaults: GenerationDefaults
@@ -57,30 +62,35 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that."""
-        return self._encode(text, add_special_tokens=True)
+        assert self.tokenizer is not None
+        (ids,) = _encode(self.tokenizer, [text], add_special_tokens=True)
+        return ids
 
     def encode_chat(
         self,
         messages: Sequence[ChatMessage],
         options: ChatOptions | None = None,
         check: Callable[[str], None] = lambda text: None,
-    ) -> list[int]:
-        """A conversation; the template writes its own first token. `check` may refuse what it has written."""
+        salt: str = "",
+    ) -> "array[int]":
+        """A conversation; the template writes its own first token. `check` may refuse what it has written; `salt`: see
+        `TextParts`."""
         assert self.template is not None
+        assert self.parts is not None
         text = self.template.render(messages, options or ChatOptions())
         check(text)
-        return self._encode(text, add_special_tokens=False)
+        return self.parts.encode(text, salt)
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        assert self.tokenizer is not None
-        try:
-            if len(text) <= _SHORT_CHARACTERS:
-                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-            # It takes the library's threads, and no other thread of this process has to wait: `encode` lets none run,
-            # and of a few megabytes the process would count as hung.
-            return self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        except Exception as error:  # noqa: BLE001  the library raises plain Exception
-            raise TextRefused(f"the tokenizer refused the prompt: {error}") from None
+
+def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+    try:
+        if sum(map(len, texts)) <= _SHORT_CHARACTERS:
+            return [tokenizer.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
+        # It takes the library's threads, and no other thread of this process has to wait: `encode` lets none run, and
+        # of a few megabytes the process would count as hung.
+        return [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]
+    except Exception as error:  # noqa: BLE001  the library raises plain Exception
+        raise TextRefused(f"the tokenizer refused the prompt: {error}") from None
 
 
 def load_codec(model_path: Path) -> TextCodec:
@@ -128,7 +138,7 @@ def _from_folder(folder: Path) -> TextCodec:
                 "tokenizer that can be read"
             )
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
-        return TextCodec(None, None, None, tuple(ends), defaults, None)
+        return TextCodec(None, None, None, None, tuple(ends), defaults, None)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
@@ -153,9 +163,11 @@ def _codec(
     pieces = Pieces(tokenizer)
     # Elsewhere a token may stand for a word of any length that the vocabulary lacks.
     bounded = pieces.byte_level and "BPE" in type(tokenizer.model).__name__
+    tokens = cut_tokens(tokenizer, [*templates.values(), *names.values()])
     return TextCodec(
         tokenizer,
         ChatTemplate(templates["default"], names, templates.get("tool_use")) if "default" in templates else None,
+        TextParts(partial(_encode, tokenizer, add_special_tokens=False), tokens),
         pieces,
         eos_ids,
         defaults,

@@ -5,6 +5,7 @@ What it gives is the ceiling that processes, messages and Python set on this mac
 
 import argparse
 import itertools
+import random
 import statistics
 import time
 from typing import Any
@@ -17,9 +18,12 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.process_load import read_loads
 from tercet.ipc.client import Client
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.messages import ChatMessage, SamplingParams
 
 _PROMPT = list(range(100, 132))
+_WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they"
+_TURNS = (2, 8, 20, 38)
+"""Messages of the chats whose next turn is timed: some 400 to 7,000 tokens."""
 
 
 def add_host_flags(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +60,13 @@ def run_host(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             print(
                 f"         {run_ahead:5} {lease:5} first token after {latency['p50']:.2f} ms (p99 {latency['p99']:.2f})"
             )
+            for turns in _TURNS:
+                turn = anyio.run(_turn_latency, engine, turns)
+                rows.append({"run_ahead": run_ahead, "lease": lease, "turns": turns, **turn})
+                print(
+                    f"         {run_ahead:5} {lease:5} of a chat's next turn, {turn['ids']} ids, after "
+                    f"{turn['next_ms']:.2f} ms; of its first {turn['first_ms']:.2f}"
+                )
     return rows
 
 
@@ -106,6 +117,25 @@ async def _first_token_latency(engine: EngineProcess, rounds: int = 200) -> dict
             times.append(1e3 * (time.perf_counter() - started))
     cuts = statistics.quantiles(times, n=100)
     return {"p50": cuts[49], "p99": cuts[98]}
+
+
+async def _turn_latency(engine: EngineProcess, turns: int, rounds: int = 20) -> dict[str, float]:
+    """A chat of so many messages before it is asked something new, the first time and the median of the others."""
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    draw = random.Random(turns)
+
+    def message(role: str, words: int) -> ChatMessage:
+        return ChatMessage(role, " ".join(draw.choices(_WORDS.split(), k=words)))
+
+    chat = [message(("user", "assistant")[turn % 2], 180) for turn in range(turns)]
+    times = []
+    async with Client(engine.address) as client:
+        for _ in range(rounds):
+            asked = [*chat, message("user", 20)]
+            started = time.perf_counter()
+            answer = await client.generate(asked, params)
+            times.append(1e3 * (time.perf_counter() - started))
+    return {"ids": answer.usage.num_prompt_tokens, "first_ms": times[0], "next_ms": statistics.median(times[1:])}
 
 
 def cpu_seconds(engine: EngineProcess) -> dict[str, float]:

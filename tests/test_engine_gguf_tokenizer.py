@@ -92,8 +92,8 @@ def test_templates_of_a_gguf_file(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     codec = load_codec(tmp_path / "model.gguf")
-    assert codec.encode_chat([ChatMessage("user", "x")]) == [0]
-    assert codec.encode_chat([ChatMessage("user", "x")], ChatOptions(tools=({"type": "function"},))) == [1]
+    assert list(codec.encode_chat([ChatMessage("user", "x")])) == [0]
+    assert list(codec.encode_chat([ChatMessage("user", "x")], ChatOptions(tools=({"type": "function"},)))) == [1]
 
 
 @pytest.mark.parametrize(

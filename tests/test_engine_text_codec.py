@@ -58,7 +58,7 @@ def test_demo_model_s_ids_are_transformers_ids() -> None:
             [{"role": role, "content": content} for role, content in turns], add_generation_prompt=True
         )
         wanted = wanted if isinstance(wanted, list) else wanted["input_ids"]
-        assert codec.encode_chat([ChatMessage(*turn) for turn in turns]) == wanted
+        assert list(codec.encode_chat([ChatMessage(*turn) for turn in turns])) == wanted
     assert codec.eos_ids == (theirs.eos_token_id,)
     assert codec.defaults == GenerationDefaults()
 
@@ -86,7 +86,7 @@ def test_beginnings_as_transformers_makes_them(tmp_path: Path, settings: dict[st
     wanted = theirs("hé").input_ids
     assert codec.encode("hé") == wanted == [257, 71, 127, 102]
     # The template's own <s> is the only one.
-    chat = codec.encode_chat([ChatMessage("user", "x")])
+    chat = list(codec.encode_chat([ChatMessage("user", "x")]))
     assert chat == theirs.apply_chat_template([{"role": "user", "content": "x"}], tokenize=True)["input_ids"]
     assert chat.count(257) == 1
 
@@ -135,7 +135,7 @@ def test_where_a_template_may_be(tmp_path: Path, where: str) -> None:
             assert load_codec(folder).template is None
             return
     codec = load_codec(folder)
-    ids = codec.encode_chat([ChatMessage("user", "x")])
+    ids = list(codec.encode_chat([ChatMessage("user", "x")]))
     assert byte_tokenizer().decode(ids) == "<|user|>x<|assistant|>"
 
 
@@ -164,7 +164,7 @@ def test_named_templates_as_transformers_uses_them(
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
     for tools in ((), (tool,)):
         wanted = theirs.apply_chat_template([{"role": "user", "content": "x"}], tools=list(tools) or None)["input_ids"]
-        assert codec.encode_chat([ChatMessage("user", "x")], ChatOptions(tools=tools)) == wanted
+        assert list(codec.encode_chat([ChatMessage("user", "x")], ChatOptions(tools=tools))) == wanted
 
 
 def test_special_tokens_that_only_the_settings_call_special(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_special_tokens_that_two_files_name(tmp_path: Path, lists_added_tokens: 
     rewrite(folder / "tokenizer_config.json", settings)
     codec, theirs = load_codec(folder), AutoTokenizer.from_pretrained(folder)
     assert codec.eos_ids == (theirs.eos_token_id,) == ((256,) if lists_added_tokens else (257,))
-    chat = codec.encode_chat([ChatMessage("user", "x")])
+    chat = list(codec.encode_chat([ChatMessage("user", "x")]))
     assert chat == theirs.apply_chat_template([{"role": "user", "content": "x"}], tokenize=True)["input_ids"]
     assert chat[0] == (257 if lists_added_tokens else 256)
 
