@@ -6,7 +6,7 @@ It knows page numbers and token ids; it knows no request and no step.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -96,13 +96,21 @@ class PrefixHasher:
     """Hashes of full pages, each over the one before it. Without the key nobody can make a prompt that collides."""
 
     def __init__(self, key: bytes, page_size: int) -> None:
-        self._key = key
+        self._keyed = blake2b(key=key, digest_size=_HASH_BYTES)
         self.page_size = page_size
 
     def root(self, cache_salt: str) -> bytes:
         """What the first page's hash is chained to: requests share pages only under the same salt."""
-        return blake2b(cache_salt.encode(), key=self._key, digest_size=_HASH_BYTES).digest()
+        return self._hash(cache_salt.encode())
 
-    def next(self, previous: bytes, token_ids: NDArray[np.int32]) -> bytes:
-        """The hash of a page, given the hash before it and its int32 ids."""
-        return blake2b(previous + token_ids.tobytes(), key=self._key, digest_size=_HASH_BYTES).digest()
+    def chain(self, previous: bytes, token_ids: NDArray[np.int32]) -> Iterator[bytes]:
+        """The hashes of the full pages of int32 ids, given the hash before them."""
+        packed, page_bytes = token_ids.tobytes(), token_ids.itemsize * self.page_size
+        for begin in range(0, len(packed) - page_bytes + 1, page_bytes):
+            previous = self._hash(previous + packed[begin : begin + page_bytes])
+            yield previous
+
+    def _hash(self, content: bytes) -> bytes:
+        keyed = self._keyed.copy()  # in less time than it takes to key one
+        keyed.update(content)
+        return keyed.digest()

@@ -1,6 +1,8 @@
 """One plan in the making: what it changes; and what is kept in mind of one that was made. Knows no policy."""
 
-from collections.abc import Callable
+import itertools
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,17 +46,21 @@ class PlanDraft:
         return Step(
             step_id,
             count,
-            np.array(left, np.int32).tobytes(),
+            array("i", left).tobytes(),
             tuple(self.enters),
-            np.array(self.pages, np.int32).tobytes(),
-            np.array(self.chunks, np.int32).tobytes(),
+            _packed(self.pages),
+            _packed(self.chunks),
             decodes.tobytes(),
             epoch,
             *masks,
-            np.array(self.copies, np.int32).tobytes(),
+            _packed(self.copies),
             longest,
             awaits,
         )
+
+
+def _packed(records: Iterable[tuple[int, ...]]) -> bytes:
+    return array("i", itertools.chain.from_iterable(records)).tobytes()
 
 
 @dataclass(frozen=True)

@@ -176,12 +176,9 @@ def extended_hashes(hashes: list[bytes], hasher: PrefixHasher | None, token_ids:
 
     Without a hasher, where no prefix is cached, none has a hash.
     """
-    hashes = hashes.copy()
-    if hasher is not None:
-        size = hasher.page_size
-        for page in range(len(hashes) - 1, len(token_ids) // size):
-            hashes.append(hasher.next(hashes[-1], token_ids[page * size : (page + 1) * size]))
-    return hashes
+    if hasher is None:
+        return hashes.copy()
+    return [*hashes, *hasher.chain(hashes[-1], token_ids[(len(hashes) - 1) * hasher.page_size :])]
 
 
 def end_reason(token_id: int, request: Request, length: int) -> tuple[FinishReason, int | None] | None:

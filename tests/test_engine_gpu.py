@@ -120,6 +120,38 @@ def test_default_mode_alone_is_the_same_whatever_the_schedule(real_heads: Path) 
             assert one_by_one(llm, prompts, params) == wanted, settings
 
 
+def test_turns_of_a_long_chat(tmp_path: Path) -> None:
+    """A few tokens behind many that are cached are attended to in parts; whole, they give nearly the same logits."""
+    model = make_checkpoint("qwen3", tmp_path, **REAL_HEADS, max_position_embeddings=12_288)
+    rng = random.Random(6)
+    chats = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (2100, 5000, 11_000)]
+    turns = [[*chat, *rng.choices(chat, k=count)] for chat in chats for count in (1, 40, 200)]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
+    limits = {"dtype": "bfloat16", "max_num_batched_tokens": 12_288}
+
+    def logprobs(llm: LLM, *, cached: bool) -> list[dict[int, float]]:
+        said = []
+        for turn in turns:  # one by one: beside others a step may have too many tokens for parts
+            (output,) = llm.generate([turn], params, use_tqdm=False)
+            (row,) = output.outputs[0].logprobs or ()
+            said.append({token_id: one.logprob for token_id, one in row.items()})
+            assert (output.usage.num_cached_tokens > 2000) == cached
+        return said
+
+    with engine(model, enable_prefix_caching=False, **limits) as llm:
+        wanted = logprobs(llm, cached=False)
+    with engine(model, **limits) as llm:
+        generate(llm, chats, [GREEDY] * len(chats))
+        got = logprobs(llm, cached=True)
+        plain = one_by_one(llm, turns, [structs.replace(params, logprobs=None)] * len(turns))
+    for row, exact, (token_id,) in zip(got, wanted, plain, strict=True):
+        common = row.keys() & exact.keys()
+        assert len(common) > 15
+        assert max(abs(row[one] - exact[one]) for one in common) < 0.05
+        assert row[token_id] > max(row.values()) - 0.05
+        assert max(row.values()) - min(row.values()) > 0.5, "else anything is near"
+
+
 # --------------------------------------------------------------------------------- bf16, --deterministic
 
 

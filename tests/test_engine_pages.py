@@ -28,7 +28,7 @@ class PoolHistory(RuleBasedStateMachine):
     def enter(self, pages: list[int]) -> None:
         hashes = [HASHER.root("")]
         for page in pages:
-            hashes.append(HASHER.next(hashes[-1], np.array([page, page], np.int32)))
+            hashes.extend(HASHER.chain(hashes[-1], np.array([page, page], np.int32)))
         hashes = hashes[1:]
         found = self.pool.find(hashes)
         for page, page_hash in zip(found, hashes, strict=False):
@@ -109,5 +109,15 @@ def test_hashes_depend_on_key_salt_order_and_prefix() -> None:
     ids = np.array([1, 2], np.int32)
     roots = {HASHER.root(""), HASHER.root("salt"), PrefixHasher(b"other", 2).root("")}
     assert len(roots) == 3
-    assert len({HASHER.next(root, ids) for root in roots}) == 3
-    assert HASHER.next(HASHER.root(""), ids) != HASHER.next(HASHER.root(""), ids[::-1].copy())
+    assert len({one for root in roots for one in HASHER.chain(root, ids)}) == 3
+    assert list(HASHER.chain(HASHER.root(""), ids)) != list(HASHER.chain(HASHER.root(""), ids[::-1]))
+
+
+def test_chains_are_as_long_as_there_are_full_pages_and_go_on() -> None:
+    ids, root = np.arange(7, dtype=np.int32), HASHER.root("")
+    first, second, third = HASHER.chain(root, ids)
+    assert len({root, first, second, third}) == 4
+    assert list(HASHER.chain(first, ids[2:])) == [second, third]
+    assert list(HASHER.chain(root, ids[:4])) == [first, second]
+    assert list(HASHER.chain(root, ids[:1])) == list(HASHER.chain(root, ids[:0])) == []
+    assert list(HASHER.chain(root, ids[2:4])) != [second], "a page's hash is of all that comes before it, too"
