@@ -58,7 +58,7 @@ class NullRunner:
 
     def begin(self, step: Step) -> None:
         for enter in step.enter:
-            self._length[enter.slot] = len(enter.token_ids) // 4
+            self._length[enter.slot] = enter.num_tokens
             self._max_length[enter.slot] = enter.num_prompt + enter.sampling.max_tokens
         decodes = np.frombuffer(step.decodes, np.int32)
         slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T

@@ -124,7 +124,10 @@ class Residents:
         if head.copied is not None:
             draft.copies.append((head.copied, own[0]))
         self._append_pages(request, head.pages + own, draft)
-        draft.enters.append(Enter(slot, request.token_ids.tobytes(), request.num_prompt, request.sampling))
+        # Penalties count all tokens.
+        first = head.num_tokens if request.sampling.adjustments is None else 0
+        ids = request.token_ids[first:].tobytes()
+        draft.enters.append(Enter(slot, ids, request.num_prompt, request.sampling, first))
         if request.family is not None:
             request.family.enter(request)
 

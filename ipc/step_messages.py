@@ -176,8 +176,15 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     slot: int
     token_ids: bytes
+    """int32, from position `first` on: nothing looks at those before it, whose keys and values are cached."""
     num_prompt: int
     sampling: Sampling
+    first: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """With those before `first`."""
+        return self.first + len(self.token_ids) // 4
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

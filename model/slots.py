@@ -94,7 +94,7 @@ def split_changes(step: Step, capacity: int) -> list[Changes]:
     """
     if not step.enter and not step.pages:
         return []
-    records = [Record(enter, 0, enter.token_ids) for enter in step.enter]
+    records = [Record(enter, enter.first, enter.token_ids) for enter in step.enter]
     num_bytes = len(step.pages) + sum(_RECORD.size + len(record.ids) for record in records)
     if num_bytes <= 4 * capacity:  # as nearly always
         return [Changes(records, step.pages)]
@@ -105,7 +105,7 @@ def split_changes(step: Step, capacity: int) -> list[Changes]:
     used = 0
     for enter in step.enter:
         for start in range(0, len(enter.token_ids), part):
-            record = Record(enter, start // 4, enter.token_ids[start : start + part])
+            record = Record(enter, enter.first + start // 4, enter.token_ids[start : start + part])
             size = _RECORD.size + len(record.ids)
             if used + size > 4 * capacity:
                 runs.append(Changes(run, b""))
@@ -117,7 +117,7 @@ def split_changes(step: Step, capacity: int) -> list[Changes]:
 
 def _pack_record(run: memoryview, place: int, record: Record, ids_word: int) -> None:
     enter, first, ids = record
-    sampling, length = enter.sampling, len(enter.token_ids) // 4
+    sampling, length = enter.sampling, enter.num_tokens
     num_stops = len(sampling.stop_ids) // 4
     if num_stops > MAX_STOP_IDS:
         raise ValueError(f"slot {enter.slot}: got {num_stops} stop ids, wanted at most {MAX_STOP_IDS}")

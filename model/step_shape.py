@@ -134,7 +134,7 @@ class Shapes:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
         logits, and prompts with nothing beside."""
         largest, *others = self.plain()
-        return [largest, *(shape for shape in others if not ((shape.num_decodes and shape.whole_logits) or shape.deep))]
+        return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
 
     def for_compilers(self) -> list[StepShape]:
         """Those that use all kernels there are: what comes after the model depends little on the number of rows."""

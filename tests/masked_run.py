@@ -123,7 +123,7 @@ class MaskedRun(Run):
     def execute(self) -> None:
         step, _ = self.worker._queue[0]
         before = {slot: len(state.tokens) for slot, state in self.worker._slots.items()}
-        before |= {enter.slot: len(enter.token_ids) // 4 for enter in step.enter}
+        before |= {enter.slot: enter.num_tokens for enter in step.enter}
         read = {slot: self.masks.table[self._rows.pop((step.step_id, slot))] for slot in self._masked(step)}
         super().execute()
         for slot, _, _ in self.worker._rows(step):

@@ -40,6 +40,7 @@ def undisturbed(prompt: list[int], sampling: Sampling) -> list[int]:
 @dataclass
 class Slot:
     tokens: list[int]
+    """Those before what was brought are -1 until they are read."""
     num_prompt: int
     sampling: Sampling
     pages: dict[int, int] = field(default_factory=dict)
@@ -76,6 +77,8 @@ class SimulatedWorker:
         self._num_slots, self._num_pages = num_slots, num_pages
         self._page_size, self._max_tokens = page_size, max_tokens
         self._cache: dict[tuple[int, int], bytes] = {}
+        self._last_of: dict[bytes, int] = {}
+        """The token at the end of each prefix there was."""
         self._slots: dict[int, Slot] = {}
         self._queue: deque[tuple[Step, int]] = deque()
         self._last_issued = -1
@@ -151,7 +154,7 @@ class SimulatedWorker:
             assert enter.slot not in self._occupied, "a slot is entered and nobody left it"
             assert not any(enter.slot in named for named in self._named), "a slot of a plan in flight is entered"
             start = starts[enter.slot]
-            self._occupied[enter.slot] = Occupied(len(enter.token_ids) // 4, start)
+            self._occupied[enter.slot] = Occupied(enter.num_tokens, start)
 
     def _check_pages(self, step: Step) -> None:
         """A page that a request will write belongs to nobody else, and no plan in flight names it.
@@ -199,7 +202,7 @@ class SimulatedWorker:
 
     def _apply(self, step: Step) -> None:
         for enter in step.enter:
-            tokens = np.frombuffer(enter.token_ids, np.int32).tolist()
+            tokens = [-1] * enter.first + np.frombuffer(enter.token_ids, np.int32).tolist()
             self._slots[enter.slot] = Slot(tokens, enter.num_prompt, enter.sampling)
         for slot, index, page in self._triples(step):
             self._slots[slot].pages[index] = page
@@ -220,8 +223,11 @@ class SimulatedWorker:
             start, length = len(slot.tokens) - 1, 1
         prefix = b""
         for position in range(start + length):
-            prefix = identity(prefix, slot.tokens[position])
             place = (slot.pages[position // self._page_size], position % self._page_size)
+            if slot.tokens[position] < 0:  # whose keys these are, what is sampled will tell
+                slot.tokens[position] = self._last_of[self._cache[place]]
+            prefix = identity(prefix, slot.tokens[position])
+            self._last_of[prefix] = slot.tokens[position]
             if position >= start:
                 written[place] = prefix
             else:

@@ -68,7 +68,7 @@ class Run:
         step = self.planner.plan(0.0)
         if step is not None:
             if self.settings.deterministic:  # what is generated is never computed as part of a prompt
-                assert all(len(enter.token_ids) == 4 * enter.num_prompt for enter in step.enter)
+                assert all(enter.num_tokens == enter.num_prompt for enter in step.enter)
             self.worker.issue(step)
             assert self.worker.in_flight <= self.settings.run_ahead
         return step is not None

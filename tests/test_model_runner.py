@@ -227,7 +227,7 @@ def test_few_tokens_behind_many_have_graphs() -> None:
         assert fitted.deep == (num_chunks <= 8 and num_tokens <= 256)
         assert fitted in shapes.for_graphs()
         assert fitted in shapes.for_lulls()
-        assert (fitted in shapes.for_start()) == (not num_decodes and not fitted.deep)
+        assert (fitted in shapes.for_start()) == (not num_decodes), "a chat's next turn is among the first requests"
     assert shapes.fit(0, 1, 70, logged=True, depth=5000).deep
     assert not shapes.fit(0, 1, 70, of_prompts=True, depth=5000).deep
     assert not any(shape.deep for shape in Shapes(16, 1024).for_graphs())

@@ -84,6 +84,19 @@ def test_requests_enter(capacity: int, small: bool) -> None:
         assert torch.equal(getattr(table, field.name)[rest], getattr(untouched, field.name)[rest]), field.name
 
 
+@pytest.mark.parametrize("capacity", [60, 1000])
+def test_what_is_cached_is_not_brought(capacity: int) -> None:
+    table = make_slot_table(6, 200, 16, CPU)
+    late, whole = list(range(100, 160)), list(range(7))
+    enters = (Enter(4, pack(*late), 150, SAMPLING, 96), Enter(1, pack(*whole), 7, GREEDY))
+    runs = apply(table, make_step(enters, ()), capacity)
+    assert (runs == 1) == (capacity == 1000)
+    assert table.token_ids_SL[4, :156].tolist() == [0] * 96 + late
+    assert table.token_ids_SL[1, :8].tolist() == [*whole, 0]
+    assert (int(table.length_S[4]), int(table.num_prompt_S[4]), int(table.max_length_S[4])) == (156, 150, 155)
+    assert table.done_S.tolist() == [1, 0, 1, 1, 1, 1, 1]
+
+
 def test_which_plans_are_small() -> None:
     """One program more than there are records, and as many tiles as the longest part has."""
     assert RunSizes(0, 8, 8, 16 * 1024, 3).are_small
