@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tercet.engine.grammar_link import Followed
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.step_messages import Allowed, Disallowed
+from tercet.ipc.grammar_messages import Allowed, Disallowed
 
 _FIRST_DELAY = 0.001
 """What masks are taken to need before any has come."""

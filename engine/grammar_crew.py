@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from tercet.engine.grammar_link import Followed, GrammarLink
 from tercet.engine.grammar_process import GrammarSpec
 from tercet.ipc.addresses import Addresses
-from tercet.ipc.step_messages import Allowed, Disallowed
+from tercet.ipc.grammar_messages import Allowed, Disallowed
 
 _MOST = 6
 """Each reads the tokenizer for itself."""

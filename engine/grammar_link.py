@@ -18,8 +18,8 @@ import msgspec
 
 from tercet.engine.grammar_process import GrammarSpec
 from tercet.engine.own_program import own_program
+from tercet.ipc.grammar_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 from tercet.ipc.sockets import Outbox
-from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 
 _MOST_SECONDS = 60.0
 """For one question, a start of the process included: what takes longer hangs."""

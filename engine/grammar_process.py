@@ -18,9 +18,9 @@ import msgspec
 from tercet.engine.child import die_with_parent, ignore_group_signals
 from tercet.engine.errors import TercetError
 from tercet.engine.grammars import GrammarFailed, Grammars
+from tercet.ipc.grammar_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 from tercet.ipc.mask_table import create_mask_table, map_mask_table
 from tercet.ipc.sockets import Inbox, Outbox
-from tercet.ipc.step_messages import Allowed, Disallowed, Extend, Follow, Release, ToGrammars
 
 _PATIENCE_S = 0.001
 """Masks of one step are told together, but those that are there wait no longer than this for a slow one."""

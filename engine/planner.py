@@ -27,12 +27,11 @@ from tercet.engine.request import Request, make_requests
 from tercet.engine.residents import Counters, Residents
 from tercet.engine.step_logs import select_rows
 from tercet.engine.waiting_line import WaitingLine, make_fit
+from tercet.ipc.grammar_messages import Allowed, Disallowed
 from tercet.ipc.process_messages import WorkersRestarted
 from tercet.ipc.step_messages import (
     Abort,
-    Allowed,
     Computed,
-    Disallowed,
     Draw,
     Forget,
     Load,

@@ -17,13 +17,12 @@ from tercet.engine.grammar_crew import GrammarCrew
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.trace import Span, open_lanes, record_collections
+from tercet.ipc.grammar_messages import Allowed, Disallowed
 from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersRestarted
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import (
     Abort,
-    Allowed,
     Computed,
-    Disallowed,
     Draw,
     Forget,
     Load,

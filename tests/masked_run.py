@@ -12,7 +12,8 @@ import numpy as np
 from tercet.engine.grammar_link import Followed
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
-from tercet.ipc.step_messages import Allowed, Computed, Disallowed, Draw, Step, Submit
+from tercet.ipc.grammar_messages import Allowed, Disallowed
+from tercet.ipc.step_messages import Computed, Draw, Step, Submit
 from test_engine_planner import Run, submit
 
 ANY = Allowed(b"")

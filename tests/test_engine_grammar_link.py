@@ -20,9 +20,9 @@ from tercet.engine.grammar_crew import GrammarCrew
 from tercet.engine.grammar_link import Followed, GrammarLink
 from tercet.engine.grammar_process import GrammarSpec
 from tercet.ipc.addresses import make_addresses
+from tercet.ipc.grammar_messages import Allowed, Disallowed
 from tercet.ipc.mask_table import map_mask_table
 from tercet.ipc.sockets import Inbox
-from tercet.ipc.step_messages import Allowed, Disallowed
 
 DIGITS = LLMatcher.grammar_from_regex("[0-9]{5}x")
 TOKENS = {text: index for text, index in tokenizer().get_vocab().items() if len(text) == 1}

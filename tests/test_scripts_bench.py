@@ -44,13 +44,14 @@ def test_workloads(name: str, measure: str, prompts: int, prompt_length: int, ou
     assert work.prompts == workload(name).prompts
 
 
-def test_turns_begin_alike() -> None:
+@pytest.mark.parametrize("name", ["turn_512", "turn_2048", "turn_4096", "turn_8192", "turn_32768"])
+def test_turns_begin_alike(name: str) -> None:
     """What a run has in common with the one before is all that the prefix cache may give it."""
-    turn = workload("turn_1024")
+    turn, begun = workload(name), int(name.removeprefix("turn_"))
     (first,), (second,) = turn.prompts_of(0), turn.prompts_of(1)
-    assert first[:1024] == second[:1024] == turn.prompts[0][:1024]
-    assert first[1024] != second[1024]
-    assert len(first) == len(second) == 1064
+    assert first[:begun] == second[:begun] == turn.prompts[0][:begun]
+    assert first[begun] != second[begun]
+    assert len(first) == len(second) == begun + 40
     assert turn.prompts_of(1) == [second]
     alike = workload("ttft_512")
     assert alike.prompts_of(0) == alike.prompts_of(1) == alike.prompts
