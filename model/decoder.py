@@ -93,12 +93,12 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: bool = False
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: int = 0
     ) -> Tensor:
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind many.
+        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many.
         Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM
@@ -115,7 +115,7 @@ class Decoder:
 
     def _attend_in_last(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool, longest: int = 0,
-        deep: bool = False,
+        deep: int = 0,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         shard_VD = self._weights.embedding_VD

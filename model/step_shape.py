@@ -7,10 +7,12 @@ Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
+from types import MappingProxyType
 from typing import NamedTuple
 
+from tercet.triton_kernels.attention import DEEP
 from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import row_bucket
 
@@ -28,12 +30,11 @@ _DECODES_BESIDE_FEW = (0, 8, 64)
 _DECODES_BESIDE = (0, 64)
 _DECODES_BESIDE_MANY = (64, 256)
 """Decodes beside few tokens, beside more, and beside many chunks: with the first chunks of many requests come few."""
-_DEEP = 2048
-"""Tokens before a chunk from which on the kernel that merges is paid for by what its tiles gain."""
 _SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
 """By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
 such rows have tiles: none takes room from the products behind it for nothing."""
 SHORT_ROWS = max(_SHORT)
+_NEVER_DEEP: Mapping[int, int] = MappingProxyType({})
 _BEFORE_LONG = 12_288
 """Of a row alone in a small model: up to here it takes less time to have less to wait for, and then to be made for
 bandwidth. In large models, whose products leave attention more room, it never comes to that."""
@@ -69,8 +70,8 @@ class StepShape(NamedTuple):
     longest: int = 0
     """No decode row has more tokens, of a few short ones; 0: they may have any number."""
     part: Part = Part.ALL
-    deep: bool = False
-    """Whether of few prefill tokens some come behind many: attention is divided by what they see, too."""
+    deep: int = 0
+    """Of few prefill tokens some come behind so many: attention is divided by what they see, too. 0: it is not."""
 
     @property
     def model(self) -> "StepShape":
@@ -79,17 +80,22 @@ class StepShape(NamedTuple):
 
     @property
     def draw(self) -> "StepShape":
-        return self._replace(longest=0, deep=False, part=Part.DRAW)
+        return self._replace(longest=0, deep=0, part=Part.DRAW)
 
 
 class Shapes:
     """The sizes that steps are padded to."""
 
     def __init__(
-        self, max_num_seqs: int, max_num_batched_tokens: int, *, short_rows: int = SHORT_ROWS, most_deep: int = 0
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        *,
+        short_rows: int = SHORT_ROWS,
+        most_deep: Mapping[int, int] = _NEVER_DEEP,
     ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
-        models; `most_deep`: up to how many prefill tokens it serves in another way where some come behind many."""
+        models; `most_deep`: by tokens before them, up to how many prefill tokens it serves in another way there."""
         self._most_deep = most_deep
         self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         if short_rows > 1:
@@ -113,7 +119,7 @@ class Shapes:
             for tokens in self._tokens_of(chunks)
             for num_decodes in self._decodes_beside(chunks, tokens)
         ]
-        shapes += [shape._replace(deep=True) for shape in shapes if self._can_be_deep(shape)]
+        shapes += [shape._replace(deep=deep) for shape in shapes for deep in self._depths_of(shape)]
 
         def order(shape: StepShape) -> tuple[int, bool, int]:
             return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, -shape.num_chunks
@@ -127,8 +133,8 @@ class Shapes:
 
     def plain(self) -> list[StepShape]:
         """Those of `for_graphs` with nothing that only some requests want."""
-        shapes = self.for_graphs()
-        return [shape for shape in shapes if shape.part == Part.ALL and not (shape.adjusted or shape.logged)]
+        shapes = [shape for shape in self.for_graphs() if shape.part == Part.ALL and shape.deep <= DEEP]
+        return [shape for shape in shapes if not (shape.adjusted or shape.logged)]
 
     def for_start(self) -> list[StepShape]:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
@@ -140,6 +146,7 @@ class Shapes:
         """Those that use all kernels there are: what comes after the model depends little on the number of rows."""
         ends = {self._decodes[0], self._decodes[-1]}
         extra = [shape for shape in self._decodes_of(*_EXTRA) if shape.num_decodes in ends]
+        extra += [shape for shape in self.for_graphs() if shape.deep > DEEP and not shape.num_decodes]
         return [*self.for_warm_up(), *self.plain(), *extra]
 
     def can_have_graph(self, shape: StepShape) -> bool:
@@ -151,7 +158,8 @@ class Shapes:
         extra = shape.adjusted or shape.logged or shape.of_prompts
         if extra or not shape.num_chunks:
             return []
-        return [shape._replace(deep=False), self._largest] if shape.deep else [self._largest]
+        less_deep = [shape._replace(deep=deep) for deep in (*self._depths_of(shape)[::-1], 0) if deep < shape.deep]
+        return [*less_deep, self._largest]
 
     def for_warm_up(self) -> list[StepShape]:
         """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
@@ -180,7 +188,7 @@ class Shapes:
         shape = self._with_chunks(padded, chunks, tokens)._replace(
             adjusted=adjusted, logged=logged, of_prompts=of_prompts
         )
-        return shape._replace(deep=depth >= _DEEP and self._can_be_deep(shape))
+        return shape._replace(deep=max((deep for deep in self._depths_of(shape) if deep <= depth), default=0))
 
     def of_length(self, shape: StepShape, longest: int) -> StepShape:
         """The shape for decode rows of so many tokens at most, where that makes a difference.
@@ -216,9 +224,11 @@ class Shapes:
             return self._tokens
         return [size for size in self._tokens if size >= min(_FEW_TOKENS, self._tokens[-1])]
 
-    def _can_be_deep(self, shape: StepShape) -> bool:
-        few = shape.num_chunks == self._chunks[0] and shape.num_prefill_tokens <= self._most_deep
-        return few and not shape.of_prompts
+    def _depths_of(self, shape: StepShape) -> list[int]:
+        """The depths that make a difference to steps of this size."""
+        if shape.num_chunks != self._chunks[0] or shape.of_prompts:
+            return []
+        return [deep for deep, tokens in self._most_deep.items() if shape.num_prefill_tokens <= tokens]
 
     def _decodes_beside(self, chunks: int, tokens: int) -> list[int]:
         """Decode rows of the shapes of so many chunks and prefill tokens."""

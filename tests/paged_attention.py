@@ -89,7 +89,7 @@ class PagedCache:
         return decode_attention(q_BHD, *caches, heads.dim**-0.5, work=work, out=out, **self._options)  # type: ignore[arg-type]
 
     def prefill(
-        self, q_THD: Tensor, chunks: list[tuple[int, int, int]], *, only_last: bool = False, deep: bool = False
+        self, q_THD: Tensor, chunks: list[tuple[int, int, int]], *, only_last: bool = False, deep: int = 0
     ) -> Tensor:
         """Our kernel: chunks of (slot, start, count), packed; tokens beyond the last chunk are padding.
 

@@ -235,14 +235,15 @@ def test_steps_go_on_while_one_is_captured(steps: Steps) -> None:
 
 @pytest.mark.parametrize(("max_num_seqs", "budget"), [(512, 16384), (256, 8192), (37, 5000), (1, 64)])
 def test_what_stands_in_holds_every_step_that_it_stands_in_for(max_num_seqs: int, budget: int) -> None:
-    shapes = Shapes(max_num_seqs, budget, most_deep=256)
+    shapes = Shapes(max_num_seqs, budget, most_deep={2048: 256, 12_288: 512})
     for shape in shapes.for_graphs():
         stand_ins = shapes.stand_ins(shape)
         if not shape.num_chunks:
             assert not stand_ins, "a row's bits depend on who else is there"
             continue
         assert stand_ins[-1] == shapes.for_start()[0]
-        assert stand_ins[:-1] == ([shape._replace(deep=False)] if shape.deep else [])
+        less_deep = [2048] if shape.deep > 2048 and shape.num_prefill_tokens <= 256 else []
+        assert stand_ins[:-1] == [shape._replace(deep=deep) for deep in (*less_deep, *([0] if shape.deep else []))]
         for stand_in in stand_ins:
             assert all(stand_in[i] >= shape[i] for i in range(3))
             assert (stand_in.whole_logits, stand_in.longest) == (shape.whole_logits, shape.longest)

@@ -17,9 +17,6 @@ from tercet.model.kv_cache import count_pages, make_kv_cache
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import RunnerSettings
-from tercet.model.step_shape import Shapes
-from tercet.triton_kernels.fused_decode import LONG
-from tercet.triton_kernels.tuning import ROW_BUCKETS
 
 PAGE, MAX_SEQS, NUM_TOKENS = 16, 5, 40
 
@@ -176,103 +173,6 @@ def test_uneven_memory_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert not caplog.records
     assert count_pages(config, 80 * page_bytes, PAGE, torch.float32, group) == 50
     assert "rank 0 has room for 80 pages, another for 50: " in caplog.text
-
-
-def test_there_are_graphs_for_both_ways_to_sample() -> None:
-    shapes = Shapes(16, 1024)
-    for num_decodes in (1, 3, 16):
-        drawn, whole = (shapes.of_length(shapes.fit(num_decodes, 0, 0, whole), 9) for whole in (False, True))
-        assert drawn == whole._replace(whole_logits=False) != whole
-        assert {drawn, whole} <= set(shapes.for_graphs())
-    # Beside prefill there is one way.
-    assert shapes.fit(3, 1, 50) == shapes.fit(3, 1, 50, True)
-    assert shapes.fit(3, 1, 50) in shapes.for_graphs()
-    assert all(shape.whole_logits for shape in shapes.for_warm_up())
-
-
-def test_few_short_rows_have_graphs_for_their_length() -> None:
-    """A row alone by its length alone, whatever else its plan says; many rows have one graph for any length."""
-    shapes = Shapes(16, 1024)
-    graphs = set(shapes.for_graphs())
-    alone = [(1, 512), (512, 512), (513, 768), (1000, 1024), (1025, 2048), (2048, 2048)]
-    alone += [(2049, 12_288), (12_288, 12_288), (12_289, LONG), (100_000, LONG)]
-    pairs = [(2, 512), (512, 512), (513, 1024), (1025, 1536), (1537, 0)]
-    for num_decodes, lengths in ((1, alone), (2, pairs), (3, [(512, 512), (513, 0)]), (5, [(5, 0)]), (16, [(17, 0)])):
-        kinds = [(False,), (True,), (False, True), (False, False, True), (True, True, True)]
-        for kind in kinds:
-            fitted = shapes.fit(num_decodes, 0, 0, *kind)
-            for length, longest in lengths:
-                shape = shapes.of_length(fitted, length)
-                assert shape == fitted._replace(longest=longest)
-                assert shape in graphs
-    for shape in (shapes.fit(1, 1, 50), shapes.fit(0, 1, 50), shapes.fit(0, 1, 50, adjusted=True)):
-        assert shapes.of_length(shape, 5) == shape
-
-
-def test_no_graphs_for_lengths_that_make_no_difference() -> None:
-    shapes = Shapes(16, 1024, short_rows=0)
-    assert not any(shape.longest for shape in shapes.for_graphs())
-    alone = shapes.fit(1, 0, 0)
-    assert shapes.of_length(alone, 5) == alone
-    large = Shapes(16, 1024, short_rows=1)
-    assert {shape.num_decodes for shape in large.for_graphs() if shape.longest} == {1}
-    assert large.of_length(alone, 2049) == alone, "any length"
-
-
-def test_few_tokens_behind_many_have_graphs() -> None:
-    shapes = Shapes(16, 1024, most_deep=256)
-    for num_decodes, num_chunks, num_tokens in ((0, 1, 1), (0, 8, 256), (3, 2, 70), (0, 1, 257), (0, 9, 70)):
-        fitted, shallow = (shapes.fit(num_decodes, num_chunks, num_tokens, depth=depth) for depth in (2048, 2047))
-        assert shallow == shapes.fit(num_decodes, num_chunks, num_tokens) == fitted._replace(deep=False)
-        assert fitted.deep == (num_chunks <= 8 and num_tokens <= 256)
-        assert fitted in shapes.for_graphs()
-        assert fitted in shapes.for_lulls()
-        assert (fitted in shapes.for_start()) == (not num_decodes), "a chat's next turn is among the first requests"
-    assert shapes.fit(0, 1, 70, logged=True, depth=5000).deep
-    assert not shapes.fit(0, 1, 70, of_prompts=True, depth=5000).deep
-    assert not any(shape.deep for shape in Shapes(16, 1024).for_graphs())
-    assert not Shapes(16, 1024).fit(0, 1, 70, depth=5000).deep
-
-
-def test_long_prompts_are_as_long_beside_decodes() -> None:
-    """A product of q, k, v that fills its tiles ends in attention's prologue: with some rows more it would not."""
-    shapes = Shapes(512, 16384)
-    for num_tokens in (700, 1024, 2048, 16384):
-        for num_chunks in (1, 40):
-            alone, beside = (shapes.fit(num_decodes, num_chunks, num_tokens) for num_decodes in (0, 3))
-            assert beside.num_prefill_tokens == alone.num_prefill_tokens
-
-
-@pytest.mark.parametrize(("max_num_seqs", "budget"), [(256, 8192), (1, 16), (3, 64), (37, 5000), (512, 16384)])
-def test_shapes_hold_every_step(max_num_seqs: int, budget: int) -> None:
-    shapes = Shapes(max_num_seqs, budget)
-    graphs = shapes.for_graphs()
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(low: int, high: int) -> int:
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    assert len(graphs) == len(set(graphs))
-    assert {shapes.of_length(shapes.fit(n, 0, 0), 9) for n in range(1, max_num_seqs + 1)} <= set(graphs)
-    for adjusted, logged in ((True, False), (False, True), (True, True)):
-        for n in range(1, max_num_seqs + 1):
-            shape = shapes.of_length(shapes.fit(n, 0, 0, adjusted=adjusted, logged=logged), 9)
-            assert shape in graphs
-            assert (shape.whole_logits, shape.adjusted, shape.logged) == (True, adjusted, logged)
-    totals = {graph: graph.num_decodes + graph.num_prefill_tokens for graph in graphs}
-    assert totals[graphs[0]] == max(totals.values()), "graphs share memory: the largest is first"
-    few = [total for graph, total in totals.items() if graph.num_prefill_tokens < 1024]
-    assert all(total in ROW_BUCKETS or total % 128 == 0 for total in few), "tiles of products are full"
-    for _ in range(500):
-        num_chunks = draw(0, max_num_seqs)
-        num_decodes = draw(0 if num_chunks else 1, max_num_seqs - num_chunks)
-        num_tokens = draw(num_chunks, max(num_chunks, budget - num_decodes)) if num_chunks else 0
-        shape = shapes.fit(num_decodes, num_chunks, num_tokens)
-        assert shape.num_decodes >= num_decodes
-        assert shape.num_chunks >= num_chunks
-        assert shape.num_prefill_tokens >= num_tokens
-        assert shape.num_decodes + shape.num_chunks <= shapes.max_rows
-        assert shape.num_decodes + shape.num_prefill_tokens <= shapes.max_tokens
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral"])

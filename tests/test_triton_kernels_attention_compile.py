@@ -13,6 +13,7 @@ from tercet.triton_kernels import (
     fused_decode,
     write_kv,
 )
+from tercet.triton_kernels.attention import DEEP, DEEPER
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -80,22 +81,28 @@ def test_compile(
             assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
 
 
-@pytest.mark.parametrize(("heads", "num_tokens", "cut"), [(16, 256, True), (16, 257, False), (64, 64, True)])
-def test_few_queries_behind_many(heads: int, num_tokens: int, cut: bool) -> None:
-    """Tiles are cut by keys too, while that makes no more of them than there are multiprocessors."""
+@pytest.mark.parametrize(
+    ("heads", "deep", "most"),
+    [(16, DEEP, 256), (16, DEEPER, 512), (24, DEEP, 128), (24, DEEPER, 128), (64, DEEP, 64), (16, DEEP - 1, 0)],
+)
+@pytest.mark.parametrize("more", [0, 1])
+def test_few_queries_behind_many(heads: int, deep: int, most: int, more: int) -> None:
+    """Tiles are cut by keys too while two parts of each can run at once, of two heads that have the same keys."""
+    num_tokens, cut = max(most, 64) + more, most and not more
     q, cache = meta(num_tokens, heads, 128), meta(100, 8, 64, 128)
     table, chunks, begins = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32), meta(6, dtype=torch.int32)
     names = ["_cut_kernel", "_part_kernel", "hopper_prefill_kernel", "_merge_kernel"]
     with compiling_for(90) as kernels:
         scoring = Scoring(0.1)
-        work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=True)
+        work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=deep)
         attention.prefill_attention(q, cache, cache, table, chunks, chunks, begins, 0.1, work=work)
     assert [kernel.name for kernel in kernels] == (names if cut else [names[0], names[2]])
+    assert kernels[-2 if cut else -1].metadata.num_warps == (12 if cut and heads == 16 and deep == DEEPER else 8)
     assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
     for capability, window in ((80, 0), (90, 100)):
         with compiling_for(capability) as kernels:
             scoring = Scoring(0.1, window)
-            work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=True)
+            work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=deep)
         assert work.parts is None, "the kernel there cannot"
         assert [kernel.name for kernel in kernels] == names[:1]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paged_attention import Heads, PagedCache, distance
+from tercet.triton_kernels.attention import DEEP, DEEPER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -73,8 +74,11 @@ def test_prefill(heads: Heads) -> None:
             assert not count or torch.equal(few[end - 1], got[end - 1])
 
 
-@pytest.mark.parametrize("heads", [*HEADS[:2], *HEADS[4:6], Heads(64, 8, 128, 64), Heads(2, 1, 64, 128)], ids=str)
-def test_few_queries_behind_many(heads: Heads) -> None:
+@pytest.mark.parametrize(
+    "heads", [*HEADS[:2], *HEADS[4:6], Heads(64, 8, 128, 64), Heads(28, 4, 128, 64), Heads(2, 1, 64, 128)], ids=str
+)
+@pytest.mark.parametrize("deep", [DEEP, DEEPER])
+def test_few_queries_behind_many(heads: Heads, deep: int) -> None:
     """Tiles that are cut by keys too, beside some that are not; ends of parts anywhere in a tile's mask."""
     cache = PagedCache(heads, [9000, 300, 7 * 128 + 64, 5000, 8192 + 65, 1], DEVICE, DTYPE)
     for chunks, padding in (
@@ -82,11 +86,12 @@ def test_few_queries_behind_many(heads: Heads) -> None:
         ([(0, 8990, 10), (1, 0, 1), (2, 900, 60), (3, 4900, 100), (4, 8191, 66)], 19),
         ([(4, 8129, 64)], 0),
         ([(4, 8000, 257)], 0),
+        ([(0, 5000, 449), (3, 4000, 31)], 32),
         ([(1, 3, 250), (5, 0, 1)], 5),
         ([(slot, random.randrange(cache.lengths[slot] - 50), random.randint(1, 50)) for slot in range(5)], 0),
     ):
         q = cache.queries(sum(count for _, _, count in chunks) + padding)
-        got = cache.prefill(q, chunks, deep=True)
+        got = cache.prefill(q, chunks, deep=deep)
         token = 0
         for slot, start, count in chunks:
             own = slice(token, token + count)

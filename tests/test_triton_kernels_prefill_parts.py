@@ -26,7 +26,9 @@ CASES = [
 """Chunks of (slot, start, count)."""
 
 
-def planned(chunks: list[tuple[int, int, int]], padding: int, num_programs: int) -> tuple[PrefillWork, PrefillWork]:
+def planned(
+    chunks: list[tuple[int, int, int]], padding: int, num_programs: int, heads: int = 1
+) -> tuple[PrefillWork, PrefillWork]:
     begins = [0]
     for _, _, count in chunks:
         begins.append(begins[-1] + count)
@@ -34,19 +36,22 @@ def planned(chunks: list[tuple[int, int, int]], padding: int, num_programs: int)
     slots, starts = (torch.tensor([chunk[part] for chunk in chunks], dtype=torch.int32) for part in range(2))
     work = make_prefill_work(num_tokens, len(chunks), QUERIES, torch.device("cpu"))
     plan_prefill_work(slots, starts, torch.tensor(begins, dtype=torch.int32), num_tokens, work)
-    return work, plan_prefill_parts(work, num_tokens, HEADS, DIM, num_programs, KEYS)
+    return work, plan_prefill_parts(work, num_tokens, HEADS, DIM, num_programs, KEYS, heads=heads)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
-@pytest.mark.parametrize("num_programs", [2, 132, 400])
+@pytest.mark.parametrize(("num_programs", "heads"), [(2, 1), (132, 1), (200, 2), (400, 1)])
 @pytest.mark.parametrize("padding", [1, 90])
 @pytest.mark.parametrize("chunks", CASES, ids=lambda chunks: f"{len(chunks)}chunks")
-def test_each_key_is_in_one_part(chunks: list[tuple[int, int, int]], padding: int, num_programs: int) -> None:
-    work, cut = planned(chunks, padding, num_programs)
+def test_each_key_is_in_one_part(
+    chunks: list[tuple[int, int, int]], padding: int, num_programs: int, heads: int
+) -> None:
+    work, cut = planned(chunks, padding, num_programs, heads)
+    assert cut.heads == heads
     num_tiles, padded = work.tiles_N8[-1, :2].tolist()
     num_parts, all_parts = cut.tiles_N8[-1, :2].tolist()
     parts = cut.tiles_N8.tolist()
-    at_once = num_programs // HEADS
+    at_once = num_programs * heads // HEADS
     assert num_parts <= max(at_once, num_tiles)
     index = 0
     for tile in work.tiles_N8[:num_tiles].tolist():

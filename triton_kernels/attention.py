@@ -46,6 +46,11 @@ from tercet.triton_kernels.prefill_work import (
     plan_prefill_work,
 )
 
+DEEP = 2048
+"""Tokens before a chunk from which on its keys are cut too: the kernel that merges is paid for by what tiles gain."""
+DEEPER = 12_288
+"""From here on by programs of two heads: keys and values come to half as many multiprocessors."""
+
 
 def decode_attention(
     q_BHD: Tensor,
@@ -131,27 +136,38 @@ def prefill_attention(
 
 def plan_prefill(
     chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens: int, num_heads: int,
-    k_cache: Tensor, scoring: Scoring, *, deep: bool = False,
+    k_cache: Tensor, scoring: Scoring, *, deep: int = 0,
 ) -> PrefillWork:  # fmt: skip
     """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer.
 
-    `deep`: some of the tokens come behind many: cut tiles by keys too, where that gains anything (`most_in_parts`). A
-    token's bits depend on it, and on the other chunks then.
+    `deep`: of the tokens some come behind so many: from `DEEP` on cut tiles by keys too, where that gains anything
+    (`most_in_parts`). A token's bits depend on it, and on the other chunks then.
     """
     block_q = query_tile(num_tokens, num_heads, k_cache, scoring)
     work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], block_q, k_cache.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
-    if deep and num_tokens <= most_in_parts(num_heads, k_cache, scoring):
-        num_programs = multiprocessors(k_cache.device)
-        return plan_prefill_parts(work, num_tokens, num_heads, k_cache.shape[3], num_programs, HOPPER_KEYS)
+    if 0 < num_tokens <= most_in_parts(num_heads, k_cache, scoring, deep):
+        sizes = num_tokens, num_heads, k_cache.shape[3], multiprocessors(k_cache.device), HOPPER_KEYS
+        return plan_prefill_parts(work, *sizes, heads=_heads_at_once(num_heads, k_cache, deep))
     return work
 
 
-def most_in_parts(num_heads: int, k_cache: Tensor, scoring: Scoring) -> int:
+def depths(num_heads: int, k_cache: Tensor) -> tuple[int, ...]:
+    """The values of `deep` that make a difference."""
+    return (DEEP, DEEPER) if _heads_at_once(num_heads, k_cache, DEEPER) > 1 else (DEEP,)
+
+
+def most_in_parts(num_heads: int, k_cache: Tensor, scoring: Scoring, deep: int) -> int:
     """Up to how many tokens `plan_prefill` makes something of `deep`: while two parts of each tile can run at once."""
-    if not can_use_hopper(k_cache, scoring):
+    if deep < DEEP or not can_use_hopper(k_cache, scoring):
         return 0
-    return multiprocessors(k_cache.device) // (2 * num_heads) * HOPPER_ROWS
+    heads = _heads_at_once(num_heads, k_cache, deep)
+    return multiprocessors(k_cache.device) * heads // (2 * num_heads) * HOPPER_ROWS
+
+
+def _heads_at_once(num_heads: int, k_cache: Tensor, deep: int) -> int:
+    """How many q heads, with the same keys, a program takes: two are faster at many keys, and not at few."""
+    return 2 if deep >= DEEPER and num_heads // k_cache.shape[1] % 2 == 0 else 1
 
 
 def plan_last_queries(

@@ -215,18 +215,19 @@ def _launch_hopper(
 ) -> None:  # fmt: skip
     T, H, D = q_THD.shape
     num_pages, kv_heads, page_size = k_cache.shape[:3]
-    num_pairs = work.num_tiles * H
+    num_pairs = work.num_tiles * (H // work.heads)
     parts = work.parts
     sums = (out_THD, out_THD) if parts is None else (parts.sums_QHD, parts.stats_QH2)
     num_programs = min(multiprocessors(q_THD.device), num_pairs)
-    groups = work.block_q // HOPPER_ROWS
+    groups = work.heads * work.block_q // HOPPER_ROWS
     prefill_hopper.hopper_prefill_kernel[(num_programs,)](
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         work.tiles_N8, page_table_SM, out_THD, *sums, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=parts is not None, STAGES=2, GROUPS=groups,
-        AHEAD=1 if num_pairs <= num_programs else 2, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4, launch_pdl=True,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=parts is not None, HEADS=work.heads, STAGES=2,
+        GROUPS=groups, AHEAD=1 if num_pairs <= num_programs else 2, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
+        launch_pdl=True,
     )  # fmt: skip
     if parts is not None:
         merge_splits(

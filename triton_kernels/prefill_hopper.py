@@ -1,8 +1,8 @@
 """Prefill attention on Hopper: a warp that only loads, and one or two warp groups that only compute, in Gluon.
 
-Each group owns 64 of a tile's queries and runs its softmax while the matrix units work for it on the tile before, and
-for the other group. One group is for tiles so few that they leave multiprocessors without any. The warp is in
-`prefill_load.py`, what is written in `prefill_store.py`.
+Each group owns 64 of a tile's queries, or all 64 of one of two heads, and runs its softmax while the matrix units work
+for it on the tile before, and for the other group. One group is for tiles so few that they leave multiprocessors
+without any. The warp is in `prefill_load.py`, what is written in `prefill_store.py`.
 
 Shape suffixes: T prefill tokens, H q heads, D head size, M pages of a slot.
 """
@@ -106,9 +106,10 @@ def _add_last(
 @gluon.jit
 def _attend(
     rings, tiles_ptr, outs, unit, num_pairs,
-    H: gl.constexpr, D: gl.constexpr, PARTS: gl.constexpr, WHICH: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    H: gl.constexpr, D: gl.constexpr, PARTS: gl.constexpr, HEADS: gl.constexpr, WHICH: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
-    """One warp group: its share of each tile's queries, from the first scores to the store."""
+    """One warp group: its share of each tile's queries, or its head, from the first scores to the store."""
     q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns = rings
     out_ptr, partial_ptr, stats_ptr = outs
     STAGES: gl.constexpr = k_ring.shape[0]
@@ -116,15 +117,20 @@ def _attend(
     GROUPS: gl.constexpr = turns.shape[0]
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
+    OFFSET: gl.constexpr = WHICH * ROWS if HEADS == 1 else 0
+    HEAD: gl.constexpr = WHICH if HEADS == 2 else 0
+    BLOCK_Q: gl.constexpr = GROUPS // HEADS * ROWS
     count = 0
     move = 0
     num_cleaned = 0
     for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
         pair = pair_of(turn, NUM_PROGRAMS)
-        record_ptr = tiles_ptr + pair // H * RECORD
-        first = gl.load(record_ptr) + WHICH * ROWS
-        num_queries = gl.load(record_ptr + 1) - WHICH * ROWS
-        query = gl.load(record_ptr + 2) + WHICH * ROWS
+        record = pair // (H // HEADS)
+        head = pair % (H // HEADS) * HEADS + HEAD
+        record_ptr = tiles_ptr + record * RECORD
+        first = gl.load(record_ptr) + OFFSET
+        num_queries = gl.load(record_ptr + 1) - OFFSET
+        query = gl.load(record_ptr + 2) + OFFSET
         seen = gl.load(record_ptr + 4)
         known = gl.load(record_ptr + 5)
         # Parts have so many tiles that only the first of all, or a last one, has keys that some query does not see.
@@ -183,12 +189,11 @@ def _attend(
         # Of the queries nothing is needed any more.
         if PARTS:
             if gl.load(record_ptr + 7) > 1:
-                row = (pair // H * GROUPS + WHICH) * ROWS
-                store_part(acc, largest, weight, partial_ptr, stats_ptr, row, pair % H, H, D)
+                store_part(acc, largest, weight, partial_ptr, stats_ptr, record * BLOCK_Q + OFFSET, head, H, D)
             else:
-                store_rows(acc, weight, q, out_ptr, first, num_queries, pair % H, H, D)
+                store_rows(acc, weight, q, out_ptr, first, num_queries, head, H, D)
         else:
-            store_rows(acc, weight, q, out_ptr, first, num_queries, pair % H, H, D)
+            store_rows(acc, weight, q, out_ptr, first, num_queries, head, H, D)
         fence_async_shared()
         mbarrier.arrive(q_free.index(place))
 
@@ -197,9 +202,10 @@ def _attend(
 def hopper_prefill_kernel(
     q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
-    STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and a head.
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and `HEADS` heads.
 
     `PARTS`: whether tiles are cut by keys too; `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many
     tiles' queries there is room.
@@ -239,9 +245,10 @@ def hopper_prefill_kernel(
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
         )
-    num_pairs = gl.load(tiles_ptr + N * RECORD) * H
-    last_pair = gl.load(tiles_ptr + N * RECORD + 1) * H
-    clear_padding(tiles_ptr, out_ptr, num_pairs, last_pair, H, D, GROUPS * ROWS, NUM_PROGRAMS, dtype)
+    num_tiles = gl.load(tiles_ptr + N * RECORD)
+    padded = gl.load(tiles_ptr + N * RECORD + 1)
+    clear_padding(tiles_ptr, out_ptr, num_tiles * H, padded * H, H, D, GROUPS // HEADS * ROWS, NUM_PROGRAMS, dtype)
+    num_pairs = num_tiles * (H // HEADS)
     unit = scale * 1.4426950408889634
     rings = q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns
     copies = q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free
@@ -250,9 +257,9 @@ def hopper_prefill_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, zero, NUM_PROGRAMS)),
-                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, one, NUM_PROGRAMS)),
-                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
             [4, 1],
             [232, 40],
@@ -260,8 +267,8 @@ def hopper_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, zero, NUM_PROGRAMS)),
-                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, NUM_PROGRAMS)),
+                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
             [1],
             [40],

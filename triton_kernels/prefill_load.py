@@ -55,7 +55,7 @@ def pair_of(turn, NUM_PROGRAMS: gl.constexpr):
 @gluon.jit
 def load_tiles(
     copies, work, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
-    PARTS: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    PARTS: gl.constexpr, HEADS: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free = copies
@@ -66,8 +66,8 @@ def load_tiles(
     count = 0
     for turn in range(num_turns(num_pairs, NUM_PROGRAMS)):
         pair = pair_of(turn, NUM_PROGRAMS)
-        record_ptr = tiles_ptr + pair // H * RECORD
-        head = pair % H
+        record_ptr = tiles_ptr + pair // (H // HEADS) * RECORD
+        head = pair % (H // HEADS) * HEADS
         kv_head = head // (H // KV_HEADS)
         first = gl.load(record_ptr)
         pages_ptr = page_table_ptr + gl.load(record_ptr + 3).to(gl.int64) * M
@@ -77,9 +77,9 @@ def load_tiles(
         mbarrier.wait(q_free.index(place), (turn // AHEAD & 1) ^ 1)
         mbarrier.expect(bar, GROUPS * ROWS * D * 2)
         for group in gl.static_range(GROUPS):
-            tma.async_copy_global_to_shared(
-                q_desc, [first + group * ROWS, head * D], bar, q_ring.index(GROUPS * place + group)
-            )
+            row = first + (group * ROWS if HEADS == 1 else 0)
+            column = (head + (group if HEADS == 2 else 0)) * D
+            tma.async_copy_global_to_shared(q_desc, [row, column], bar, q_ring.index(GROUPS * place + group))
         begin = 0
         if PARTS:
             begin = gl.load(record_ptr + 6) * TILE

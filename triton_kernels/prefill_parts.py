@@ -85,21 +85,21 @@ def _part_kernel(
 
 
 def plan_prefill_parts(
-    work: PrefillWork, num_tokens: int, num_heads: int, head_dim: int, num_programs: int, tile: int
+    work: PrefillWork, num_tokens: int, num_heads: int, head_dim: int, num_programs: int, tile: int, *, heads: int = 1
 ) -> PrefillWork:
     """Cut the tiles in `work`, which are planned, into as many parts as there are programs for. Graph-safe.
 
-    `tile`: keys of one tile of keys.
+    `tile`: keys of one tile of keys; `heads`: q heads of a program.
     """
     device = work.tiles_N8.device
-    at_once = num_programs // num_heads
+    at_once = num_programs * heads // num_heads
     num_rows = max(at_once, 1) * work.block_q, num_heads
     # Behind the parts come tiles of padding.
     parts_I8 = torch.empty(at_once + work.num_tiles + 1, RECORD, dtype=torch.int32, device=device)
     counts_T, starts_T = torch.empty(2, num_tokens, dtype=torch.int32, device=device)
     sums_QHD = torch.empty(*num_rows, head_dim, dtype=torch.float32, device=device)
     stats_QH2 = torch.empty(*num_rows, 2, dtype=torch.float32, device=device)
-    cut = PrefillWork(parts_I8, work.block_q, PartialSums(counts_T, starts_T, sums_QHD, stats_QH2))
+    cut = PrefillWork(parts_I8, work.block_q, PartialSums(counts_T, starts_T, sums_QHD, stats_QH2), heads)
     _part_kernel[(1,)](
         work.tiles_N8, parts_I8, counts_T, starts_T, num_tokens, work.num_tiles, cut.num_tiles,
         AT_ONCE=at_once, KEYS=tile, FEWEST=_FEWEST, BLOCK_Q=work.block_q,

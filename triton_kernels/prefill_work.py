@@ -44,6 +44,8 @@ class PrefillWork:
     block_q: int
     parts: PartialSums | None = None
     """Where tiles are cut by keys too."""
+    heads: int = 1
+    """q heads of a program, which see the same keys."""
 
     @property
     def num_tiles(self) -> int:
