@@ -161,8 +161,8 @@ class Reception:
     def _prompt_ids(self, request: Request) -> Sequence[int]:
         try:
             match request:
-                case Generate(prompt=prompt):
-                    return self._codec.encode(prompt)
+                case Generate(prompt=prompt, cache_salt=salt):
+                    return self._codec.encode(prompt, salt)
                 case Chat(messages=messages, options=options, cache_salt=salt):
                     _check_depth(request)
                     check = partial(check_text_length, rules=self._rules)

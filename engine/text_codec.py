@@ -20,7 +20,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.pieces import Pieces
-from tercet.engine.text_parts import TextParts, cut_tokens
+from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SHORT_CHARACTERS = 2000
@@ -53,18 +53,24 @@ class TextCodec:
     tokenizer: Tokenizer | None
     template: ChatTemplate | None
     parts: TextParts | None
-    """Of what the template writes."""
+    frame: "tuple[array[int], array[int]] | None"
+    """What a plain prompt begins and ends with; None: not known."""
     pieces: Pieces | None
     eos_ids: tuple[int, ...]
     defaults: GenerationDefaults
     longest_token: int | None
     """No token covers more bytes of a prompt; None: not known."""
 
-    def encode(self, text: str) -> list[int]:
-        """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that."""
+    def encode(self, text: str, salt: str = "") -> "array[int]":
+        """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that. `salt`:
+        see `TextParts`."""
         assert self.tokenizer is not None
-        (ids,) = _encode(self.tokenizer, [text], add_special_tokens=True)
-        return ids
+        assert self.parts is not None
+        if self.frame is None:
+            (ids,) = _encode(self.tokenizer, [text], add_special_tokens=True)
+            return array("i", ids)
+        begin, end = self.frame
+        return begin + self.parts.encode(text, salt) + end
 
     def encode_chat(
         self,
@@ -138,7 +144,7 @@ def _from_folder(folder: Path) -> TextCodec:
                 "tokenizer that can be read"
             )
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
-        return TextCodec(None, None, None, None, tuple(ends), defaults, None)
+        return TextCodec(None, None, None, None, None, tuple(ends), defaults, None)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
@@ -168,6 +174,7 @@ def _codec(
         tokenizer,
         ChatTemplate(templates["default"], names, templates.get("tool_use")) if "default" in templates else None,
         TextParts(partial(_encode, tokenizer, add_special_tokens=False), tokens),
+        frame(tokenizer),
         pieces,
         eos_ids,
         defaults,

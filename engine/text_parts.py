@@ -1,4 +1,4 @@
-"""Chats are encoded in parts, and the ids of parts are kept: a chat's next turn takes no longer than what it adds.
+"""Texts are encoded in parts, and the ids of parts are kept: a chat's next turn takes no longer than what it adds.
 
 Templates write added tokens such as `<|im_start|>` between messages. A tokenizer finds those first and encodes what is
 between them apart, so that a text can be cut in front of one: its parts have the ids that the whole has.
@@ -53,6 +53,23 @@ def _cuts_well(content: str, tokenizer: Tokenizer) -> bool:
     except Exception:  # noqa: BLE001  the library raises plain Exception: of letters that a vocabulary lacks
         return False
     return whole == list(itertools.chain(*apart))
+
+
+def frame(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":
+    """The ids that tokenizer.json puts in front of every text and behind it; None where it is not as simple as that."""
+    try:
+        encoded = [
+            [tokenizer.encode(text, add_special_tokens=special).ids for special in (False, True)]
+            for text in ("a", "b c\n", "")
+        ]
+    except Exception:  # noqa: BLE001  as above
+        return None
+    bare, whole = encoded[0]
+    for at in range(len(whole) - len(bare) + 1):
+        begin, end = whole[:at], whole[at + len(bare) :]
+        if all(begin + bare + end == whole for bare, whole in encoded):
+            return array("i", begin), array("i", end)
+    return None
 
 
 class TextParts:

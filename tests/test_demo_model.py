@@ -37,7 +37,7 @@ def test_greedy_text_equals_transformers(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     codec = load_codec(demo_file())
-    prompt_ids = [codec.encode(prompt) for prompt in PROMPTS]
+    prompt_ids = [list(codec.encode(prompt)) for prompt in PROMPTS]
     torch.set_num_threads(2)
     model = llama_gguf_in_transformers(demo_file())
     # One by one: padding in a batch is enough to make transformers decide a close call otherwise.

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import load_codec
-from tercet.engine.text_parts import TextParts, cut_tokens
+from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage
 
 WORDS = ["a", "b ", " c", "\n", "  ", "hello", "é", "7", "_", ".", "'s", "\t", "日本", "<", "|", "x y z", "end>"]
@@ -153,6 +153,45 @@ def test_a_tokenizer_that_lacks_letters_cuts_nowhere() -> None:
     assert list(parts.encode("<s>x<s>")) == [1, 0, 1]
     assert encoded == ["<s>x<s>"]
     assert not parts.num_bytes
+
+
+@pytest.mark.parametrize("single", ["$A", "</s> $A", "</s> $A [INST]", "$A </s> </s>", "</s> </s> $A </s>"])
+def test_what_plain_prompts_begin_and_end_with(single: str) -> None:
+    tokenizer = trained(sentence_like("first"), TOKENS)
+    names = {token.content: tokenizer.token_to_id(token.content) for token in TOKENS}
+    tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=list(names.items()))
+    begin, end = (
+        [names[name] for name in side.split()] for side in single.replace("$A", "-").split("-")
+    )  # fmt: skip
+    found = frame(tokenizer)
+    assert found is not None
+    assert [list(ids) for ids in found] == [begin, end]
+    for text in ("", "a", "</s>", "hello </s>x"):
+        assert tokenizer.encode(text).ids == begin + whole(tokenizer, text) + end
+
+
+def test_some_tokenizers_have_no_frame() -> None:
+    lacking = Tokenizer(models.WordLevel({"x": 0}, unk_token="<unk>"))
+    assert frame(lacking) is None
+    twice = trained(byte_level(prefix=False), TOKENS)
+    end = ("</s>", twice.token_to_id("</s>"))
+    twice.post_processor = processors.TemplateProcessing(single="$A </s> $A", special_tokens=[end])
+    assert frame(twice) is None
+    assert cut_tokens(twice, ["</s>"]) == [], "parts would be written twice each"
+
+
+def test_plain_prompts_are_encoded_in_parts_too() -> None:
+    codec = load_codec(demo_model())
+    assert codec.tokenizer is not None
+    assert codec.parts is not None
+    rng = random.Random(8)
+    prompt = ""
+    for turn in range(6):
+        prompt += f"<|im_start|>user\n{' '.join(rng.choices(WORDS, k=500))}<|im_end|>\n"
+        kept = codec.parts.num_bytes
+        assert list(codec.encode(prompt, "salt")) == codec.tokenizer.encode(prompt).ids
+        assert 0 < codec.parts.num_bytes - kept < 12_000, "no more than what is new"
+        assert turn < 5 or kept > 20_000
 
 
 def test_turns_encode_what_they_add() -> None:
