@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tercet.triton_kernels.attention import depths, most_in_parts, plan_last_queries, plan_prefill
+from tercet.triton_kernels.attention import most_deep, plan_last_queries, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
@@ -74,14 +74,11 @@ def minds_length(
     return not deterministic and any(fused)
 
 
-def most_deep(kv_cache: Tensor, *, num_heads: int, windows: Sequence[int], deterministic: bool) -> dict[int, int]:
-    """Up to how many prefill tokens a plan makes something of each value of `deep`."""
-    k_cache, scorings = kv_cache[0, 0], [Scoring(1.0, window) for window in set(windows)]
-    most = {
-        deep: max(most_in_parts(num_heads, k_cache, scoring, deep) for scoring in scorings)
-        for deep in depths(num_heads, k_cache)
-    }
-    return {deep: tokens for deep, tokens in most.items() if tokens and not deterministic}
+def depths(kv_cache: Tensor, *, num_heads: int, windows: Sequence[int], deterministic: bool) -> dict[int, int]:
+    """By the values of `deep` that make a difference, up to how many prefill tokens a plan makes something of them."""
+    if deterministic or all(windows):
+        return {}
+    return most_deep(num_heads, kv_cache[0, 0], Scoring(1.0))
 
 
 def _split(

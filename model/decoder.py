@@ -11,7 +11,7 @@ Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocab
 import torch
 from torch import Tensor
 
-from tercet.model.attention_plan import AttentionPlan, minds_length, most_deep
+from tercet.model.attention_plan import AttentionPlan, depths, minds_length
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.layers import Layer
@@ -68,7 +68,7 @@ class Decoder:
 
     def shapes(self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int) -> Shapes:
         """The sizes that steps are padded to."""
-        deep = most_deep(
+        deep = depths(
             kv_cache, num_heads=self._num_heads, windows=self._windows, deterministic=self._deterministic
         )  # fmt: skip
         return Shapes(max_num_seqs, max_num_batched_tokens, short_rows=self.short_rows(kv_cache), most_deep=deep)

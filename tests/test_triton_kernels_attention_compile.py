@@ -99,12 +99,20 @@ def test_few_queries_behind_many(heads: int, deep: int, most: int, more: int) ->
     assert [kernel.name for kernel in kernels] == (names if cut else [names[0], names[2]])
     assert kernels[-2 if cut else -1].metadata.num_warps == (12 if cut and heads == 16 and deep == DEEPER else 8)
     assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
-    for capability, window in ((80, 0), (90, 100)):
-        with compiling_for(capability) as kernels:
-            scoring = Scoring(0.1, window)
-            work = attention.plan_prefill(chunks, chunks, begins, num_tokens, heads, cache, scoring, deep=deep)
-        assert work.parts is None, "the kernel there cannot"
-        assert [kernel.name for kernel in kernels] == names[:1]
+
+
+@pytest.mark.parametrize(("capability", "options"), [(80, {}), (89, {"softcap": 30.0}), (90, {"softcap": 30.0})])
+def test_few_queries_behind_many_elsewhere(capability: int, options: dict[str, float]) -> None:
+    q, cache = meta(64, 16, 128), meta(100, 8, 64, 128)
+    table, chunks, begins = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32), meta(6, dtype=torch.int32)
+    with compiling_for(capability) as kernels:
+        scoring = Scoring(0.1, **options)  # type: ignore[arg-type]
+        work = attention.plan_prefill(chunks, chunks, begins, 64, 16, cache, scoring, deep=DEEPER)
+        attention.prefill_attention(q, cache, cache, table, chunks, chunks, begins, 0.1, work=work, **options)  # type: ignore[arg-type]
+        windowed = attention.plan_prefill(chunks, chunks, begins, 64, 16, cache, Scoring(0.1, 100), deep=DEEPER)
+    names = [kernel.name for kernel in kernels]
+    assert names == ["_cut_kernel", "_part_kernel", "_prefill_kernel", "_merge_kernel", "_cut_kernel"]
+    assert windowed.parts is None, "of a window there is little to cut"
 
 
 @pytest.mark.parametrize("head_dim", [128, 256])

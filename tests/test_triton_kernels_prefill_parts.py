@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from paged_attention import Heads, PagedCache, distance
+from tercet.triton_kernels.attention import DEEP, most_deep, plan_prefill
+from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.prefill_parts import plan_prefill_parts
@@ -110,6 +113,39 @@ def attend(scores_HL: Tensor, values_HLD: Tensor) -> tuple[Tensor, Tensor, Tenso
     weight_H = (scores_HL - scores_HL.amax(1, keepdim=True)).exp().sum(1)
     y_HD = torch.einsum("hl,hld->hd", scores_HL.softmax(1), values_HLD[:, : scores_HL.shape[1]])
     return y_HD, largest_H, weight_H
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    "heads",
+    [Heads(2, 1, 64, 16), Heads(2, 2, 80, 64, softcap=5.0), Heads(1, 1, 16, 32, alibi=True), Heads(7, 1, 32, 128)],
+    ids=str,
+)
+def test_few_queries_behind_many(heads: Heads, dtype: torch.dtype) -> None:
+    """The kernel that is not Hopper's. Twelve of its programs run at once here: of seven heads no two parts of a tile."""
+    cache = PagedCache(heads, [1500, 20, 1023, 1025, 300, 900], "cpu", dtype)
+    scoring = Scoring(heads.dim**-0.5, softcap=heads.softcap)
+    most = {1: 96, 2: 48, 7: 0}[heads.num_q]
+    assert most_deep(heads.num_q, cache.k_cache, scoring) == ({DEEP: most} if most else {})
+    for chunks, padding in (
+        ([(0, 1480, 9)], 6),
+        ([(2, 1022, 1), (3, 1024, 1)], 1),
+        ([(0, 1000, 2), (1, 3, 5), (4, 255, 6)], 3),
+        ([(5, 890, 10)], 40),
+    ):
+        q = cache.queries(sum(count for _, _, count in chunks) + padding)
+        tables = cache.ints([0]), cache.ints([0]), cache.ints([0, 1])
+        work = plan_prefill(*tables, *q.shape[:2], cache.k_cache, scoring, deep=DEEP)
+        assert (work.parts is not None) == bool(most)
+        got = cache.prefill(q, chunks, deep=DEEP)
+        token = 0
+        for slot, start, count in chunks:
+            own = slice(token, token + count)
+            near = 1e-5 if dtype == torch.float32 else 2e-3
+            assert distance(got[own], cache.exact(q[own], slot, start)) < near, (slot, start, count)
+            token += count
+        assert not got[token:].count_nonzero()
 
 
 def test_interpreted() -> None:

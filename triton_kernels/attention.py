@@ -29,12 +29,12 @@ from tercet.triton_kernels.decode_attention import (
     make_decode_work,
     plan_decode_work,
 )
-from tercet.triton_kernels.dispatch import multiprocessors, use_kernels
+from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.prefill_attention import (
-    HOPPER_KEYS,
-    HOPPER_ROWS,
+    KEYS,
     can_use_hopper,
     launch_prefill_attention,
+    parts_at_once,
     query_tile,
 )
 from tercet.triton_kernels.prefill_parts import plan_prefill_parts
@@ -141,33 +141,37 @@ def plan_prefill(
     """Cut a step's chunks into tiles for layers that score so. Graph-safe: once per step, before the first layer.
 
     `deep`: of the tokens some come behind so many: from `DEEP` on cut tiles by keys too, where that gains anything
-    (`most_in_parts`). A token's bits depend on it, and on the other chunks then.
+    (`most_deep`). A token's bits depend on it, and on the other chunks then.
     """
     block_q = query_tile(num_tokens, num_heads, k_cache, scoring)
     work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], block_q, k_cache.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
-    if 0 < num_tokens <= most_in_parts(num_heads, k_cache, scoring, deep):
-        sizes = num_tokens, num_heads, k_cache.shape[3], multiprocessors(k_cache.device), HOPPER_KEYS
-        return plan_prefill_parts(work, *sizes, heads=_heads_at_once(num_heads, k_cache, deep))
+    if 0 < num_tokens <= _most_in_parts(num_heads, k_cache, scoring, deep, block_q):
+        sizes = num_tokens, num_heads, k_cache.shape[3], parts_at_once(k_cache, scoring), KEYS
+        return plan_prefill_parts(work, *sizes, heads=_heads_at_once(num_heads, k_cache, scoring, deep))
     return work
 
 
-def depths(num_heads: int, k_cache: Tensor) -> tuple[int, ...]:
-    """The values of `deep` that make a difference."""
-    return (DEEP, DEEPER) if _heads_at_once(num_heads, k_cache, DEEPER) > 1 else (DEEP,)
+def most_deep(num_heads: int, k_cache: Tensor, scoring: Scoring) -> dict[int, int]:
+    """By the values of `deep` that make a difference, up to how many tokens `plan_prefill` makes something of them."""
+    block_q = query_tile(1, num_heads, k_cache, scoring)
+    depths = (DEEP, DEEPER) if _heads_at_once(num_heads, k_cache, scoring, DEEPER) > 1 else (DEEP,)
+    most = {deep: _most_in_parts(num_heads, k_cache, scoring, deep, block_q) for deep in depths}
+    return {deep: tokens for deep, tokens in most.items() if tokens}
 
 
-def most_in_parts(num_heads: int, k_cache: Tensor, scoring: Scoring, deep: int) -> int:
-    """Up to how many tokens `plan_prefill` makes something of `deep`: while two parts of each tile can run at once."""
-    if deep < DEEP or not can_use_hopper(k_cache, scoring):
+def _most_in_parts(num_heads: int, k_cache: Tensor, scoring: Scoring, deep: int, block_q: int) -> int:
+    """While two parts of each tile can run at once. Of a window there is little to cut."""
+    if deep < DEEP or scoring.window:
         return 0
-    heads = _heads_at_once(num_heads, k_cache, deep)
-    return multiprocessors(k_cache.device) * heads // (2 * num_heads) * HOPPER_ROWS
+    heads = _heads_at_once(num_heads, k_cache, scoring, deep)
+    return parts_at_once(k_cache, scoring) * heads // (2 * num_heads) * block_q
 
 
-def _heads_at_once(num_heads: int, k_cache: Tensor, deep: int) -> int:
+def _heads_at_once(num_heads: int, k_cache: Tensor, scoring: Scoring, deep: int) -> int:
     """How many q heads, with the same keys, a program takes: two are faster at many keys, and not at few."""
-    return 2 if deep >= DEEPER and num_heads // k_cache.shape[1] % 2 == 0 else 1
+    fits = can_use_hopper(k_cache, scoring) and num_heads // k_cache.shape[1] % 2 == 0
+    return 2 if fits and deep >= DEEPER else 1
 
 
 def plan_last_queries(

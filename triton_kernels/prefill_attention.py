@@ -25,7 +25,10 @@ from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next
 _TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
-HOPPER_KEYS: int = prefill_load.TILE.value
+KEYS: int = prefill_load.TILE.value
+"""Where tiles are cut by keys too, parts are so many long, or some times as many."""
+_TILES_AT_ONCE = 3
+"""Of a multiprocessor, by the portable kernel."""
 _FEW_TILES = 2
 """Small tiles a multiprocessor up to which they are the better ones: they deal out more evenly, each takes longer."""
 
@@ -90,13 +93,16 @@ def _attend(
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _prefill_kernel(
-    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, slopes_ptr, out_ptr, scale, softcap, M,
+    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, slopes_ptr, out_ptr, partial_ptr, stats_ptr, scale, softcap, M,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
     RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (H, tiles): one program owns one tile of queries of one head, or writes the zeros of a tile of padding."""
+    """Grid (H, tiles): one program owns one tile of queries of one head, or writes the zeros of a tile of padding.
+
+    `PARTS`: whether tiles are cut by keys too, of which `KEYS` are one, so that a program may own a part.
+    """
     let_next_start(PDL)
     wait_for_previous(PDL)
     head = tl.program_id(0)
@@ -123,6 +129,11 @@ def _prefill_kernel(
         whole = low
         if WINDOW == 0:
             whole = (first_query + 1) // TILE * TILE
+        num_parts = 1
+        if PARTS:
+            low = tl.load(record_ptr + 6) * KEYS
+            whole = tl.minimum(tl.maximum(whole, low), length)
+            num_parts = tl.load(record_ptr + 7)
         tokens = tl.arange(0, TILE)
         slope = 0.0
         if ALIBI:
@@ -148,8 +159,14 @@ def _prefill_kernel(
                 q, k, v, largest, weight, acc, start + tokens, queries, length, scale, softcap, slope,
                 True, WINDOW, SOFTCAP, ALIBI, PRECISION,
             )  # fmt: skip
-        y = acc / weight[:, None]
-        tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=q_mask)
+        if num_parts == 1:
+            y = acc / weight[:, None]
+            tl.store(out_ptrs, y.to(out_ptr.dtype.element_ty), mask=q_mask)
+        else:
+            places = (tl.program_id(1) * BLOCK_Q + indices).to(tl.int64) * H + head
+            tl.store(partial_ptr + places[:, None] * D + columns[None, :], acc, mask=(columns < D)[None, :])
+            tl.store(stats_ptr + places * 2, largest)
+            tl.store(stats_ptr + places * 2 + 1, weight)
 
 
 def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
@@ -172,6 +189,12 @@ def query_tile(num_tokens: int, num_heads: int, k_cache: Tensor, scoring: Scorin
     return min(tile, max(16, next_power_of_2(num_tokens))) if INTERPRETED else tile
 
 
+def parts_at_once(k_cache: Tensor, scoring: Scoring) -> int:
+    """How many parts of a tile, of one head or of as many as a program takes, run at a time."""
+    tiles = 1 if can_use_hopper(k_cache, scoring) else _TILES_AT_ONCE
+    return tiles * multiprocessors(k_cache.device)
+
+
 def _is_tight(k_cache: Tensor) -> bool:
     """Whether tiles must be half as long to fit shared memory."""
     return k_cache.dtype.itemsize == 4 and k_cache.shape[3] > 128 and not is_hopper(k_cache.device)
@@ -182,13 +205,23 @@ def launch_prefill_attention(
     out_THD: Tensor,
 ) -> None:  # fmt: skip
     """Graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned."""
-    T, H, D = q_THD.shape
-    if not T:
+    if not q_THD.shape[0]:
         return
-    kv_heads, page_size = k_cache.shape[1:3]
     if can_use_hopper(k_cache, scoring):
         _launch_hopper(q_THD, k_cache, v_cache, page_table_SM, scoring.scale, work, out_THD)
-        return
+    else:
+        _launch(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out_THD)
+    if (parts := work.parts) is not None:
+        sums = parts.counts_T, parts.starts_T, parts.sums_QHD, parts.stats_QH2
+        merge_splits(*sums, out_THD, stride=work.block_q)
+
+
+def _launch(
+    q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scoring: Scoring, work: PrefillWork,
+    out_THD: Tensor,
+) -> None:  # fmt: skip
+    _, H, D = q_THD.shape
+    kv_heads, page_size = k_cache.shape[1:3]
     half = q_THD.dtype.itemsize == 2
     tile = min(page_size, 64 if half and D <= 128 else 16 if _is_tight(k_cache) else 32)
     slopes = scoring.alibi_slopes_H
@@ -200,9 +233,9 @@ def launch_prefill_attention(
         values = TensorDescriptor.from_tensor(v_cache.view(-1, D), [tile, D])
     _prefill_kernel[(H, work.num_tiles)](
         q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes, out_THD,
-        scoring.scale, scoring.softcap, page_table_SM.shape[1],
+        *_sums(work, out_THD), scoring.scale, scoring.softcap, page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
-        BLOCK_D=dot_block(D), WINDOW=scoring.window,
+        BLOCK_D=dot_block(D), PARTS=work.parts is not None, KEYS=KEYS, WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, TMA=tma,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
         num_warps=4, **overlap_options(q_THD),
@@ -216,20 +249,19 @@ def _launch_hopper(
     T, H, D = q_THD.shape
     num_pages, kv_heads, page_size = k_cache.shape[:3]
     num_pairs = work.num_tiles * (H // work.heads)
-    parts = work.parts
-    sums = (out_THD, out_THD) if parts is None else (parts.sums_QHD, parts.stats_QH2)
     num_programs = min(multiprocessors(q_THD.device), num_pairs)
     groups = work.heads * work.block_q // HOPPER_ROWS
     prefill_hopper.hopper_prefill_kernel[(num_programs,)](
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
         hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
         hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
-        work.tiles_N8, page_table_SM, out_THD, *sums, scale, work.num_tiles, page_table_SM.shape[1], num_pages,
-        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=parts is not None, HEADS=work.heads, STAGES=2,
+        work.tiles_N8, page_table_SM, out_THD, *_sums(work, out_THD), scale, work.num_tiles, page_table_SM.shape[1],
+        num_pages,
+        H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, HEADS=work.heads, STAGES=2,
         GROUPS=groups, AHEAD=1 if num_pairs <= num_programs else 2, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
         launch_pdl=True,
     )  # fmt: skip
-    if parts is not None:
-        merge_splits(
-            parts.counts_T, parts.starts_T, parts.sums_QHD, parts.stats_QH2, out_THD, stride=work.block_q
-        )  # fmt: skip
+
+
+def _sums(work: PrefillWork, unused: Tensor) -> tuple[Tensor, Tensor]:
+    return (unused, unused) if work.parts is None else (work.parts.sums_QHD, work.parts.stats_QH2)

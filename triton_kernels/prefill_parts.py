@@ -64,9 +64,11 @@ def _part_kernel(
     seen = tl.load(own_ptr + 4, mask=mask, other=0)
     end = (part + 1) * own_keys // count * KEYS
     part_ptr = parts_ptr + index * RECORD
+    # Behind the tiles of padding, tiles of nothing.
+    inside = index < num_records
     for word in tl.static_range(4):
-        tl.store(part_ptr + word, tl.load(own_ptr + word, mask=mask, other=0), mask=mask)
-    tl.store(part_ptr + 4, tl.where(of_tile & (part + 1 < count), end, seen), mask=mask)
+        tl.store(part_ptr + word, tl.load(own_ptr + word, mask=mask, other=0), mask=inside)
+    tl.store(part_ptr + 4, tl.where(of_tile & (part + 1 < count), end, seen), mask=inside)
     tl.store(part_ptr + 5, tl.load(own_ptr + 5, mask=mask, other=0), mask=mask)
     tl.store(part_ptr + 6, part * own_keys // count, mask=mask)
     tl.store(part_ptr + 7, count, mask=mask)
