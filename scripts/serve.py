@@ -6,6 +6,7 @@ running requests finish; a second SIGTERM or Ctrl-C ends at once.
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -89,16 +90,17 @@ def main() -> int:
     log_line("settings " + shown(config))
     supervisor = Supervisor(config, report)
 
-    asked: list[int] = []
+    asked, urged = itertools.count(), itertools.count()
 
     def end(number: int, _: object) -> None:
         if supervisor.is_fetching:
             os._exit(0)  # what fetches ends with us; an orderly end would wait for it
+        # Another signal may come at any line of this, and be heard before the next: each has its number first.
+        is_first = next(asked) == 0
         # A hang-up may come twice, from the shell and the kernel, or beside a SIGTERM: that is no impatience.
-        is_impatience = number != signal.SIGHUP and any(one != signal.SIGHUP for one in asked)
-        if not asked or is_impatience:
+        is_impatience = number != signal.SIGHUP and next(urged) > 0
+        if is_first or is_impatience:
             supervisor.stop()
-        asked.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it

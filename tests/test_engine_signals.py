@@ -1,11 +1,14 @@
 """Signals to an engine, as terminals, shells and service managers send them: to its supervisor, or to all processes."""
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
+from daemon import SCRIPTS
 from null_daemon import NullDaemon, eventually
 from tercet.ipc.client import Client, ClientError, Overloaded
 from tercet.ipc.messages import SamplingParams
@@ -72,3 +75,33 @@ def test_the_end_is_asked_for_while_children_start(null_daemon: NullDaemon, numb
     assert null_daemon.process.returncode == 0, said
     assert "Traceback" not in said
     null_daemon.assert_all_gone()
+
+
+def test_a_signal_within_a_signal_is_no_second_one() -> None:
+    """SIGTERM comes while Python is at what it does about the hang-up before it."""
+    program = """
+import os, signal, sys
+import serve
+
+class Told:
+    is_fetching, stops = False, 0
+
+    def __init__(self, *_): ...
+
+    def stop(self):
+        self.stops += 1
+        if self.stops == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def run(self):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert self.stops == 1, self.stops
+        os.kill(os.getpid(), signal.SIGINT)
+        assert self.stops == 2, self.stops
+
+serve.Supervisor = Told
+sys.exit(serve.main())
+"""
+    command = [sys.executable, "-c", program, "demo"]
+    done = subprocess.run(command, cwd=SCRIPTS, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -123,7 +123,7 @@ def attend(scores_HL: Tensor, values_HLD: Tensor) -> tuple[Tensor, Tensor, Tenso
     ids=str,
 )
 def test_few_queries_behind_many(heads: Heads, dtype: torch.dtype) -> None:
-    """The kernel that is not Hopper's. Twelve of its programs run at once here: of seven heads no two parts of a tile."""
+    """The kernel that is not Hopper's. Twelve of its programs run at once here: of seven heads no two parts."""
     cache = PagedCache(heads, [1500, 20, 1023, 1025, 300, 900], "cpu", dtype)
     scoring = Scoring(heads.dim**-0.5, softcap=heads.softcap)
     most = {1: 96, 2: 48, 7: 0}[heads.num_q]

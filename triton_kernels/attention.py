@@ -37,7 +37,7 @@ from tercet.triton_kernels.prefill_attention import (
     parts_at_once,
     query_tile,
 )
-from tercet.triton_kernels.prefill_parts import plan_prefill_parts
+from tercet.triton_kernels.prefill_parts import MOST_QUERIES, plan_prefill_parts
 from tercet.triton_kernels.prefill_work import (
     PrefillWork,
     make_last_tiles,
@@ -165,7 +165,7 @@ def _most_in_parts(num_heads: int, k_cache: Tensor, scoring: Scoring, deep: int,
     if deep < DEEP or scoring.window:
         return 0
     heads = _heads_at_once(num_heads, k_cache, scoring, deep)
-    return parts_at_once(k_cache, scoring) * heads // (2 * num_heads) * block_q
+    return min(parts_at_once(k_cache, scoring) * heads // (2 * num_heads) * block_q, MOST_QUERIES)
 
 
 def _heads_at_once(num_heads: int, k_cache: Tensor, scoring: Scoring, deep: int) -> int:

@@ -14,6 +14,8 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.prefill_work import RECORD, PartialSums, PrefillWork
 from tercet.triton_kernels.tiles import next_power_of_2
 
+MOST_QUERIES = 512
+"""One program cuts the tiles of all."""
 _FEWEST = 4
 """Tiles of keys in a part. Of fewer than three a query may see nothing."""
 _SIZES = ["T", "N", "num_records"]
