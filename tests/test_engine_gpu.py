@@ -120,14 +120,15 @@ def test_default_mode_alone_is_the_same_whatever_the_schedule(real_heads: Path) 
             assert one_by_one(llm, prompts, params) == wanted, settings
 
 
-def test_turns_of_a_long_chat(tmp_path: Path) -> None:
+@pytest.mark.parametrize("page_size", [64, 16], ids=["hopper", "portable"])
+def test_turns_of_a_long_chat(tmp_path: Path, page_size: int) -> None:
     """A few tokens behind many that are cached are attended to in parts; whole, they give nearly the same logits."""
     model = make_checkpoint("qwen3", tmp_path, **REAL_HEADS, max_position_embeddings=16_384)
     rng = random.Random(6)
     chats = [[rng.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in (2100, 5000, 13_000)]
     turns = [[*chat, *rng.choices(chat, k=count)] for chat in chats for count in (1, 40, 200)]
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20)
-    limits = {"dtype": "bfloat16", "max_num_batched_tokens": 16_384}
+    limits = {"dtype": "bfloat16", "max_num_batched_tokens": 16_384, "page_size": page_size}
 
     def logprobs(llm: LLM, *, cached: bool) -> list[dict[int, float]]:
         said = []
