@@ -44,7 +44,7 @@ def test_workloads(name: str, measure: str, prompts: int, prompt_length: int, ou
     assert work.prompts == workload(name).prompts
 
 
-@pytest.mark.parametrize("name", ["turn_512", "turn_2048", "turn_4096", "turn_8192", "turn_32768"])
+@pytest.mark.parametrize("name", ["turn_512", "turn_2048", "turn_4096", "turn_8192", "turn_16384", "turn_32768"])
 def test_turns_begin_alike(name: str) -> None:
     """What a run has in common with the one before is all that the prefix cache may give it."""
     turn, begun = workload(name), int(name.removeprefix("turn_"))
