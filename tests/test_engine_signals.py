@@ -83,6 +83,8 @@ def test_a_signal_within_a_signal_is_no_second_one() -> None:
 import os, signal, sys
 import serve
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs this may be under nohup
+
 class Told:
     is_fetching, stops = False, 0
 

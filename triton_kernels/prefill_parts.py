@@ -15,7 +15,9 @@ from tercet.triton_kernels.prefill_work import RECORD, PartialSums, PrefillWork
 from tercet.triton_kernels.tiles import next_power_of_2
 
 MOST_QUERIES = 512
-"""One program cuts the tiles of all."""
+"""One program cuts the tiles of all, and is compiled once for any number of them."""
+_TILES = 16
+"""Of so many queries in a few chunks."""
 _FEWEST = 4
 """Tiles of keys in a part. Of fewer than three a query may see nothing."""
 _SIZES = ["T", "N", "num_records"]
@@ -104,10 +106,11 @@ def plan_prefill_parts(
     sums_QHD = torch.empty(*num_rows, head_dim, dtype=torch.float32, device=device)
     stats_QH2 = torch.empty(*num_rows, 2, dtype=torch.float32, device=device)
     cut = PrefillWork(parts_I8, work.block_q, PartialSums(counts_T, starts_T, sums_QHD, stats_QH2), heads)
+    block_n = max(next_power_of_2(work.num_tiles), _TILES)
     _part_kernel[(1,)](
         work.tiles_N8, parts_I8, counts_T, starts_T, num_tokens, work.num_tiles, cut.num_tiles,
         AT_ONCE=at_once, KEYS=tile, FEWEST=_FEWEST, BLOCK_Q=work.block_q,
-        BLOCK_N=next_power_of_2(work.num_tiles), BLOCK_I=next_power_of_2(cut.num_tiles),
-        BLOCK_T=next_power_of_2(num_tokens), RECORD=RECORD, num_warps=4, **overlap_options(parts_I8),
+        BLOCK_N=block_n, BLOCK_I=next_power_of_2(at_once + block_n),
+        BLOCK_T=max(next_power_of_2(num_tokens), MOST_QUERIES), RECORD=RECORD, num_warps=4, **overlap_options(parts_I8),
     )  # fmt: skip
     return cut
