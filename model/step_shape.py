@@ -143,11 +143,12 @@ class Shapes:
         return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
 
     def for_compilers(self) -> list[StepShape]:
-        """Those that use all kernels there are: what comes after the model depends little on the number of rows."""
+        """Those that use all kernels there are: what comes after the model depends little on the number of rows. Those
+        whose kernels take longest to compile are first."""
         ends = {self._decodes[0], self._decodes[-1]}
         extra = [shape for shape in self._decodes_of(*_EXTRA) if shape.num_decodes in ends]
-        extra += [shape for shape in self.for_graphs() if shape.deep > DEEP and not shape.num_decodes]
-        return [*self.for_warm_up(), *self.plain(), *extra]
+        deep = [shape for shape in self.for_graphs() if shape.deep and not shape.num_decodes]
+        return list(dict.fromkeys([*self.for_warm_up(), *deep, *self.plain(), *extra]))
 
     def can_have_graph(self, shape: StepShape) -> bool:
         """Whether a shape may be captured when it is met."""
