@@ -133,13 +133,13 @@ class Shapes:
 
     def plain(self) -> list[StepShape]:
         """Those of `for_graphs` with nothing that only some requests want."""
-        shapes = [shape for shape in self.for_graphs() if shape.part == Part.ALL and shape.deep <= DEEP]
-        return [shape for shape in shapes if not (shape.adjusted or shape.logged)]
+        shapes = self.for_graphs()
+        return [shape for shape in shapes if shape.part == Part.ALL and not (shape.adjusted or shape.logged)]
 
     def for_start(self) -> list[StepShape]:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
-        logits, and prompts with nothing beside."""
-        largest, *others = self.plain()
+        logits, and prompts with nothing beside, behind not too many tokens."""
+        largest, *others = [shape for shape in self.plain() if shape.deep <= DEEP]
         return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
 
     def for_compilers(self) -> list[StepShape]:
