@@ -127,6 +127,16 @@ class PagedCache:
         return torch.einsum("htl,lhd->thd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
+def assert_near(cache: PagedCache, q_THD: Tensor, got: Tensor, chunks: list[tuple[int, int, int]], near: float) -> None:
+    """What prefill gave for chunks of (slot, start, count), packed, and zeros for the padding behind them."""
+    token = 0
+    for slot, start, count in chunks:
+        own = slice(token, token + count)
+        assert distance(got[own], cache.exact(q_THD[own], slot, start)) < near, (slot, start, count)
+        token += count
+    assert not got[token:].count_nonzero()
+
+
 def distance(got: Tensor, wanted: Tensor) -> float:
     """The largest error over the vectors in the last dimension, each relative to its length."""
     if not wanted.numel():

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from paged_attention import Heads, PagedCache, distance
+from paged_attention import Heads, PagedCache, assert_near, distance
 from tercet.triton_kernels.attention import DEEP, DEEPER
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -62,12 +62,7 @@ def test_prefill(heads: Heads) -> None:
     for chunks, padding in ((ends, 70), (middle, 0), ([(10, 1770, 7)], 9), ([(0, 0, 0)], 5)):
         q = cache.queries(sum(count for _, _, count in chunks) + padding)
         got = cache.prefill(q, chunks)
-        token = 0
-        for slot, start, count in chunks:
-            own = slice(token, token + count)
-            assert distance(got[own], cache.exact(q[own], slot, start)) < NEAR, (slot, start, count)
-            token += count
-        assert not got[token:].count_nonzero()
+        assert_near(cache, q, got, chunks, NEAR)
         few, end = cache.prefill(q, chunks, only_last=True), 0
         for _, _, count in chunks:
             end += count
@@ -92,12 +87,7 @@ def test_few_queries_behind_many(heads: Heads, deep: int) -> None:
     ):
         q = cache.queries(sum(count for _, _, count in chunks) + padding)
         got = cache.prefill(q, chunks, deep=deep)
-        token = 0
-        for slot, start, count in chunks:
-            own = slice(token, token + count)
-            assert distance(got[own], cache.exact(q[own], slot, start)) < NEAR, (slot, start, count)
-            token += count
-        assert not got[token:].count_nonzero()
+        assert_near(cache, q, got, chunks, NEAR)
 
 
 def test_random_chunks_and_rows() -> None:
@@ -110,11 +100,7 @@ def test_random_chunks_and_rows() -> None:
             chunks.append((slot, start, random.randint(1, min(400, cache.lengths[slot] - start))))
         q = cache.queries(sum(count for _, _, count in chunks))
         got = cache.prefill(q, chunks)
-        token = 0
-        for slot, start, count in chunks:
-            own = slice(token, token + count)
-            assert distance(got[own], cache.exact(q[own], slot, start)) < NEAR, (slot, start, count)
-            token += count
+        assert_near(cache, q, got, chunks, NEAR)
         slots = random.sample(range(40), 37)
         lengths = [random.randint(0, cache.lengths[slot]) for slot in slots]
         q = cache.queries(37)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
-from paged_attention import Heads, PagedCache, distance
+from paged_attention import Heads, PagedCache, assert_near
 from tercet.triton_kernels.attention import DEEP, most_deep, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -139,13 +139,7 @@ def test_few_queries_behind_many(heads: Heads, dtype: torch.dtype) -> None:
         work = plan_prefill(*tables, *q.shape[:2], cache.k_cache, scoring, deep=DEEP)
         assert (work.parts is not None) == bool(most)
         got = cache.prefill(q, chunks, deep=DEEP)
-        token = 0
-        for slot, start, count in chunks:
-            own = slice(token, token + count)
-            near = 1e-5 if dtype == torch.float32 else 2e-3
-            assert distance(got[own], cache.exact(q[own], slot, start)) < near, (slot, start, count)
-            token += count
-        assert not got[token:].count_nonzero()
+        assert_near(cache, q, got, chunks, 1e-5 if dtype == torch.float32 else 2e-3)
 
 
 def test_interpreted() -> None:
