@@ -48,6 +48,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         config=opened.config,
         tensor_parallel_size=config.tensor_parallel_size,
         dtype=opened.dtype,
+        cache_dtype=opened.cache_dtype,
         max_model_len=opened.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -65,6 +66,7 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
         Path(model_path),
         device,
         dtype=config.dtype,
+        kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
     )

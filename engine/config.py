@@ -13,6 +13,7 @@ from tercet.ipc.keys import check_key
 
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy", "null"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_named"]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -45,6 +46,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Most tokens in one step."""
     page_size: int = 64
     """Tokens in a page of the KV cache."""
+    kv_cache_dtype: KvCacheDType = "auto"
+    """auto: `dtype`; fp8: keys and values in 8 bits each, of the kind e4m3, unscaled. Twice as many tokens fit in."""
     kv_cache_memory: int | None = None
     """Bytes of KV cache per rank; None: on a GPU what is free under gpu_memory_utilization, on the CPU 1 GiB."""
     gpu_memory_utilization: float = 0.9
@@ -103,6 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise ValueError(f"{_flag(name)} is empty; want a name")
         _check_choice("device", self.device, get_args(Device))
         _check_choice("dtype", self.dtype, get_args(DType))
+        _check_choice("kv-cache-dtype", self.kv_cache_dtype, get_args(KvCacheDType))
         _check_choice("load-format", self.load_format, get_args(LoadFormat))
         _check_choice("tool-call-parser", self.tool_call_parser, get_args(ToolCallParser))
         _check_choice("reasoning-parser", self.reasoning_parser, get_args(ReasoningParser))

@@ -134,7 +134,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         spec.rank, config.tensor_parallel_size, device, spec.addresses.rendezvous, config.startup_timeout
     )
     clock.ended("device")
-    decoder = _load_decoder(link, clock, group)
+    decoder, cache_dtype = _load_decoder(link, clock, group)
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
@@ -147,12 +147,12 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     if config.kv_cache_memory is not None:
         num_bytes = config.kv_cache_memory
     elif on_gpu:
-        num_bytes = kv_cache_bytes(decoder, settings, config.page_size, config.gpu_memory_utilization)
+        num_bytes = kv_cache_bytes(decoder, settings, config.page_size, cache_dtype, config.gpu_memory_utilization)
     else:
         num_bytes = CPU_BYTES
     clock.ended("largest step")
-    num_pages = count_pages(decoder.config, num_bytes, config.page_size, decoder.dtype, group)
-    kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, decoder.dtype, device, group.size)
+    num_pages = count_pages(decoder.config, num_bytes, config.page_size, cache_dtype, group)
+    kv_cache = make_kv_cache(decoder.config, num_pages, config.page_size, cache_dtype, device, group.size)
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens", 1, 1))
     clock.ended("cache")
     runner = Runner(decoder, kv_cache, settings, _teller(link, "graphs", clock, "warm-up"))
@@ -162,8 +162,9 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     return runner
 
 
-def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "Decoder":
-    """The model's weights, and on a GPU all kernels, if this is the first start that wants them."""
+def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "tuple[Decoder, torch.dtype]":
+    """The model's weights and the type of its cache, and on a GPU all kernels, if this is the first start that wants
+    them."""
     from tercet.model.load import load_decoder
     from tercet.model.step_shape import Shapes
 
@@ -186,7 +187,7 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "D
         clock.ended("compilers")
     if on_gpu:
         group.min(0)  # all wait for them: ranks launch the same kernels
-    return decoder
+    return decoder, opened.cache_dtype
 
 
 def _start_compilers(link: SupervisorLink, opened: "Opened", device: "torch.device") -> Compilers | None:

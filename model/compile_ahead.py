@@ -47,6 +47,7 @@ class Steps:
     config: ModelConfig
     tensor_parallel_size: int
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -126,7 +127,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
     weights = empty_weights(config, rank=rank, size=size, interleaved=True, **where)
     decoder = Decoder(config, weights, group, steps.max_model_len, deterministic=steps.deterministic)
-    kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, dtype, _META, size)
+    kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens)
     extras = Extras(max_rows + 1, _META, config.vocab_size)

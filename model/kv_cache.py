@@ -12,13 +12,30 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.parallel import Group
+from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.dispatch import gpu_of
 
 _LOG = logging.getLogger(__name__)
 
 CPU_BYTES = 2**30
 """What a CPU rank takes without --kv-cache-memory."""
 
+_FP8_CAPABILITY = 89
+
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+
+
+def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What `--kv-cache-dtype` means for a model in `dtype`; ValueError where the device cannot do it."""
+    if wanted == "auto":
+        return dtype
+    if (gpu := gpu_of(device)) is not None and gpu.capability < _FP8_CAPABILITY:
+        capability = "{}.{}".format(*divmod(gpu.capability, 10))
+        raise ValueError(
+            f"--kv-cache-dtype got {wanted!r} for {gpu.name or 'a GPU'} of compute capability {capability}; want a GPU "
+            "of 8.9 or more, or auto"
+        )
+    return FP8
 
 
 def make_kv_cache(

@@ -101,8 +101,8 @@ class Layer:
     def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
         weights = self.weights
-        qkv_TN = kv.new_empty(first, len(weights.qkv_ND))
-        q_THD = kv.new_empty(len(inputs.positions_T) - first, self._num_heads, self.config.head_dim)
+        qkv_TN = weights.qkv_ND.new_empty(first, len(weights.qkv_ND))
+        q_THD = weights.qkv_ND.new_empty(len(inputs.positions_T) - first, self._num_heads, self.config.head_dim)
         for part in residual.normed(weights.input_norm_D):
             start, end = part.rows.start, part.rows.stop
             begin = min(max(start, first), end)

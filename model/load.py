@@ -9,6 +9,7 @@ from tercet.model.checkpoint import open_model, read_config
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.kv_cache import cache_dtype
 from tercet.model.parallel import Group
 from tercet.model.weights import Checkpoint, Progress, load_weights, reordered_for_cpu
 
@@ -20,6 +21,7 @@ class Opened:
     config: ModelConfig
     tensors: Checkpoint
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     max_model_len: int
 
 
@@ -28,19 +30,22 @@ def open_for(
     device: torch.device,
     *,
     dtype: str = "auto",
+    kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
     config.json is needed). ValueError names what is wrong with the model, or with the settings for this model."""
+    tensors: Checkpoint
     if dummy_seed is None:
         config, tensors = open_model(path, pinned=device.type == "cuda")
         torch_dtype = resolve_dtype(dtype, config, device)
-        return Opened(config, tensors, torch_dtype, config.resolve_max_model_len(max_model_len))
-    config = read_config(path)
-    torch_dtype = resolve_dtype(dtype, config, device)
-    made_up = DummyCheckpoint(config, dummy_seed, torch_dtype, device)
-    return Opened(config, made_up, torch_dtype, config.resolve_max_model_len(max_model_len))
+    else:
+        config = read_config(path)
+        torch_dtype = resolve_dtype(dtype, config, device)
+        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device)
+    in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
+    return Opened(config, tensors, torch_dtype, in_cache, config.resolve_max_model_len(max_model_len))
 
 
 def load_decoder(

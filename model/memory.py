@@ -13,12 +13,14 @@ from tercet.model.runner import Runner
 from tercet.model.runner_settings import RunnerSettings
 
 
-def kv_cache_bytes(decoder: Decoder, settings: RunnerSettings, page_size: int, utilization: float) -> int:
+def kv_cache_bytes(
+    decoder: Decoder, settings: RunnerSettings, page_size: int, cache_dtype: torch.dtype, utilization: float
+) -> int:
     """What is left for the cache when `utilization` of the whole card is in use, others' share included."""
     device = decoder.group.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    cache = make_kv_cache(decoder.config, 2, page_size, decoder.dtype, device, decoder.group.size)
+    cache = make_kv_cache(decoder.config, 2, page_size, cache_dtype, device, decoder.group.size)
     Runner(decoder, cache, replace(settings, only_largest=True))
     step_bytes = torch.cuda.max_memory_allocated(device) - before
     del cache

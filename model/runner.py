@@ -83,7 +83,7 @@ class Runner:
         self._shape = StepShape(0, 0, 0)
         self._longest = 0
         self._rows_on_device = self._shape, b"", b""
-        dtype = str(kv_cache.dtype).removeprefix("torch.")
+        dtype = str(decoder.dtype).removeprefix("torch.")
         self.limits = Limits(num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)

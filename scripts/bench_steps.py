@@ -7,9 +7,10 @@ a figure of a moment says little.
 import argparse
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from shapes import SHAPES
+from tercet.engine.config import KvCacheDType
 
 if TYPE_CHECKING:
     from captured_step import CapturedStep
@@ -24,6 +25,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=sorted(SHAPES), required=True, help="a public model's shape, random weights")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256], help="of the steps")
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
+    parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each")
 
 
@@ -44,7 +46,8 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     torch.cuda.set_device(device)
     meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
     config = parse_config(SHAPES[arguments.shape])
-    model = StepModel(config, Group.join(0, 1, device, "", 120.0), max(arguments.rows), arguments.context)
+    sizes = max(arguments.rows), arguments.context
+    model = StepModel(config, Group.join(0, 1, device, "", 120.0), *sizes, arguments.kv_cache_dtype)
     print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
     results = []
     for num_rows in arguments.rows:

@@ -10,7 +10,16 @@ from typing import Any, get_args
 
 import msgspec
 
-from tercet.engine.config import PAGE_SIZES, Device, DType, EngineConfig, LoadFormat, ReasoningParser, ToolCallParser
+from tercet.engine.config import (
+    PAGE_SIZES,
+    Device,
+    DType,
+    EngineConfig,
+    KvCacheDType,
+    LoadFormat,
+    ReasoningParser,
+    ToolCallParser,
+)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -53,6 +62,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-num-seqs", "most requests in one step, up to 4096", type=int)
     flag("max-num-batched-tokens", "most tokens in one step", type=int)
     flag("page-size", "tokens in a page of the KV cache", type=int, choices=PAGE_SIZES)
+    flag(
+        "kv-cache-dtype",
+        "type of keys and values; auto: as --dtype; fp8: 8 bits (e4m3), half the memory and less exact",
+        choices=get_args(KvCacheDType),
+    )
     flag(
         "kv-cache-memory",
         "KV cache per rank, such as 4GiB; default: what is free on a GPU, 1 GiB on the CPU",

@@ -208,12 +208,12 @@ def reference_greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> l
     return greedy(reference_model(path), prompts, num_tokens)
 
 
-def greedy(model: Any, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
-    """The same for a model that is at hand."""
+def greedy(model: Any, prompts: list[list[int]], num_tokens: int, **more: Any) -> list[list[int]]:
+    """The same for a model that is at hand; `more` goes to `generate`."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     settings = {"max_new_tokens": num_tokens, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.inference_mode():
-        out = model.generate(ids, attention_mask=mask, **settings)
+        out = model.generate(ids, attention_mask=mask, **settings, **more)
     return [row[longest:].tolist() for row in out]

@@ -16,9 +16,11 @@ from tokenizer_fixtures import client, engine, folder, peer, shared, url
 __all__ = ["client", "engine", "folder", "null_daemon", "peer", "shared", "url"]
 if os.environ.get("TRITON_INTERPRET") == "1":
     from bounds import check_bounds
+    from interpreted_fp8 import convert_rightly
     from quick_interpreter import quicken
 
     check_bounds()
+    convert_rightly()
     quicken()
 
 

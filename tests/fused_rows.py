@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from paged_attention import Heads, PagedCache, distance
+from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention, plan_fused_decode
 
 EPS = 1e-6
@@ -32,9 +33,10 @@ class Step:
         with_norms: bool,
         device: str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
+        cells: torch.dtype | None = None,
     ) -> None:
         self.heads, self.lengths, self.device, self.dtype = heads, lengths, device, dtype
-        self.cache = PagedCache(heads, lengths, device, dtype)
+        self.cache = PagedCache(heads, lengths, device, dtype, cells)
         self.slots = torch.randperm(len(lengths)).tolist()
         self.qkv = torch.randn(len(lengths), (heads.num_q + 2 * heads.num_kv) * heads.dim).to(device, dtype)
         self.norms = [(torch.rand(heads.dim) + 0.5).to(device, dtype) for _ in range(2)] if with_norms else [None, None]
@@ -74,8 +76,11 @@ class Step:
     def check(self, out: Tensor) -> None:
         """What came out, and that of the caches the cells of the new tokens changed and nothing else."""
         heads, cache = self.heads, self.cache
-        rounding = 1.02 / 2 * torch.finfo(self.dtype).eps
-        assert int(cache.k_cache.isfinite().sum()) == sum(self.lengths) * heads.num_kv * heads.dim
+        cells = torch.finfo(cache.k_cache.dtype)
+        # FP8 is multiplied in fp16, but for few rows, which are multiplied as they come.
+        factors = torch.float16 if cache.cells and not isinstance(self.plan(), FewRows) else self.dtype
+        rounding, least = 1.02 / 2 * cells.eps, max(cells.smallest_normal * cells.eps / 2, 1e-5)
+        assert int(cache.k_cache.float().isfinite().sum()) == sum(self.lengths) * heads.num_kv * heads.dim
         for row, slot in enumerate(self.slots):
             if not self.lengths[slot]:
                 assert not out[row].count_nonzero()
@@ -85,12 +90,13 @@ class Step:
             q, k = (
                 normed_and_turned(x, norm, self.angles[position]) for x, norm in zip((q, k), self.norms, strict=True)
             )
-            torch.testing.assert_close(cache.k_cache[self.cell(slot)].double(), k, rtol=rounding, atol=1e-5)
-            assert torch.equal(cache.v_cache[self.cell(slot)], v)
+            torch.testing.assert_close(cache.k_cache[self.cell(slot)].double(), k, rtol=rounding, atol=least)
+            v = v.to(cache.v_cache.dtype)
+            assert torch.equal(cache.v_cache[self.cell(slot)].double(), v.double())
             cache.keys[slot][position], cache.values[slot][position] = cache.k_cache[self.cell(slot)], v
-            wanted = cache.exact(q.to(self.dtype)[None], slot, position)[0]
+            wanted = cache.exact(q.to(factors)[None], slot, position)[0]
             assert distance(out[row], wanted) < NEAR[self.dtype], (row, self.lengths[slot])
             for kept, sequence in ((cache.k_cache, cache.keys[slot]), (cache.v_cache, cache.values[slot])):
                 positions = torch.arange(position + 1, device=self.device)
                 pages = cache.table[slot, positions // heads.page].long()
-                assert torch.equal(kept[pages, :, positions % heads.page], sequence)
+                assert torch.equal(kept[pages, :, positions % heads.page].double(), sequence.double())

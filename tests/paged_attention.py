@@ -40,6 +40,8 @@ class PagedCache:
     lengths: list[int]
     device: str
     dtype: torch.dtype
+    cells: torch.dtype | None = None
+    """What the cache holds, if not `dtype`."""
     slopes_H: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -50,7 +52,7 @@ class PagedCache:
         num_pages = num_slots * pages_each + 2
         shape = num_pages, heads.num_kv, page, heads.dim
         self.k_cache, self.v_cache = (
-            torch.full(shape, float("nan"), device=self.device, dtype=self.dtype) for _ in range(2)
+            torch.full(shape, float("nan"), device=self.device).to(self.cells or self.dtype) for _ in range(2)
         )
         table = torch.randperm(num_pages - 2)[: num_slots * pages_each].view(num_slots, pages_each) + 1
         self.keys, self.values = [], []
@@ -58,7 +60,7 @@ class PagedCache:
             position = torch.arange(length)
             at = table[slot, position // page], slice(None), position % page
             for cache, sequences in ((self.k_cache, self.keys), (self.v_cache, self.values)):
-                rows = torch.randn(length, heads.num_kv, heads.dim).to(self.device, self.dtype)
+                rows = torch.randn(length, heads.num_kv, heads.dim).to(self.device, cache.dtype)
                 cache[at] = rows
                 sequences.append(rows)
             table[slot, -(-length // page) :] = num_pages - 1

@@ -5,11 +5,13 @@ A tiny fp32 model: an interpreted program takes about a millisecond.
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from checkpoints import make_checkpoint, random_prompts, reference_greedy
+from fp8_cache import fp8_greedy
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from whole_engine import PAGE_SIZE, generate, wait_until_empty
@@ -24,11 +26,14 @@ def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "kernels_only"), prepend=os.pathsep)
 
 
-@pytest.mark.parametrize(("family", "num_layers", "deterministic"), [("qwen3", 2, False), ("mistral", 1, True)])
-def test_greedy_is_transformers(family: str, num_layers: int, deterministic: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "num_layers", "options"),
+    [("qwen3", 2, {}), ("mistral", 1, {"deterministic": True}), ("qwen3", 1, {"kv_cache_dtype": "fp8"})],
+)
+def test_greedy_is_transformers(family: str, num_layers: int, options: dict[str, Any], tmp_path: Path) -> None:
     model = make_checkpoint(family, tmp_path, num_hidden_layers=num_layers)
     prompts = [prompt[:length] for prompt, length in zip(random_prompts(3, 60, 60, seed=8), (35, 17, 3), strict=True)]
-    answers = reference_greedy(model, prompts, NUM_TOKENS)
+    answers = (fp8_greedy if "kv_cache_dtype" in options else reference_greedy)(model, prompts, NUM_TOKENS)
     assert len({token for answer in answers for token in answer}) > NUM_TOKENS
     with LLM(
         str(model),
@@ -37,7 +42,7 @@ def test_greedy_is_transformers(family: str, num_layers: int, deterministic: boo
         kv_cache_memory=1 << 20,
         max_num_batched_tokens=24,  # the longest prompt takes two chunks, the second beside others
         max_num_seqs=4,
-        deterministic=deterministic,
+        **options,
     ) as llm:
         assert generate(llm, prompts, GREEDY) == answers
         # Again, from the prefix cache: a chunk that starts in the middle of a sequence; and once more on a copied page.

@@ -11,6 +11,7 @@ from checkpoints import checkpoint
 from tercet.model import compile_ahead as module
 from tercet.model.checkpoint import read_config
 from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
 
@@ -24,6 +25,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
     few: dict[str, Any] = {
         "tensor_parallel_size": 1,
         "dtype": torch.float32,
+        "cache_dtype": torch.float32,
         "max_model_len": config.max_position_embeddings,
         "max_num_seqs": 1,
         "max_num_batched_tokens": 64,
@@ -80,7 +82,7 @@ def test_a_claim_stays_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_over_ranks_are_among_them(dtype: torch.dtype) -> None:
     """Of few rows, of more, and of long steps."""
-    steps = steps_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096, dtype=dtype)
+    steps = steps_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096, dtype=dtype, cache_dtype=dtype)
     names: list[set[str]] = []
     hashes: list[set[str]] = []
     for rank in range(2):
@@ -95,13 +97,13 @@ def test_sums_over_ranks_are_among_them(dtype: torch.dtype) -> None:
 
 
 def test_what_decides_which_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, changes = steps_of("qwen3"), ({"deterministic": True}, {"page_size": 32})
+    steps, changes = steps_of("qwen3"), ({"deterministic": True}, {"page_size": 32}, {"cache_dtype": FP8})
     prints = {
         fingerprint(one, gpu)
         for one in (steps, steps_of("llama"), *(steps_of("qwen3", **change) for change in changes))
         for gpu in (GPU, Gpu("NVIDIA H200", 90, 114))
     }
-    assert len(prints) == 4 * 2
+    assert len(prints) == 5 * 2
     assert fingerprint(steps_of("qwen3"), GPU) in prints
     monkeypatch.setattr(module.triton, "__version__", "0")
     assert fingerprint(steps, GPU) not in prints

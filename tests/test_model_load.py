@@ -11,11 +11,13 @@ from checkpoints import checkpoint
 from paged_sequences import Sequences
 from shapes import SHAPES, write_shape
 from tercet.model.checkpoint import open_model, read_config
+from tercet.model.kv_cache import cache_dtype
 from tercet.model.load import load_decoder, open_for, resolve_dtype
 from tercet.model.parallel import Group
+from tercet.triton_kernels.dispatch import Gpu, pretending
 from weight_sizes import num_in_matrices
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 ALONE = Group.single(CPU)
 
 
@@ -93,3 +95,15 @@ def test_public_shapes_are_supported(name: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / name / "config.json").read_text()) == SHAPES[name]
     with pytest.raises(ValueError, match="shape 'gpt-2' is unknown"):
         write_shape("gpt-2", tmp_path)
+
+
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_fp8_in_the_cache_needs_a_gpu_that_has_it(capability: int) -> None:
+    with pretending(Gpu("NVIDIA Something", capability, 100)):
+        assert cache_dtype("auto", torch.bfloat16, META) == torch.bfloat16
+        if capability >= 89:
+            assert cache_dtype("fp8", torch.bfloat16, META) == torch.float8_e4m3fn
+            return
+        wanted = "--kv-cache-dtype got 'fp8' for NVIDIA Something of compute capability 8.0; want a GPU of 8.9 or more"
+        with pytest.raises(ValueError, match=wanted):
+            cache_dtype("fp8", torch.bfloat16, META)

@@ -15,6 +15,7 @@ from tercet.triton_kernels import (
 )
 from tercet.triton_kernels.attention import DEEP, DEEPER
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.prefill_work import PrefillWork
@@ -140,13 +141,16 @@ def test_small_heads(capability: int, head_dim: int, dtype: torch.dtype) -> None
     assert {"_decode_kernel", "_prefill_kernel"} < {kernel.name for kernel in kernels}
 
 
+@pytest.mark.parametrize("cells", [torch.bfloat16, FP8])
 @pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (14, 2, 64)])
 def test_compile_fused_decode(
-    heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan, decode, merge = compile_fused_decode(90, heads, kv_heads, head_dim, normed, kernel, monkeypatch)
+    heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str, cells: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    sizes = heads, kv_heads, head_dim
+    plan, decode, merge = compile_fused_decode(90, *sizes, normed, kernel, monkeypatch, cells)
     assert ("cp.async.bulk.tensor" in decode.asm["ptx"]) == (kernel != "few")
     assert (decode.name == "fixed_decode_kernel") == (kernel == "fixed")
     assert "mma.sync" in decode.asm["ptx"]
@@ -166,11 +170,11 @@ def test_compile_few_rows_elsewhere(
 
 def compile_fused_decode(
     capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, cells: torch.dtype = torch.bfloat16,
 ) -> list[CompiledKernel]:  # fmt: skip
     """Plan, attention and merge of five rows, by one of the kernels."""
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8 if kernel == "few" else 0)
-    cache, norm = meta(100, kv_heads, 64, head_dim), meta(head_dim) if normed else None
+    cache, norm = meta(100, kv_heads, 64, head_dim, dtype=cells), meta(head_dim) if normed else None
     table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
     with compiling_for(capability) as kernels:
         shares = fused_decode.plan_fused_decode(lengths, lengths, table, heads, cache, deterministic=kernel == "fixed")

@@ -7,6 +7,7 @@ import torch
 
 from paged_attention import Heads, PagedCache, assert_near, distance
 from tercet.triton_kernels.attention import DEEP, DEEPER
+from tercet.triton_kernels.checks import FP8
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -35,10 +36,11 @@ def lengths_of(page: int) -> list[int]:
     return [0, 1, 2, page - 1, page, page + 1, 511, 512, 513, 1024, 1777, 2300]
 
 
+@pytest.mark.parametrize("cells", [None, FP8])
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_decode(heads: Heads, deterministic: bool) -> None:
-    cache = PagedCache(heads, lengths_of(heads.page), DEVICE, DTYPE)
+def test_decode(heads: Heads, deterministic: bool, cells: torch.dtype | None) -> None:
+    cache = PagedCache(heads, lengths_of(heads.page), DEVICE, DTYPE, cells)
     everyone = list(range(len(cache.lengths)))
     many = [*everyone, *everyone, *everyone]
     random.shuffle(many)
@@ -53,10 +55,11 @@ def test_decode(heads: Heads, deterministic: bool) -> None:
                 assert not got[row].count_nonzero()
 
 
+@pytest.mark.parametrize("cells", [None, FP8])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_prefill(heads: Heads) -> None:
+def test_prefill(heads: Heads, cells: torch.dtype | None) -> None:
     lengths = lengths_of(heads.page)
-    cache = PagedCache(heads, lengths, DEVICE, DTYPE)
+    cache = PagedCache(heads, lengths, DEVICE, DTYPE, cells)
     ends = [(11, 1000, 1300), (0, 0, 0), (5, 0, lengths[5]), (9, 1023, 1), (10, 1500, 277), (8, 1, 512), (3, 2, 3)]
     middle = [(7, 100, 65), (6, 0, 64), (10, 777, 1), (4, 0, 1)]
     for chunks, padding in ((ends, 70), (middle, 0), ([(10, 1770, 7)], 9), ([(0, 0, 0)], 5)):
@@ -72,10 +75,10 @@ def test_prefill(heads: Heads) -> None:
 @pytest.mark.parametrize(
     "heads", [*HEADS[:2], *HEADS[4:6], Heads(64, 8, 128, 64), Heads(28, 4, 128, 64), Heads(2, 1, 64, 128)], ids=str
 )
-@pytest.mark.parametrize("deep", [DEEP, DEEPER])
-def test_few_queries_behind_many(heads: Heads, deep: int) -> None:
+@pytest.mark.parametrize(("deep", "cells"), [(DEEP, None), (DEEPER, None), (DEEPER, FP8)])
+def test_few_queries_behind_many(heads: Heads, deep: int, cells: torch.dtype | None) -> None:
     """Tiles that are cut by keys too, beside some that are not; ends of parts anywhere in a tile's mask."""
-    cache = PagedCache(heads, [9000, 300, 7 * 128 + 64, 5000, 8192 + 65, 1], DEVICE, DTYPE)
+    cache = PagedCache(heads, [9000, 300, 7 * 128 + 64, 5000, 8192 + 65, 1], DEVICE, DTYPE, cells)
     for chunks, padding in (
         ([(0, 8960, 40)], 24),
         ([(0, 8990, 10), (1, 0, 1), (2, 900, 60), (3, 4900, 100), (4, 8191, 66)], 19),

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -24,18 +25,18 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def bits(cache: Tensor) -> Tensor:
-    return cache.view(torch.int32 if cache.dtype == torch.float32 else torch.int16).cpu()
+    return cache.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[cache.dtype.itemsize]).cpu()
 
 
 def random_cache(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
     """Whatever bits: NaN and infinities are among them."""
-    size = 4 if dtype == torch.float32 else 2
-    cache = torch.randint(0, 256, (*shape[:-1], shape[-1] * size), dtype=torch.uint8).view(dtype).to(device)
+    sizes = *shape[:-1], shape[-1] * dtype.itemsize
+    cache = torch.randint(0, 256, sizes, dtype=torch.uint8).view(dtype).to(device)
     cache[:, :, shape[2] // 2] = float("nan")
     return cache
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_copies(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
     if device == "cpu" and shape[0] > 3:

@@ -7,6 +7,7 @@ from fused_rows import Step
 from interpreted import rerun_interpreted
 from paged_attention import Heads
 from tercet.triton_kernels import fused_decode
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 
@@ -54,7 +55,7 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_worker
 
 
 @interpreted
-@pytest.mark.parametrize("with_norms", [True, False])
+@pytest.mark.parametrize(("with_norms", "cells"), [(True, None), (False, None), (True, FP8)])
 @pytest.mark.parametrize(
     ("heads", "tile", "lengths"),
     [
@@ -68,11 +69,12 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_worker
     ids=str,
 )
 def test_against_float64(
-    heads: Heads, tile: int, lengths: list[int], with_norms: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    heads: Heads, tile: int, lengths: list[int], with_norms: bool, cells: torch.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", len(lengths))
     monkeypatch.setattr(fused_decode, "_FEW_TILE", tile)
-    step = Step(heads, lengths, with_norms, "cpu", torch.float16)
+    step = Step(heads, lengths, with_norms, "cpu", torch.float16, cells)
     step.check(step.run())
 
 

@@ -7,6 +7,7 @@ from fused_rows import Step
 from paged_attention import Heads
 from tercet.triton_kernels import decode_few, fused_decode
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fixed_splits import FixedSplits
@@ -39,11 +40,11 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return name
 
 
-@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(("with_norms", "cells"), [(False, None), (True, None), (True, FP8)])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_against_float64(heads: Heads, with_norms: bool, kernel: str) -> None:
+def test_against_float64(heads: Heads, with_norms: bool, cells: torch.dtype | None, kernel: str) -> None:
     for lengths in (LENGTHS * 3, [2300], [1], [0, 0], [0, 5000, 0, 1, 1]):
-        step = Step(heads, lengths, with_norms)
+        step = Step(heads, lengths, with_norms, cells=cells)
         assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, Scoring(1.0))
         out = step.run()
         assert isinstance(step.plan(), PLANS[kernel])
@@ -51,13 +52,17 @@ def test_against_float64(heads: Heads, with_norms: bool, kernel: str) -> None:
         assert torch.equal(step.run(), out), "the same step gives the same bits"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "cells"), [(torch.bfloat16, None), (torch.float16, None), (torch.bfloat16, FP8), (torch.float16, FP8)]
+)
 @pytest.mark.parametrize("count", range(1, 9))
-def test_few_rows(count: int, dtype: torch.dtype, kernel: str) -> None:
+def test_few_rows(count: int, dtype: torch.dtype, cells: torch.dtype | None, kernel: str) -> None:
     lengths = torch.tensor([0, 1, 31, 32, 33, 1000, 5000])
     for heads in (HEADS[0], HEADS[2], HEADS[3]):
         for _ in range(3):
-            step = Step(heads, lengths[torch.randint(0, len(lengths), (count,))].tolist(), True, dtype=dtype)
+            step = Step(
+                heads, lengths[torch.randint(0, len(lengths), (count,))].tolist(), True, dtype=dtype, cells=cells
+            )
             step.check(step.run())
 
 
@@ -71,17 +76,34 @@ def test_other_tiles_for_few_rows(tile: int, warps: int, monkeypatch: pytest.Mon
         step.check(step.run())
 
 
-def test_many_rows_of_any_length(kernel: str) -> None:
+@pytest.mark.parametrize("cells", [None, FP8])
+def test_many_rows_of_any_length(cells: torch.dtype | None, kernel: str) -> None:
     for count in (17, 256):
-        step = Step(HEADS[0], torch.randint(0, 1500, (count,)).tolist(), True)
+        step = Step(HEADS[0], torch.randint(0, 1500, (count,)).tolist(), True, cells=cells)
         step.check(step.run())
 
 
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[5]], ids=str)
+def test_too_large_for_fp8(heads: Heads, kernel: str) -> None:
+    """Keys and values that FP8 has no number for become its largest."""
+    step = Step(heads, [300, 1, 40], False, cells=FP8)
+    step.qkv[:, heads.num_q * heads.dim :] *= 1000
+    step.run()
+    for slot in step.slots:
+        for cache in (step.cache.k_cache, step.cache.v_cache):
+            numbers = cache[step.cell(slot)].float()
+            assert numbers.abs().max() == 448
+            assert numbers.isfinite().all()
+
+
+@pytest.mark.parametrize("cells", [None, FP8])
 @pytest.mark.parametrize("heads", [HEADS[0], HEADS[1], HEADS[3], HEADS[5]], ids=str)
-def test_fixed_splits_give_a_row_its_bits_in_any_batch(heads: Heads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_splits_give_a_row_its_bits_in_any_batch(
+    heads: Heads, cells: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Step, "deterministic", True)
     lengths = [*LENGTHS, 255, 256, 257, 258, 512, 513, 514, 5000, *torch.randint(0, 1500, (230,)).tolist()]
-    step = Step(heads, lengths, True)
+    step = Step(heads, lengths, True, cells=cells)
     whole = step.run()
     step.check(whole)
     for count in (1, 1, 2, 7, 40, 200, len(lengths)):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tercet.triton_kernels import matmul_prologue as module
 from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul import matmul
@@ -20,15 +21,18 @@ from tercet.triton_kernels.matmul_prologue import (
 )
 
 D, PAGE, P, EPS = 128, 64, 3000, 1e-6
-NEAR = {torch.float16: 1e-3, torch.bfloat16: 6e-3}
+NEAR = {torch.float16: 1e-3, torch.bfloat16: 6e-3, FP8: 3e-2}
 
 
 class Case:
     """Random numbers for one call, and where its K and V go: a few tokens nowhere, one beyond the cache."""
 
     def __init__(
-        self, num_tokens: int, heads: int, kv_heads: int, K: int, normed: bool, dtype: torch.dtype, device: str
-    ) -> None:
+        self, num_tokens: int, heads: int, kv_heads: int, K: int, normed: bool, dtype: torch.dtype, device: str,
+        cached: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        self.cached = cached or dtype
+
         def draw(*shape: int) -> Tensor:
             return torch.randn(shape, device=device).to(dtype)
 
@@ -45,7 +49,8 @@ class Case:
 
     def caches(self) -> tuple[Tensor, Tensor]:
         shape = self.num_pages, self.kv_heads, PAGE, D
-        return self.x.new_full(shape, float("nan")), self.x.new_full(shape, float("nan"))
+        k_cache, v_cache = (self.x.new_full(shape, float("nan")).to(self.cached) for _ in range(2))
+        return k_cache, v_cache
 
     def fused(self, rows: Tensor | None = None, first_row: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         q, caches = self.x.new_full(self.shape, float("nan")), self.caches()
@@ -84,22 +89,27 @@ def at_cells(cache: Tensor, cells: Tensor) -> Tensor:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "cached"), [(torch.bfloat16, None), (torch.float16, None), (torch.bfloat16, FP8), (torch.float16, FP8)]
+)
 @pytest.mark.parametrize(("heads", "kv_heads", "K"), [(16, 8, 1024), (7, 1, 520), (5, 5, 256)])
-def test_gpu(heads: int, kv_heads: int, K: int, dtype: torch.dtype, normed: bool) -> None:
+def test_gpu(
+    heads: int, kv_heads: int, K: int, dtype: torch.dtype, cached: torch.dtype | None, normed: bool
+) -> None:  # fmt: skip
     for num_tokens in (1, 2, 64, 255, 257, random.randint(300, 2000), 5003):
-        case = Case(num_tokens, heads, kv_heads, K, normed, dtype, "cuda")
+        case = Case(num_tokens, heads, kv_heads, K, normed, dtype, "cuda", cached)
         q, k_cache, v_cache = case.fused()
         wanted_q, wanted_k, wanted_v = case.exact()
         assert distance(q, wanted_q) < NEAR[dtype]
         kept = (case.cells >= 0) & (case.cells < case.num_pages * PAGE)
         for cache, wanted in ((k_cache, wanted_k), (v_cache, wanted_v)):
-            assert int(cache.isfinite().sum()) == int(kept.sum()) * kv_heads * D  # nothing else was written
+            # Nothing else was written.
+            assert int(cache.float().isfinite().sum()) == int(kept.sum()) * kv_heads * D
             if kept.any():
-                assert distance(at_cells(cache, case.cells[kept]), wanted[kept]) < NEAR[dtype]
+                assert distance(at_cells(cache, case.cells[kept]), wanted[kept]) < NEAR[cached or dtype]
         # As apart, but rounded once: values have the same bits, queries are nearer to what is right.
         apart_q, _, apart_v = case.apart()
-        assert torch.equal(v_cache.nan_to_num(7.0), apart_v.nan_to_num(7.0))
+        assert torch.equal(v_cache.float().nan_to_num(7.0), apart_v.float().nan_to_num(7.0))
         if num_tokens > 64:
             assert distance(q, wanted_q) < 0.95 * distance(apart_q, wanted_q)
 
@@ -122,9 +132,9 @@ def test_padding() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("normed", [False, True])
-def test_compile(normed: bool) -> None:
-    case = Case(300, 14, 2, 512, normed, torch.bfloat16, "cpu")
+@pytest.mark.parametrize(("normed", "cached"), [(False, None), (True, None), (True, FP8)])
+def test_compile(normed: bool, cached: torch.dtype | None) -> None:
+    case = Case(300, 14, 2, 512, normed, torch.bfloat16, "cpu", cached)
     with compiling_for(90) as kernels:
         case.fused()
         case.fused(torch.tensor([300], dtype=torch.int32), 5)

@@ -67,12 +67,12 @@ def decode_attention_reference(
         if len(rows) == 1:
             n = lengths[row]
             tables = page_table_SM[slots[row], None, :num_pages]
-            k, v = (_gather(cache, tables)[0, :, :n] for cache in (k_cache, v_cache))
+            k, v = (_gather(cache, tables, q_BHD.dtype)[0, :, :n] for cache in (k_cache, v_cache))
             out_BHD[row] = _attend(q_BHD[row : row + 1], k, v, n - 1, scoring)[0]
         else:
             tables = page_table_SM[[slots[row] for row in rows], :num_pages]
             group_lengths = [lengths[row] for row in rows]
-            k, v = (_gather(cache, tables) for cache in (k_cache, v_cache))
+            k, v = (_gather(cache, tables, q_BHD.dtype) for cache in (k_cache, v_cache))
             out_BHD[rows] = _attend_together(q_BHD[rows], k, v, group_lengths, scoring)
         start = stop
 
@@ -98,18 +98,18 @@ def prefill_attention_reference(
             continue
         length = start + end - begin
         tables = page_table_SM[slot, None, : -(-length // page_size)]
-        k, v = (_gather(cache, tables)[0, :, :length] for cache in (k_cache, v_cache))
+        k, v = (_gather(cache, tables, q_THD.dtype)[0, :, :length] for cache in (k_cache, v_cache))
         out_THD[begin:end] = _attend(q_THD[begin:end], k, v, start, scoring)
     out_THD[ends[-1] :] = 0
 
 
-def _gather(cache: Tensor, tables: Tensor) -> Tensor:
+def _gather(cache: Tensor, tables: Tensor, dtype: torch.dtype) -> Tensor:
     """Pages of some sequences side by side: tables [rows, pages] -> [rows, kv head, pages x tokens, D]."""
     num_kv_heads, page_size, head_dim = cache.shape[1:]
     heads = torch.arange(num_kv_heads, device=cache.device)
     tiles = tables[:, None, :] * num_kv_heads + heads[:, None]
     # One layer's cache is contiguous, so a page of one head is a row of this view.
-    gathered = cache.view(-1, page_size * head_dim).index_select(0, tiles.flatten())
+    gathered = cache.view(-1, page_size * head_dim).index_select(0, tiles.flatten()).to(dtype)
     return gathered.view(tables.shape[0], num_kv_heads, -1, head_dim)
 
 

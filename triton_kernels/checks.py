@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+FP8 = torch.float8_e4m3fn
+"""What a KV cache may hold in place of the model's own type; what is larger than its largest number becomes that."""
+FP8_MOST = 448.0
 
 
 def check_shape(name: str, tensor: Tensor, *shape: int | None) -> None:
@@ -41,6 +44,13 @@ def check_indices(name: str, tensor: Tensor, like: Tensor, *shape: int | None) -
     check_dtype(name, tensor, torch.int32)
     check_contiguous(name, tensor)
     check_device(name, tensor, like)
+
+
+def check_cache(name: str, cache: Tensor, like: Tensor) -> None:
+    """Contiguous, on the device of `like`, and of its type or FP8."""
+    check_dtype(name, cache, like.dtype, FP8)
+    check_device(name, cache, like)
+    check_contiguous(name, cache)
 
 
 def check_same(name: str, tensor: Tensor, like: Tensor) -> None:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
+from tercet.triton_kernels.checks import FLOATS, FP8, check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
@@ -38,7 +38,7 @@ def copy_pages(kv_cache: Tensor, pairs_P2: Tensor) -> None:
     pair: the order of copies is open.
     """
     check_shape("kv_cache", kv_cache, None, 2, None, None, None, None)
-    check_dtype("kv_cache", kv_cache, *FLOATS)
+    check_dtype("kv_cache", kv_cache, *FLOATS, FP8)
     check_contiguous("kv_cache", kv_cache)
     check_shape("pairs", pairs_P2, None, 2)
     check_dtype("pairs", pairs_P2, torch.int32)

@@ -208,6 +208,8 @@ def _decode_kernel(
             else:
                 k = tl.load(k_ptr + offsets, mask=column_mask[None, :], other=0.0)
                 v = tl.load(v_ptr + offsets, mask=column_mask[None, :], other=0.0)
+            k = k.to(q.dtype)
+            v = v.to(q.dtype)
             positions = start + tokens
             inside = positions < end
             if WINDOW > 0:

@@ -79,7 +79,7 @@ def _add_newest(
     if known >= 0:
         heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
         k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
-        v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers)
+        v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers).to(v_ptr.dtype.element_ty)
         q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
         squares = tl.sum(k0 * k0 + k1 * k1, 0)
         k0, k1 = norm_and_turn(k0, k1, squares, k_norm0, k_norm1, cos, sin, eps, D, NORM)
@@ -128,6 +128,7 @@ def few_rows_kernel(
     """
     HALF: tl.constexpr = D // 2
     G: tl.constexpr = H // KV_HEADS
+    dtype = qkv_ptr.dtype.element_ty
     unit = scale * _LOG2_E
     let_next_start(PDL)
     worker = tl.program_id(0) - B * KV_HEADS
@@ -172,7 +173,7 @@ def few_rows_kernel(
         k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
         v = tl.load((v_ptr + first_cell * D) + (offsets + numbers[None, :]), mask=inside[:, None], other=0.0)
         cos, sin, norm0, norm1 = _hold(cos, PDL), _hold(sin, PDL), _hold(norm0, PDL), _hold(norm1, PDL)
-        k0, k1 = _hold(k0, PDL), _hold(k1, PDL)
+        k0, k1 = _hold(k0, PDL).to(dtype), _hold(k1, PDL).to(dtype)
         pages = _pages_of(table_ptr, tile * TILE + TILE, M, PAGE, TILE)
         # Up to here nothing was read that the kernel ahead writes. From the second tile on this waits for nothing, and
         # the queries come from near by once more: code for the first tile alone would cost more.
@@ -185,7 +186,7 @@ def few_rows_kernel(
         shrink = tl.exp2(largest - new)
         weights = tl.exp2(s - new[None, :])
         weight = weight * shrink + tl.sum(weights, 0)
-        acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * shrink[None, :])
+        acc = tl.dot(tl.trans(v.to(dtype)), weights.to(dtype), acc * shrink[None, :])
         largest = new
     group = tl.arange(0, BLOCK_G)
     places = worker * G + group
@@ -196,7 +197,7 @@ def few_rows_kernel(
 
 @triton.jit
 def few_rows_merge_kernel(
-    qkv_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
+    qkv_ptr, v_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_I: tl.constexpr,
     NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -219,7 +220,8 @@ def few_rows_merge_kernel(
     stats_ptrs = stats_ptr + place * 2 + parts * (G * 2)
     wait_for_previous(PDL)
     value_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + H + KV_HEADS + head) * D
-    acc = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0).to(tl.float32)
+    value = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0)
+    acc = value.to(v_ptr.dtype.element_ty).to(tl.float32)  # as the cache has it
     largest = tl.load(stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2, mask=alive, other=0.0)
     weight = 1.0
     for begin in range(0, count, BLOCK_I):
@@ -252,7 +254,7 @@ def launch_few_rows(
         WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
     )  # fmt: skip
     few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](
-        qkv_BN, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
+        qkv_BN, v_cache, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, COLUMNS=_MERGED_COLUMNS, BLOCK_I=_MERGED_PARTS,
         NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
     )  # fmt: skip

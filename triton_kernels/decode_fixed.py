@@ -57,6 +57,7 @@ def fixed_decode_kernel(
     """Grid (NUM_WORKERS,), one warp each."""
     TILE: gl.constexpr = k_desc.block_shape[2]
     G: gl.constexpr = H // KV_HEADS
+    PAIRED: gl.constexpr = k_desc.dtype == gl.int16
     k_boxes, k_ring = make_ring(k_desc, STAGES)
     v_boxes, v_ring = make_ring(v_desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -129,11 +130,11 @@ def fixed_decode_kernel(
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
             count += 1
         if (begin == 0) & is_last:
-            store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G)
+            store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G, PAIRED)
         else:
             part = gl.load(starts_ptr + row) + begin // SPLIT
             place = part.to(gl.int64) * H + head * G
-            store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G)
+            store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G, PAIRED)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if worker == 0:
         wait_for_previous(PDL)

@@ -71,7 +71,7 @@ def hopper_decode_kernel(
     """Grid (NUM_WORKERS,), one warp each: a worker walks over its stretch of tiles."""
     TILE: gl.constexpr = k_desc.block_shape[2]
     G: gl.constexpr = H // KV_HEADS
-    dtype: gl.constexpr = k_desc.dtype
+    PAIRED: gl.constexpr = k_desc.dtype == gl.int16
     k_boxes, k_ring = make_ring(k_desc, STAGES)
     v_boxes, v_ring = make_ring(v_desc, STAGES)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -136,10 +136,10 @@ def hopper_decode_kernel(
                     )
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
         if (tile == 0) & (stop == tiles):
-            store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G)
+            store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G, PAIRED)
         else:
             place = (worker * 2 + gl.minimum(pair, 1)) * G
-            store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G)
+            store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G, PAIRED)
         left -= stop - tile
         tile = 0
         head += 1
@@ -150,4 +150,4 @@ def hopper_decode_kernel(
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if (num_pairs > 0) | (worker < B):
         wait_for_previous(PDL)
-        _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, dtype)
+        _clear_dead(lengths_ptr, out_ptr, worker, B, H * D, NUM_WORKERS, out_ptr.dtype.element_ty)

@@ -12,6 +12,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from tercet.triton_kernels.decode_cells import (
+    as_cached,
+    as_factor,
+    even_first,
+    load_keys,
+    load_values,
+    numbers_of_half,
+)
 from tercet.triton_kernels.overlap_gluon import wait_for_previous
 
 
@@ -72,8 +80,8 @@ def _load_halves(ptr, columns, HALF: gl.constexpr):
 
 @gluon.jit
 def _store_halves(ptr, columns, x, y, mask, HALF: gl.constexpr):
-    gl.store(ptr + columns, x, mask=mask)
-    gl.store(ptr + HALF + columns, y, mask=mask)
+    gl.store(ptr + columns, x.to(ptr.dtype.element_ty), mask=mask)
+    gl.store(ptr + HALF + columns, y.to(ptr.dtype.element_ty), mask=mask)
 
 
 @gluon.jit
@@ -106,8 +114,9 @@ def _spread_scores(score, GROUP: gl.constexpr, MMA: gl.constexpr):
 
 @gluon.jit
 def _attend_newest(
-    q0, q1, key0, key1, v0, v1, is_last, unit, TILE: gl.constexpr, GROUP: gl.constexpr, MMA: gl.constexpr
-):
+    q0, q1, key0, key1, v0, v1, is_last, unit,
+    TILE: gl.constexpr, GROUP: gl.constexpr, MMA: gl.constexpr, PAIRED: gl.constexpr,
+):  # fmt: skip
     """The softmax before any tile: of the newest token, if `is_last`; else of nothing.
 
     No branch around it: the loads of what it needs would move there, behind those of the queries.
@@ -122,8 +131,8 @@ def _attend_newest(
     weight = gl.zeros((TILE, GROUP), gl.float32, MMA) + first[:, None]
     acc0 = gl.zeros((HALF, GROUP), gl.float32, MMA)
     acc1 = gl.zeros((HALF, GROUP), gl.float32, MMA)
-    acc0 += gl.convert_layout(v0, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
-    acc1 += gl.convert_layout(v1, gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    acc0 += gl.convert_layout(even_first(v0, PAIRED), gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    acc1 += gl.convert_layout(even_first(v1, PAIRED), gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
     return acc0, acc1, largest, weight
 
 
@@ -138,7 +147,8 @@ def begin_pair(
     HALF: gl.constexpr = D // 2
     G: gl.constexpr = H // KV_HEADS
     GROUP: gl.constexpr = group_columns(G)
-    dtype: gl.constexpr = k_ptr.dtype.element_ty
+    cell: gl.constexpr = k_ptr.dtype.element_ty
+    PAIRED: gl.constexpr = cell == gl.float8e4nv
     MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
     LOADS: gl.constexpr = gl.SliceLayout(
         0, gl.BlockedLayout([1, 1, 8], [1, 256 // HALF, HALF // 8], [1, 1, 1], [2, 1, 0])
@@ -167,17 +177,21 @@ def begin_pair(
         x0, x1, gl.sum(x0 * x0 + x1 * x1, 1)[:, None], q_norm0[None, :], q_norm1[None, :], cos[None, :],
         sin[None, :], eps, HALF, NORM,
     )  # fmt: skip
-    q0 = q0.to(dtype)
-    q1 = q1.to(dtype)
+    q0 = as_factor(q0, cell)
+    q1 = as_factor(q1, cell)
     k0, k1 = _turn(k0, k1, gl.sum(k0 * k0 + k1 * k1, 0), k_norm0, k_norm1, cos, sin, eps, HALF, NORM)
-    key0 = k0.to(dtype)
-    key1 = k1.to(dtype)
-    acc0, acc1, largest, weight = _attend_newest(q0, q1, key0, key1, v0, v1, is_last, unit, TILE, GROUP, MMA)
-    cell = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
+    key0 = as_cached(k0, cell)
+    key1 = as_cached(k1, cell)
+    v0 = as_cached(v0, cell)
+    v1 = as_cached(v1, cell)
+    acc0, acc1, largest, weight = _attend_newest(q0, q1, key0, key1, v0, v1, is_last, unit, TILE, GROUP, MMA, PAIRED)
+    place = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
     written = wanted & (own_page > 0) & (own_page < num_pages)
-    _store_halves(k_ptr + cell, columns, key0, key1, written, HALF)
-    _store_halves(v_ptr + cell, columns, v0, v1, written, HALF)
-    return _spread_heads(q0, GROUP, MMA), _spread_heads(q1, GROUP, MMA), acc0, acc1, largest, weight
+    _store_halves(k_ptr + place, columns, key0, key1, written, HALF)
+    _store_halves(v_ptr + place, columns, v0, v1, written, HALF)
+    q0 = _spread_heads(even_first(q0, PAIRED), GROUP, MMA)
+    q1 = _spread_heads(even_first(q1, PAIRED), GROUP, MMA)
+    return q0, q1, acc0, acc1, largest, weight
 
 
 @gluon.jit
@@ -203,25 +217,25 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
     TALL: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     zeros = gl.zeros((TILE, GROUP), gl.float32, MMA)
     # Two sums, so that half as many products wait for each other.
-    s = mma_v2(k_ring.index(stage * 2).load(TALL), q0, zeros)
-    s += mma_v2(k_ring.index(stage * 2 + 1).load(TALL), q1, zeros)
+    s = mma_v2(load_keys(k_ring.index(stage * 2), TALL), q0, zeros)
+    s += mma_v2(load_keys(k_ring.index(stage * 2 + 1), TALL), q1, zeros)
     places = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
     s = gl.where((places >= start + TILE - known)[:, None], s, float("-inf"))
     new = gl.maximum(largest, gl.max(s, 0) * unit)
     shrink = _exp2(largest - new)
     weights = _exp2(s * unit - new[None, :])
     weight = weight * shrink[None, :] + weights
-    p = _transpose_blocks(weights.to(v_ring.dtype), MMA)
-    acc0 = mma_v2(v_ring.index(stage * 2).permute((1, 0)).load(TALL), p, acc0 * shrink[None, :])
-    acc1 = mma_v2(v_ring.index(stage * 2 + 1).permute((1, 0)).load(TALL), p, acc1 * shrink[None, :])
+    p = _transpose_blocks(weights.to(q0.dtype), MMA)
+    acc0 = mma_v2(load_values(v_ring.index(stage * 2), TALL), p, acc0 * shrink[None, :])
+    acc1 = mma_v2(load_values(v_ring.index(stage * 2 + 1), TALL), p, acc1 * shrink[None, :])
     return acc0, acc1, new, weight
 
 
 @gluon.jit
-def _store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
+def _store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr, PAIRED: gl.constexpr):
     """The two halves of each head of the group, in rows of D numbers."""
     MMA: gl.constexpr = y0.type.layout
-    half = gl.arange(0, D // 2, gl.SliceLayout(1, MMA))
+    half = numbers_of_half(D // 2, gl.SliceLayout(1, MMA), PAIRED)
     group = gl.arange(0, y0.shape[1], gl.SliceLayout(0, MMA))
     valid = (half < D // 2)[:, None] & (group < G)[None, :]
     ptrs = out_ptr + places[None, :] * D + half[:, None]
@@ -230,19 +244,21 @@ def _store_heads(out_ptr, places, y0, y1, D: gl.constexpr, G: gl.constexpr):
 
 
 @gluon.jit
-def store_whole(out_ptr, first, acc0, acc1, weight, D: gl.constexpr, G: gl.constexpr):
+def store_whole(out_ptr, first, acc0, acc1, weight, D: gl.constexpr, G: gl.constexpr, PAIRED: gl.constexpr):
     """A pair that nobody else has a part of. `first`: the place of its first head."""
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     places = first + gl.arange(0, acc0.shape[1], gl.SliceLayout(0, acc0.type.layout))
     whole = gl.sum(weight, 0)[None, :]
-    _store_heads(out_ptr, places, (acc0 / whole).to(dtype), (acc1 / whole).to(dtype), D, G)
+    _store_heads(out_ptr, places, (acc0 / whole).to(dtype), (acc1 / whole).to(dtype), D, G, PAIRED)
 
 
 @gluon.jit
-def store_part(part_ptr, stats_ptr, first, acc0, acc1, largest, weight, D: gl.constexpr, G: gl.constexpr):
+def store_part(
+    part_ptr, stats_ptr, first, acc0, acc1, largest, weight, D: gl.constexpr, G: gl.constexpr, PAIRED: gl.constexpr
+):
     """What is to be merged with other parts."""
     group = gl.arange(0, acc0.shape[1], gl.SliceLayout(0, acc0.type.layout))
     places = first + group
-    _store_heads(part_ptr, places, acc0, acc1, D, G)
+    _store_heads(part_ptr, places, acc0, acc1, D, G, PAIRED)
     gl.store(stats_ptr + places * 2, largest, mask=group < G)
     gl.store(stats_ptr + places * 2 + 1, gl.sum(weight, 0), mask=group < G)

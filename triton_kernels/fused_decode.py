@@ -7,12 +7,13 @@ Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q hea
 slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
 """
 
+import torch
 from torch import Tensor
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDescriptor
 
 from tercet.triton_kernels.attention_prologue import check_heads
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.checks import check_contiguous, check_indices, check_same, check_shape
+from tercet.triton_kernels.checks import FP8, check_contiguous, check_indices, check_same, check_shape
 from tercet.triton_kernels.decode_few import launch_few_rows
 from tercet.triton_kernels.decode_fixed import fixed_decode_kernel
 from tercet.triton_kernels.decode_hopper import hopper_decode_kernel
@@ -31,6 +32,7 @@ from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
 _TILE = 32
 _STAGES = 3
+"""Of 16 bits: as many bytes must be on their way."""
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
@@ -52,7 +54,7 @@ def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring:
     """Whether the fused kernel knows these shapes and this way of scoring."""
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % _TILE == 0
-    fits = fits and k_cache.dtype.itemsize == 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
+    fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
     return fits and scoring.is_plain and is_hopper(k_cache.device)
 
 
@@ -134,14 +136,14 @@ def fused_decode_attention(
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
-    norm = q_norm_weight_D is not None
+    norm, stages = q_norm_weight_D is not None, _STAGES * 2 // k_cache.dtype.itemsize
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
             q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
             shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD,
             eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=_STAGES,
+            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=stages,
             NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
         )  # fmt: skip
         merge_splits(shares.counts_B, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD)
@@ -151,7 +153,7 @@ def fused_decode_attention(
         q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
         shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD, shares.stats_IG2, out_BHD,
         eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
-        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=_STAGES,
+        H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=stages,
         NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip
     merge_parts_kernel[(shares.num_workers, group)](
@@ -162,6 +164,9 @@ def fused_decode_attention(
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
-    """Tiles in two halves of the head, each by itself: what lies ahead of one is no other, but outside."""
-    half = cache.shape[3] // 2
-    return hopper_descriptor(cache.view(-1, tile, 2, half).transpose(1, 2), 1, 2, tile, half)
+    """Tiles in two halves of the head, each by itself: what lies ahead of one is no other, but outside.
+
+    Of FP8 two numbers go as one of 16 bits: matrices of bytes cannot be turned on their way to registers."""
+    numbers = cache.view(torch.int16) if cache.dtype == FP8 else cache
+    half = numbers.shape[3] // 2
+    return hopper_descriptor(numbers.view(-1, tile, 2, half).transpose(1, 2), 1, 2, tile, half)

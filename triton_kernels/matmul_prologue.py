@@ -54,8 +54,9 @@ def _write(staging, cache_ptr, cells, kv_head, num_cells, KV_HEADS: gl.constexpr
     kept = ((cells >= 0) & (cells < num_cells))[:, None]
     places = ((cells // PAGE * KV_HEADS + kv_head) * PAGE + cells % PAGE) * (2 * HALF)
     ptrs = cache_ptr + places[:, None] + columns[None, :]
-    gl.store(ptrs, staging.index(0).load(LAYOUT), mask=kept)
-    gl.store(ptrs + HALF, staging.index(1).load(LAYOUT), mask=kept)
+    dtype: gl.constexpr = cache_ptr.dtype.element_ty
+    gl.store(ptrs, staging.index(0).load(LAYOUT).to(dtype), mask=kept)
+    gl.store(ptrs + HALF, staging.index(1).load(LAYOUT).to(dtype), mask=kept)
 
 
 @gluon.jit
@@ -213,8 +214,9 @@ def matmul_prologue(
     """Into `q_THD` [T, H, D] the queries of [T, K] x [N, K], normed and turned; K and V go into the caches at
     `kv_slots_T`.
 
-    For what `can_fuse_prologue` says. fp32 inside, rounded once; graph-safe. `rows`: how many rows there are in truth,
-    int32 [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are.
+    For what `can_fuse_prologue` says. fp32 inside, rounded once, and once more for a cache in FP8; graph-safe. `rows`:
+    how many rows there are in truth, int32 [1] on the device, counted from `first_row` rows ahead of these; those
+    behind may be left as they are.
     """
     check_shape("q", q_THD, None, None, _HEAD_DIM)
     check_shape("k_cache", k_cache, None, None, None, _HEAD_DIM)

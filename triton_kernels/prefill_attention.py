@@ -69,6 +69,8 @@ def _attend(
     MASKED: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The sums over one more tile of keys and values: the same bits, masked or not, where a query sees it whole."""
+    k = k.to(q.dtype)
+    v = v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if SOFTCAP or ALIBI:
         scores = _score(scores, scale, softcap, slope, positions[None, :] - queries[:, None], SOFTCAP, ALIBI)
@@ -197,7 +199,7 @@ def parts_at_once(k_cache: Tensor, scoring: Scoring) -> int:
 
 def _is_tight(k_cache: Tensor) -> bool:
     """Whether tiles must be half as long to fit shared memory."""
-    return k_cache.dtype.itemsize == 4 and k_cache.shape[3] > 128 and not is_hopper(k_cache.device)
+    return k_cache.dtype.itemsize != 2 and k_cache.shape[3] > 128 and not is_hopper(k_cache.device)
 
 
 def launch_prefill_attention(

@@ -8,7 +8,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_same, check_shape
+from tercet.triton_kernels.checks import (
+    FLOATS,
+    FP8,
+    FP8_MOST,
+    check_cache,
+    check_device,
+    check_dtype,
+    check_same,
+    check_shape,
+)
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import next_power_of_2
@@ -38,16 +47,17 @@ def _write_kv_kernel(
 
 
 def write_kv(k_THD: Tensor, v_THD: Tensor, k_cache: Tensor, v_cache: Tensor, kv_slots_T: Tensor) -> None:
-    """Copy token t to slot `kv_slots_T[t]` = page * page size + offset of both caches. The slots are int64. Graph-safe.
+    """Copy token t to slot `kv_slots_T[t]` = page * page size + offset of both caches, rounded once to what they hold.
 
+    The slots are int64. Graph-safe.
     k and v may be views of fused rows: only their last dimension has to be contiguous.
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     check_shape("k", k_THD, None, num_kv_heads, head_dim)
     check_shape("v", v_THD, *k_THD.shape)
-    check_dtype("k", k_THD, k_cache.dtype)
-    check_dtype("v", v_THD, k_cache.dtype)
-    check_contiguous("k_cache", k_cache)
+    check_dtype("k", k_THD, *FLOATS)
+    check_dtype("v", v_THD, k_THD.dtype)
+    check_cache("k_cache", k_cache, k_THD)
     check_shape("v_cache", v_cache, *k_cache.shape)
     check_same("v_cache", v_cache, k_cache)
     check_shape("kv_slots", kv_slots_T, k_THD.shape[0])
@@ -72,5 +82,7 @@ def write_kv_reference(k_THD: Tensor, v_THD: Tensor, k_cache: Tensor, v_cache: T
     """The same in PyTorch."""
     page_size = k_cache.shape[2]
     pages_T, offsets_T = kv_slots_T // page_size, kv_slots_T % page_size
-    k_cache[pages_T, :, offsets_T] = k_THD
-    v_cache[pages_T, :, offsets_T] = v_THD
+    for cache, x_THD in ((k_cache, k_THD), (v_cache, v_THD)):
+        if cache.dtype == FP8:
+            x_THD = x_THD.clamp(-FP8_MOST, FP8_MOST)
+        cache[pages_T, :, offsets_T] = x_THD.to(cache.dtype)

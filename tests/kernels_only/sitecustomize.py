@@ -25,7 +25,9 @@ if "tercet.engine.worker" in sys.orig_argv:
 
     sys.path.append(str(Path(__file__).parents[1]))
     from bounds import check_bounds
+    from interpreted_fp8 import convert_rightly
     from quick_interpreter import quicken
 
     check_bounds()
+    convert_rightly()
     quicken()

@@ -1,0 +1,48 @@
+"""--kv-cache-dtype: tokens are those of transformers with a cache in FP8, whatever the engine does meanwhile, and where
+one token in float32 has its place there is room for four. fp32 on the CPU, real processes."""
+
+from typing import Any
+
+import pytest
+
+from checkpoints import checkpoint
+from fp8_cache import fp8_greedy
+from tercet.engine.config import EngineConfig
+from whole_engine import GREEDY, NUM_TOKENS, bytes_of_pages, disturbances, generate, greedy_cases, info, tiny_engine
+
+FAMILY = "qwen3"
+
+
+@pytest.fixture(scope="module")
+def cases() -> tuple[list[list[int]], list[list[int]]]:
+    """Prompts, and what is said to them: not always what an exact cache makes of them."""
+    prompts, exact = greedy_cases(FAMILY)
+    answers = fp8_greedy(checkpoint(FAMILY), prompts[:12], NUM_TOKENS)
+    assert sum(answer != other for answer, other in zip(answers, exact, strict=False)) > 3
+    return prompts[:12], answers
+
+
+@pytest.mark.parametrize("options", disturbances(FAMILY))
+def test_greedy_is_that_of_rounded_keys_and_values(
+    options: dict[str, Any], cases: tuple[list[list[int]], list[list[int]]]
+) -> None:
+    if "kv_cache_memory" in options:
+        options = options | {"kv_cache_memory": options["kv_cache_memory"] // 4}  # as few pages
+    prompts, answers = cases
+    with tiny_engine(FAMILY, kv_cache_dtype="fp8", **options) as llm:
+        assert generate(llm, prompts, GREEDY) == answers
+        assert generate(llm, prompts[:2], GREEDY) == answers[:2]  # behind what the prefix cache has
+
+
+def test_four_tokens_in_the_room_of_one() -> None:
+    memory = bytes_of_pages(FAMILY, 40)
+    pages = {}
+    for dtype in ("auto", "fp8_e4m3"):
+        with tiny_engine(FAMILY, kv_cache_dtype=dtype, kv_cache_memory=memory) as llm:
+            pages[dtype] = info(llm.address).num_pages
+    assert pages == {"auto": 40, "fp8_e4m3": 160}
+
+
+def test_a_kind_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match=r"--kv-cache-dtype got 'fp8_e5m2'; want one of auto, fp8, fp8_e4m3"):
+        EngineConfig(model="m", kv_cache_dtype="fp8_e5m2")  # type: ignore[arg-type]
