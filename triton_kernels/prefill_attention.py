@@ -14,11 +14,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tercet.triton_kernels import prefill_hopper, prefill_load
+from tercet.triton_kernels import prefill_load
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.checks import FP8, check_dtype
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.prefill_fp8 import fp8_prefill_kernel
+from tercet.triton_kernels.prefill_hopper import hopper_prefill_kernel
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 
@@ -174,7 +177,7 @@ def _prefill_kernel(
 def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
     """Whether Hopper's own kernel knows these shapes and this way of scoring."""
     page_size, head_dim = k_cache.shape[2:]
-    fits = k_cache.dtype.itemsize == 2 and head_dim in (64, 128) and page_size % HOPPER_PIECE == 0
+    fits = k_cache.dtype.itemsize <= 2 and head_dim in (64, 128) and page_size % HOPPER_PIECE == 0
     return scoring.is_plain and fits and is_hopper(k_cache.device)
 
 
@@ -248,15 +251,18 @@ def _launch_hopper(
     q_THD: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, scale: float, work: PrefillWork,
     out_THD: Tensor,
 ) -> None:  # fmt: skip
+    check_dtype("q", q_THD, torch.bfloat16, torch.float16)
     T, H, D = q_THD.shape
     num_pages, kv_heads, page_size = k_cache.shape[:3]
     num_pairs = work.num_tiles * (H // work.heads)
     num_programs = min(multiprocessors(q_THD.device), num_pairs)
     groups = work.heads * work.block_q // HOPPER_ROWS
-    prefill_hopper.hopper_prefill_kernel[(num_programs,)](
+    fp8 = k_cache.dtype == FP8
+    kernel, piece = (fp8_prefill_kernel, D) if fp8 else (hopper_prefill_kernel, HOPPER_PIECE)
+    kernel[(num_programs,)](
         hopper_descriptor(q_THD.view(T, H * D), HOPPER_ROWS, D),
-        hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
-        hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, HOPPER_PIECE),
+        hopper_descriptor(k_cache.view(-1, D), HOPPER_PIECE, piece),
+        hopper_descriptor(v_cache.view(-1, D), HOPPER_PIECE, piece),
         work.tiles_N8, page_table_SM, out_THD, *_sums(work, out_THD), scale, work.num_tiles, page_table_SM.shape[1],
         num_pages,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, HEADS=work.heads, STAGES=2,

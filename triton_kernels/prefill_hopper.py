@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tercet.triton_kernels.prefill_cells import turn_queries
 from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, TILE, load_tiles, num_turns, pair_of
 from tercet.triton_kernels.prefill_softmax import hide, weigh
 from tercet.triton_kernels.prefill_store import clear_padding, store_part, store_rows
@@ -104,7 +105,7 @@ def _add_last(
 
 
 @gluon.jit
-def _attend(
+def attend(
     rings, tiles_ptr, outs, unit, num_pairs,
     H: gl.constexpr, D: gl.constexpr, PARTS: gl.constexpr, HEADS: gl.constexpr, WHICH: gl.constexpr,
     NUM_PROGRAMS: gl.constexpr,
@@ -147,8 +148,11 @@ def _attend(
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
 
         place = turn % AHEAD
-        q = q_ring.index(GROUPS * place + WHICH)
+        queries = q_ring.index(GROUPS * place + WHICH)
         mbarrier.wait(q_full.index(place), turn // AHEAD & 1)
+        q = queries
+        if q_ring.dtype != k_ring.dtype:
+            q = turn_queries(queries)
         p, largest, weight = _begin(q, k_ring, k_full, k_free, unit, query, count, v_ring.dtype, WEIGHTS)
         acc = gl.zeros((ROWS, D), gl.float32, SUMS)
         mbarrier.wait(v_full.index(count % STAGES), count // STAGES & 1)
@@ -192,32 +196,24 @@ def _attend(
         if num_parts > 1:
             store_part(acc, largest, weight, partial_ptr, stats_ptr, record * BLOCK_Q + OFFSET, head, H, D)
         else:
-            store_rows(acc, weight, q, out_ptr, first, num_queries, head, H, D)
+            store_rows(acc, weight, queries, out_ptr, first, num_queries, head, H, D)
         fence_async_shared()
         mbarrier.arrive(q_free.index(place))
 
 
-@gluon.jit(do_not_specialize=["N", "M", "num_pages"], do_not_specialize_on_alignment=["N", "M", "num_pages"])
-def hopper_prefill_kernel(
-    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M, num_pages,
-    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
-    PDL: gl.constexpr,
-):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and `HEADS` heads.
-
-    `PARTS`: whether tiles are cut by keys too; `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many
-    tiles' queries there is room.
-    """
-    COLUMNS: gl.constexpr = D // PIECE
-    dtype: gl.constexpr = q_desc.dtype
-    q_ring = gl.allocate_shared_memory(dtype, [AHEAD * GROUPS, ROWS, D], q_desc.layout)
-    pieces: gl.constexpr = [STAGES * COLUMNS * (TILE // PIECE), PIECE, PIECE]
-    k_parts = gl.allocate_shared_memory(dtype, pieces, k_desc.layout)
-    v_parts = gl.allocate_shared_memory(dtype, pieces, v_desc.layout)
+@gluon.jit
+def make_rings(
+    q_desc, dtype: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr
+):
+    """Shared memory for tiles' queries, and for keys and values in `dtype`, by pieces and by tiles; and barriers."""
+    q_ring = gl.allocate_shared_memory(q_desc.dtype, [AHEAD * GROUPS, ROWS, D], q_desc.layout)
+    pieces: gl.constexpr = [STAGES * (D // PIECE) * (TILE // PIECE), PIECE, PIECE]
+    LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    k_parts = gl.allocate_shared_memory(dtype, pieces, LAYOUT)
+    v_parts = gl.allocate_shared_memory(dtype, pieces, LAYOUT)
     # Pieces side by side are laid out as one tile is.
-    k_ring = k_parts._reinterpret(dtype, [STAGES, TILE, D], k_desc.layout)
-    v_ring = v_parts._reinterpret(dtype, [STAGES, TILE, D], v_desc.layout)
+    k_ring = k_parts._reinterpret(dtype, [STAGES, TILE, D], LAYOUT)
+    v_ring = v_parts._reinterpret(dtype, [STAGES, TILE, D], LAYOUT)
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -238,26 +234,53 @@ def hopper_prefill_kernel(
         mbarrier.init(q_free.index(place), count=GROUPS)
     mbarrier.init(cleaned, count=GROUPS)
     mbarrier.arrive(turns.index(0))
-    zero: gl.constexpr = 0
-    one: gl.constexpr = 1
+    rings = q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns
+    return rings, k_parts
+
+
+@gluon.jit
+def begin_step(
+    tiles_ptr, out_ptr, N, H: gl.constexpr, D: gl.constexpr, HEADS: gl.constexpr, BLOCK_Q: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Wait for the kernel ahead, and leave zeros for padding; returns how many pairs of a tile and `HEADS` heads."""
     if PDL:
         gl.inline_asm_elementwise(
             "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
         )
     num_tiles = gl.load(tiles_ptr + N * RECORD)
     padded = gl.load(tiles_ptr + N * RECORD + 1)
-    clear_padding(tiles_ptr, out_ptr, num_tiles * H, padded * H, H, D, GROUPS // HEADS * ROWS, NUM_PROGRAMS, dtype)
-    num_pairs = num_tiles * (H // HEADS)
+    dtype: gl.constexpr = out_ptr.dtype.element_ty
+    clear_padding(tiles_ptr, out_ptr, num_tiles * H, padded * H, H, D, BLOCK_Q, NUM_PROGRAMS, dtype)
+    return num_tiles * (H // HEADS)
+
+
+@gluon.jit(do_not_specialize=["N", "M", "num_pages"], do_not_specialize_on_alignment=["N", "M", "num_pages"])
+def hopper_prefill_kernel(
+    q_desc, k_desc, v_desc, tiles_ptr, page_table_ptr, out_ptr, partial_ptr, stats_ptr, scale, N, M, num_pages,
+    H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
+    HEADS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    PDL: gl.constexpr,
+):  # fmt: skip
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor, each with its share of the pairs of a tile and `HEADS` heads.
+
+    `PARTS`: whether tiles are cut by keys too; `GROUPS`: warp groups that compute, one or two; `AHEAD`: for how many
+    tiles' queries there is room.
+    """
+    rings, k_parts = make_rings(q_desc, k_desc.dtype, D, STAGES, GROUPS, AHEAD)
+    q_ring, _, _, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, _, _ = rings
+    num_pairs = begin_step(tiles_ptr, out_ptr, N, H, D, HEADS, GROUPS // HEADS * ROWS, NUM_PROGRAMS, PDL)
     unit = scale * 1.4426950408889634
-    rings = q_ring, k_ring, v_ring, v_parts, q_full, q_free, k_full, k_free, v_full, v_free, cleaned, turns
     copies = q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free
     work = tiles_ptr, page_table_ptr, num_pairs, M, num_pages
     outs = out_ptr, partial_ptr, stats_ptr
+    zero: gl.constexpr = 0
+    one: gl.constexpr = 1
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
-                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, one, NUM_PROGRAMS)),
                 (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
             [4, 1],
@@ -266,7 +289,7 @@ def hopper_prefill_kernel(
     else:
         gl.warp_specialize(
             [
-                (_attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
+                (attend, (rings, tiles_ptr, outs, unit, num_pairs, H, D, PARTS, HEADS, zero, NUM_PROGRAMS)),
                 (load_tiles, (copies, work, H, KV_HEADS, D, PAGE, PARTS, HEADS, NUM_PROGRAMS)),
             ],
             [1],

@@ -21,11 +21,12 @@ def _load_tile(
     KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fetch one tile of keys or values, once its place in the ring is free."""
-    COLUMNS: gl.constexpr = D // PIECE
+    WIDTH: gl.constexpr = desc.block_shape[1]
+    COLUMNS: gl.constexpr = D // WIDTH
     stage = count % STAGES
     bar = full.index(stage)
     mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
-    mbarrier.expect(bar, TILE * D * 2)
+    mbarrier.expect(bar, TILE * D * desc.dtype.primitive_bitwidth // 8)
     for piece in gl.static_range(TILE // PIECE):
         position = start + piece * PIECE
         page = gl.load(pages_ptr + gl.minimum(position // PAGE, M - 1))
@@ -34,7 +35,7 @@ def _load_tile(
         row = (page * KV_HEADS + kv_head) * PAGE + position % PAGE
         for column in gl.static_range(COLUMNS):
             place = (stage * COLUMNS + column) * (TILE // PIECE) + piece
-            tma.async_copy_global_to_shared(desc, [row, column * PIECE], bar, parts.index(place))
+            tma.async_copy_global_to_shared(desc, [row, column * WIDTH], bar, parts.index(place))
 
 
 @gluon.jit

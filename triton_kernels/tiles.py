@@ -33,4 +33,5 @@ def hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
 
 @functools.cache
 def _layout(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for(list(block), gl.float16 if dtype == torch.float16 else gl.bfloat16)
+    numbers = gl.float8e4nv if dtype.itemsize == 1 else gl.bfloat16
+    return gl.NVMMASharedLayout.get_default_for(list(block), numbers)
