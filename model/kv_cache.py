@@ -29,12 +29,17 @@ def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.
     """What `--kv-cache-dtype` means for a model in `dtype`; ValueError where the device cannot do it."""
     if wanted == "auto":
         return dtype
-    if (gpu := gpu_of(device)) is not None and gpu.capability < _FP8_CAPABILITY:
-        capability = "{}.{}".format(*divmod(gpu.capability, 10))
-        raise ValueError(
-            f"--kv-cache-dtype got {wanted!r} for {gpu.name or 'a GPU'} of compute capability {capability}; want a GPU "
-            "of 8.9 or more, or auto"
-        )
+    if (gpu := gpu_of(device)) is not None:
+        if gpu.capability < _FP8_CAPABILITY:
+            capability = "{}.{}".format(*divmod(gpu.capability, 10))
+            raise ValueError(
+                f"--kv-cache-dtype got {wanted!r} for {gpu.name or 'a GPU'} of compute capability {capability}; want "
+                "a GPU of 8.9 or more, or auto"
+            )
+        if dtype == torch.float32:  # which other kernels would have to multiply
+            raise ValueError(
+                f"--kv-cache-dtype got {wanted!r} for a model in float32; want --dtype bfloat16 or float16, or auto"
+            )
     return FP8
 
 

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from paged_attention import Heads, PagedCache, distance
-from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention, plan_fused_decode
 
 EPS = 1e-6
@@ -77,8 +76,7 @@ class Step:
         """What came out, and that of the caches the cells of the new tokens changed and nothing else."""
         heads, cache = self.heads, self.cache
         cells = torch.finfo(cache.k_cache.dtype)
-        # FP8 is multiplied in fp16, but for few rows, which are multiplied as they come.
-        factors = torch.float16 if cache.cells and not isinstance(self.plan(), FewRows) else self.dtype
+        factors = torch.float16 if cache.cells else self.dtype  # FP8 is multiplied in fp16
         rounding, least = 1.02 / 2 * cells.eps, max(cells.smallest_normal * cells.eps / 2, 1e-5)
         assert int(cache.k_cache.float().isfinite().sum()) == sum(self.lengths) * heads.num_kv * heads.dim
         for row, slot in enumerate(self.slots):

@@ -23,6 +23,7 @@ from slot_tables import random_table
 from tercet.triton_kernels import add_rms_norm as norm_module
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_name
 from tercet.triton_kernels.log_probabilities import log_probabilities
 from tercet.triton_kernels.matmul import (
@@ -203,9 +204,10 @@ LENGTHS = [1, 31, 64, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 77] + 
 
 
 @kernels
+@pytest.mark.parametrize("cells", [None, FP8])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_decode_rows(heads: Heads) -> None:
-    cache = PagedCache(heads, LENGTHS, DEVICE, DTYPE)
+def test_decode_rows(heads: Heads, cells: torch.dtype | None) -> None:
+    cache = PagedCache(heads, LENGTHS, DEVICE, DTYPE, cells)
     most = 20 if INTERPRETED else 260
     slots = [random.randrange(len(LENGTHS)) for _ in range(most)]
     lengths = [max(1, LENGTHS[slot] - random.choice([0, 0, 1, 20])) for slot in slots]
@@ -224,10 +226,11 @@ def test_decode_rows(heads: Heads) -> None:
 
 
 @kernels
+@pytest.mark.parametrize("cells", [None, FP8])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
-def test_chunks_cut_anywhere(heads: Heads) -> None:
+def test_chunks_cut_anywhere(heads: Heads, cells: torch.dtype | None) -> None:
     length = 2 * SPLIT + 77 if not INTERPRETED else 150
-    cache = PagedCache(heads, [length, 300, 70], DEVICE, DTYPE)
+    cache = PagedCache(heads, [length, 300, 70], DEVICE, DTYPE, cells)
     q = cache.queries(length)
     whole = cache.prefill(q, [(0, 0, length)])
     others = [(1, 100, 130), (2, 69, 1)]

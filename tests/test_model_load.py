@@ -103,7 +103,11 @@ def test_fp8_in_the_cache_needs_a_gpu_that_has_it(capability: int) -> None:
         assert cache_dtype("auto", torch.bfloat16, META) == torch.bfloat16
         if capability >= 89:
             assert cache_dtype("fp8", torch.bfloat16, META) == torch.float8_e4m3fn
+            with pytest.raises(
+                ValueError, match="got 'fp8_e4m3' for a model in float32; want --dtype bfloat16 or float16"
+            ):
+                cache_dtype("fp8_e4m3", torch.float32, META)
             return
-        wanted = "--kv-cache-dtype got 'fp8' for NVIDIA Something of compute capability 8.0; want a GPU of 8.9 or more"
+        wanted = "--kv-cache-dtype got 'fp8' for NVIDIA Something of compute capability 8.0; want a GPU of 8.9"
         with pytest.raises(ValueError, match=wanted):
             cache_dtype("fp8", torch.bfloat16, META)

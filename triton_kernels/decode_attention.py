@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -195,6 +196,7 @@ def _decode_kernel(
         q_heads = kv_head * G + heads
         q_mask = (heads < G)[:, None] & column_mask[None, :] & (row >= 0)
         q = tl.load(q_ptr + (row * H + q_heads)[:, None] * D + columns[None, :], mask=q_mask, other=0.0)
+        q = as_factor(q, q.dtype, k_ptr.dtype.element_ty)
         largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         weight = tl.zeros((BLOCK_G,), tl.float32)
         acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)

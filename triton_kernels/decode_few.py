@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.attention_prologue import norm_and_turn
+from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
 from tercet.triton_kernels.merge_parts import add_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -35,7 +36,7 @@ def _load_halves(ptr, columns, HALF: tl.constexpr):
 @triton.jit
 def _queries(
     first_ptr, norm0, norm1, cos, sin, eps,
-    G: tl.constexpr, BLOCK_G: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    G: tl.constexpr, BLOCK_G: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, CELL: tl.constexpr,
 ):  # fmt: skip
     """The q heads of one kv head, normed, turned and rounded, in two halves: [G, HALF]."""
     group = tl.arange(0, BLOCK_G)[:, None]
@@ -51,7 +52,7 @@ def _queries(
     y = y.to(tl.float32)
     squares = tl.sum(x * x + y * y, 1)[:, None]
     x, y = norm_and_turn(x, y, squares, norm0[None, :], norm1[None, :], cos[None, :], sin[None, :], eps, 2 * HALF, NORM)
-    return x.to(dtype), y.to(dtype)
+    return as_factor(x, dtype, CELL), as_factor(y, dtype, CELL)
 
 
 @triton.jit
@@ -80,17 +81,18 @@ def _add_newest(
         heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
         k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
         v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers).to(v_ptr.dtype.element_ty)
-        q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
+        cell: tl.constexpr = k_ptr.dtype.element_ty
+        q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM, cell)
         squares = tl.sum(k0 * k0 + k1 * k1, 0)
         k0, k1 = norm_and_turn(k0, k1, squares, k_norm0, k_norm1, cos, sin, eps, D, NORM)
         key0 = k0.to(k_ptr.dtype.element_ty)
         key1 = k1.to(k_ptr.dtype.element_ty)
-        cell = ((page * KV_HEADS + head) * PAGE + at % PAGE) * D
+        place = ((page * KV_HEADS + head) * PAGE + at % PAGE) * D
         # The first page belongs to nobody.
         inside = (page > 0) & (page < num_pages)
-        tl.store(k_ptr + cell + columns, key0, mask=inside)
-        tl.store(k_ptr + cell + HALF + columns, key1, mask=inside)
-        tl.store(v_ptr + cell + numbers, v, mask=inside)
+        tl.store(k_ptr + place + columns, key0, mask=inside)
+        tl.store(k_ptr + place + HALF + columns, key1, mask=inside)
+        tl.store(v_ptr + place + numbers, v, mask=inside)
         products = q0.to(tl.float32) * key0.to(tl.float32)[None, :] + q1.to(tl.float32) * key1.to(tl.float32)[None, :]
         group = tl.arange(0, BLOCK_G)
         places = (NUM_WORKERS + tl.program_id(0)) * G + group
@@ -128,7 +130,6 @@ def few_rows_kernel(
     """
     HALF: tl.constexpr = D // 2
     G: tl.constexpr = H // KV_HEADS
-    dtype = qkv_ptr.dtype.element_ty
     unit = scale * _LOG2_E
     let_next_start(PDL)
     worker = tl.program_id(0) - B * KV_HEADS
@@ -173,20 +174,21 @@ def few_rows_kernel(
         k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
         v = tl.load((v_ptr + first_cell * D) + (offsets + numbers[None, :]), mask=inside[:, None], other=0.0)
         cos, sin, norm0, norm1 = _hold(cos, PDL), _hold(sin, PDL), _hold(norm0, PDL), _hold(norm1, PDL)
-        k0, k1 = _hold(k0, PDL).to(dtype), _hold(k1, PDL).to(dtype)
+        k0, k1 = _hold(k0, PDL), _hold(k1, PDL)
         pages = _pages_of(table_ptr, tile * TILE + TILE, M, PAGE, TILE)
         # Up to here nothing was read that the kernel ahead writes. From the second tile on this waits for nothing, and
         # the queries come from near by once more: code for the first tile alone would cost more.
         wait_for_previous(PDL)
-        q0, q1 = _queries(first_ptr, norm0, norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM)
+        q0, q1 = _queries(first_ptr, norm0, norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM, k_ptr.dtype.element_ty)
         # Two chains of products, each half as long.
+        k0, k1, v = k0.to(q0.dtype), k1.to(q0.dtype), v.to(q0.dtype)
         s = tl.dot(k0, tl.trans(q0)) * unit + tl.dot(k1, tl.trans(q1)) * unit
         s = tl.where((tile * TILE + tokens < known)[:, None], s, float("-inf"))
         new = tl.maximum(largest, tl.max(s, 0))
         shrink = tl.exp2(largest - new)
         weights = tl.exp2(s - new[None, :])
         weight = weight * shrink + tl.sum(weights, 0)
-        acc = tl.dot(tl.trans(v.to(dtype)), weights.to(dtype), acc * shrink[None, :])
+        acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * shrink[None, :])
         largest = new
     group = tl.arange(0, BLOCK_G)
     places = worker * G + group

@@ -16,6 +16,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels import prefill_load
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.checks import FP8, check_dtype
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.merge_splits import merge_splits
@@ -126,6 +127,7 @@ def _prefill_kernel(
         pages_ptr = page_table_ptr + tl.load(record_ptr + 3).to(tl.int64) * M
         kv_head = head // (H // KV_HEADS)
         q = tl.load(q_ptr + (rows * H + head)[:, None] * D + columns[None, :], mask=q_mask, other=0.0)
+        q = as_factor(q, q.dtype, k_cache.dtype if TMA else k_cache.dtype.element_ty)
         queries = first_query + indices
         low = 0
         if WINDOW > 0:
