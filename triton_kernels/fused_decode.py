@@ -30,9 +30,8 @@ from tercet.triton_kernels.merge_parts import merge_parts_kernel
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
-_TILE = 32
-_STAGES = 3
-"""Of 16 bits: as many bytes must be on their way."""
+_TILE_BYTES, _STAGES = 64, 3
+"""Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64."""
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
@@ -44,8 +43,8 @@ short."""
 LONG = 2**30
 """As what is known of a row's length: it is so long that bytes count, not instructions behind each other."""
 _FEW_TILE = 64
-_SPLIT = 8
-"""Tiles of a fixed split."""
+_SPLIT = 256
+"""Tokens of a fixed split."""
 
 FusedPlan = DecodeShares | FewRows | FixedSplits
 
@@ -53,7 +52,7 @@ FusedPlan = DecodeShares | FewRows | FixedSplits
 def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
     """Whether the fused kernel knows these shapes and this way of scoring."""
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
-    fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % _TILE == 0
+    fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % 32 == 0
     fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
     return fits and scoring.is_plain and is_hopper(k_cache.device)
 
@@ -80,8 +79,11 @@ def plan_fused_decode(
     check_indices("page_table", page_table_SM, k_cache, None, None)
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     max_tokens = page_table_SM.shape[1] * page_size
+    tile = min(_TILE_BYTES // k_cache.dtype.itemsize, page_size)
     if deterministic:
-        splits = make_fixed_splits(decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, _TILE, _SPLIT)
+        splits = make_fixed_splits(
+            decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, _SPLIT // tile
+        )
         plan_fixed_splits(decode_slots_B, splits)
         return splits
     if longest < LONG and (longest or num_rows <= _FEW_ROWS):
@@ -95,7 +97,7 @@ def plan_fused_decode(
     if num_rows * num_kv_heads <= num_workers:
         # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
         num_workers = max(num_workers // 64 * 64, 16)
-    shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, _TILE)
+    shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, tile)
     plan_decode_shares(decode_slots_B, shares, num_kv_heads)
     return shares
 
@@ -136,7 +138,7 @@ def fused_decode_attention(
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
-    norm, stages = q_norm_weight_D is not None, _STAGES * 2 // k_cache.dtype.itemsize
+    norm, stages = q_norm_weight_D is not None, _STAGES * _TILE_BYTES // (shares.tile * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
