@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,23 +64,40 @@ def test_wrong_lengths(text: str) -> None:
         Lengths(text)
 
 
-async def test_requests_do_not_wait_for_each_other() -> None:
+async def test_requests_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is sent at its time, on a clock that goes on when what it has come to is done, however long that takes."""
+    now = 1000.0
+    sleeping: list[tuple[float, asyncio.Event]] = []
+    asked: list[tuple[list[int], int]] = []
     gate = asyncio.Event()
-    asked = []
+
+    async def sleep(seconds: float) -> None:
+        woken = asyncio.Event()
+        sleeping.append((now + seconds, woken))
+        await woken.wait()
 
     class Slow:
         async def ask(self, prompt: list[int], num_tokens: int, timeline: Timeline) -> None:
             asked.append((prompt, num_tokens))
-            if len(asked) == 20:
-                gate.set()
             await gate.wait()
             timeline.arrivals.append(timeline.sent + 1.0)
 
+    monkeypatch.setattr("bench_serve.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("bench_serve.asyncio", SimpleNamespace(sleep=sleep, gather=asyncio.gather))
     plan = arrivals(20, 1000.0, Lengths("1:9"), Lengths("1:9"), 1000, 0)
-    done = await asyncio.wait_for(offer(Slow(), plan), 20)
+    async with asyncio.timeout(20):
+        offering = asyncio.create_task(offer(Slow(), plan))
+        while len(sleeping) < 20:
+            await asyncio.sleep(0)
+        for count, (now, woken) in enumerate(sorted(sleeping, key=lambda one: one[0]), 1):
+            woken.set()
+            while len(asked) < count:
+                await asyncio.sleep(0)
+        gate.set()
+        done = await offering
     assert asked == [(one.prompt, one.num_tokens) for one in plan]
     assert [one.num_prompt for one in done] == [len(one.prompt) for one in plan]
-    assert [one.sent for one in done] == sorted(one.sent for one in done)
+    assert [one.sent - 1000.0 for one in done] == pytest.approx([one.at for one in plan])
 
 
 # --------------------------------------------------------------------------------------- foreign endpoints
