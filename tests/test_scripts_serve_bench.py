@@ -89,7 +89,8 @@ async def test_requests_do_not_wait_for_each_other(monkeypatch: pytest.MonkeyPat
         offering = asyncio.create_task(offer(Slow(), plan))
         while len(sleeping) < 20:
             await asyncio.sleep(0)
-        for count, (now, woken) in enumerate(sorted(sleeping, key=lambda one: one[0]), 1):
+        for count, (when, woken) in enumerate(sorted(sleeping, key=lambda one: one[0]), 1):
+            now = when
             woken.set()
             while len(asked) < count:
                 await asyncio.sleep(0)
