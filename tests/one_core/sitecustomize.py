@@ -1,7 +1,4 @@
-"""On the path of all processes of `make test`, whose two runs have a core each: a worker computes in one thread.
-
-Threads of tiny products only wait for each other, and while they do, they keep from their cores who has work.
-"""
+"""On the path of all processes of `make test`: an engine's worker sees one core, and computes in one thread."""
 
 import os
 import sys
