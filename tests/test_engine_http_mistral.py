@@ -15,6 +15,7 @@ import pytest
 from openai import OpenAI
 from tokenizers import AddedToken
 
+from at_once import at_once
 from checkpoints import VOCAB_SIZE, make_checkpoint, tokenizer
 from daemon import Daemon, free_port
 from mistral_style import LISTED, NAMED, TOKENS
@@ -83,9 +84,15 @@ def check(call: Any) -> None:
 
 @pytest.mark.parametrize("choice", ["required", NAMED_TOOL])
 def test_a_call_comes(served: Served, choice: Any) -> None:
-    for seed in range(4):
+    def answered(seed: int) -> Any:
         ask = {**served.ask, "tool_choice": choice, "seed": seed}
-        answer = served.client.chat.completions.create(**ask, extra_body={"return_token_ids": True}).choices[0]
+        return served.client.chat.completions.create(**ask, extra_body={"return_token_ids": True}).choices[0]
+
+    def streamed(seed: int) -> list[Any]:
+        ask = {**served.ask, "tool_choice": choice, "seed": seed}
+        return [chunk.choices[0] for chunk in served.client.chat.completions.create(stream=True, **ask)]
+
+    for answer, chunks in zip(at_once(answered, range(4)), at_once(streamed, range(4)), strict=True):
         assert answer.message.tool_calls is not None, answer.message.content
         (call,) = answer.message.tool_calls
         assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
@@ -94,9 +101,8 @@ def test_a_call_comes(served: Served, choice: Any) -> None:
         check(call)
         assert choice == "required" or call.function.name == "grow_more"
 
-        chunks = [chunk.choices[0] for chunk in served.client.chat.completions.create(stream=True, **ask)]
-        (streamed,) = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
-        assert (streamed.name, streamed.arguments) == (call.function.name, call.function.arguments)
+        (piecewise,) = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
+        assert (piecewise.name, piecewise.arguments) == (call.function.name, call.function.arguments)
         assert not any(chunk.delta.content for chunk in chunks)
         assert chunks[-1].finish_reason == "tool_calls"
 
@@ -111,9 +117,12 @@ def test_strict_tools_are_called_right_or_not_at_all(served: Served) -> None:
     assert message.tool_calls is not None, message.content
     (call,) = message.tool_calls
     check(call)
+
+    def answered(seed: int) -> Any:
+        return served.client.chat.completions.create(logit_bias=served.bias(5), seed=seed, **ask).choices[0].message
+
     counts = []
-    for seed in range(8):
-        message = served.client.chat.completions.create(logit_bias=served.bias(5), seed=seed, **ask).choices[0].message
+    for message in at_once(answered, range(8)):
         for call in message.tool_calls or ():
             check(call)
         counts.append(len(message.tool_calls or ()))

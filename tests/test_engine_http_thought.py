@@ -13,7 +13,10 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
+from openai.types.chat import ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
 
+from at_once import at_once
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from daemon import Daemon, free_port
 
@@ -67,9 +70,11 @@ def is_right(form: dict[str, Any], content: str | None, calls: list[tuple[str, s
 
 @pytest.mark.parametrize("form", [FORCED, SCHEMA, CHOICE])
 def test_it_thinks_and_then_answers(client: OpenAI, form: dict[str, Any]) -> None:
+    def answered(seed: int) -> Choice:
+        return client.chat.completions.create(seed=seed, **ASK, **form).choices[0]
+
     thoughts = []
-    for seed in range(3):
-        choice = client.chat.completions.create(seed=seed, **ASK, **form).choices[0]
+    for choice in at_once(answered, range(3)):
         calls = [(call.function.name, call.function.arguments) for call in choice.message.tool_calls or ()]
         assert is_right(form, choice.message.content, calls), choice
         thoughts.append(getattr(choice.message, "reasoning_content", ""))
@@ -102,9 +107,12 @@ def test_a_model_that_opens_its_reasoning_itself(
     }
     (end,) = ASK["logit_bias"]
     ask = {**ASK, **form, "extra_body": more, "logit_bias": {end: SOON, str(int(end) - 1): wants}}
+
+    def answered(seed: int) -> ChatCompletionMessage:
+        return unopened.chat.completions.create(seed=seed, **ask).choices[0].message
+
     thoughts = []
-    for seed in range(8):
-        message = unopened.chat.completions.create(seed=seed, **ask).choices[0].message
+    for message in at_once(answered, range(8)):
         calls = [(one.function.name, one.function.arguments) for one in message.tool_calls or ()]
         assert is_right(form, message.content, calls), message
         thoughts.append(getattr(message, "reasoning_content", ""))

@@ -11,9 +11,12 @@ import jsonschema
 import msgspec
 import openai
 import pytest
-from openai import OpenAI
+from openai import OpenAI, omit
+from openai.types.chat import ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict
 
+from at_once import at_once
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
 from daemon import Daemon, free_port
 from grammar_fits import fits
@@ -61,8 +64,12 @@ def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
     ):
         ask: Any = {"model": "tiny", "messages": TURNS, "tools": tools()}
         named = {"type": "function", "function": {"name": "grow"}}
-        for seed, choice in enumerate(["required", "required", named]):
-            answer = client.chat.completions.create(tool_choice=choice, seed=seed, **ask).choices[0]
+        choices: list[Any] = ["required", "required", named]
+
+        def answered(seed: int) -> Choice:
+            return client.chat.completions.create(tool_choice=choices[seed], seed=seed, **ask).choices[0]
+
+        for choice, answer in zip(choices, at_once(answered, range(3)), strict=True):
             assert answer.message.tool_calls is not None, answer.message.content
             (call,) = answer.message.tool_calls
             assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
@@ -90,6 +97,10 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
         Daemon(str(folder), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon,
         OpenAI(base_url=f"{daemon.http}/v1", api_key="none", max_retries=0, timeout=60) as client,
     ):
+
+        def answered(wish: dict[str, Any]) -> ChatCompletionMessage:
+            return client.chat.completions.create(**wish).choices[0].message
+
         ask: Any = {"model": "tiny", "messages": TURNS, "max_tokens": 300, "temperature": 0, "logit_bias": begins_call}
         answer = client.chat.completions.create(tools=[strict], parallel_tool_calls=False, **ask).choices[0].message
         assert answer.tool_calls is not None, answer.content
@@ -97,9 +108,9 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
         assert call.type == "function"
         assert call.function.name == "grow"
         Outer.model_validate_json(call.function.arguments)
-        plain = client.chat.completions.create(tools=[loose], **ask).choices[0].message
+        plain_and_text = [{**ask, "tools": [loose]}, {**ask, "tools": [strict, loose], "logit_bias": None}]
+        plain, text = at_once(answered, plain_and_text)
         assert plain.tool_calls is None
-        text = client.chat.completions.create(tools=[strict, loose], **{**ask, "logit_bias": None}).choices[0].message
         assert text.tool_calls is None
         assert text.content
         forced: Any = {"model": "tiny", "messages": TURNS, "tools": [loose], "tool_choice": "required"}
@@ -110,11 +121,10 @@ def test_a_strict_tool_is_called_right_or_not_at_all(tmp_path: Path) -> None:
         form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": ANSWER}}
         both: Any = {**ask, "tools": [strict], "response_format": form}
         never = {**both, "logit_bias": dict.fromkeys(begins_call, -100)}
-        for wish in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}):
-            message = client.chat.completions.create(parallel_tool_calls=False, **wish, **both).choices[0].message
+        one_call = {**both, "parallel_tool_calls": False}
+        for message in at_once(answered, [one_call | {"tool_choice": wish} for wish in (omit, "auto", "required")]):
             assert message.tool_calls is not None, message.content
-        for wish in ({}, {"tool_choice": "auto"}, {"tool_choice": "none"}):
-            message = client.chat.completions.create(**wish, **never).choices[0].message
+        for message in at_once(answered, [never | {"tool_choice": wish} for wish in (omit, "auto", "none")]):
             assert message.tool_calls is None
             jsonschema.validate(json.loads(message.content or ""), ANSWER)
         strict["function"]["parameters"] = {"properties": {"a": {"not": {"type": "null"}}}}
