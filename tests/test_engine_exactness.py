@@ -33,8 +33,8 @@ from whole_engine import (
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
 FEW = ("llama3", "qwen3", "mistral")
-RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "qwen3": 4, "smollm2": 2}
-ALONE = [family for family in FAMILIES if family == "qwen3" or family not in RANKS]
+RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2}
+ALONE = [family for family in FAMILIES if family not in RANKS]
 
 
 def some_cases(family: str) -> tuple[list[list[int]], list[list[int]]]:
@@ -73,8 +73,8 @@ def test_every_family_all_at_once_and_again(alone: tuple[str, LLM]) -> None:
     family, llm = alone
     prompts, answers = greedy_cases(family)
     assert generate(llm, prompts, GREEDY) == answers
-    again = llm.generate(prompts, GREEDY, use_tqdm=False)
-    assert ids_of(again) == answers
+    again = llm.generate(prompts, shorter(24), use_tqdm=False)
+    assert ids_of(again) == [answer[:24] for answer in answers]
     # All full pages of the prompts are known by now, but a prompt's last token is always computed.
     assert [output.usage.num_cached_tokens for output in again] == [
         (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE for prompt in prompts
