@@ -1,7 +1,6 @@
 """What is compiled ahead: all kernels of all kinds of steps, in parts that share them, sums over ranks among them."""
 
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,9 @@ def steps_of(family: str, **changes: Any) -> Steps:
     return Steps(config=config, **{**few, **changes})
 
 
-@pytest.fixture(scope="module")
-def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What one test has compiled another need not: which kernels there are has nothing to do with it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        yield
+@pytest.fixture
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 class Few(Claims):
