@@ -107,6 +107,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     # Before torch reads it: threads that spin for each other stand still, by the millisecond, whenever another process
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    os.environ["OMP_DYNAMIC"] = "false"  # with fewer threads than oneDNN has asked for its products are wrong
     spec, config = link.spec, link.spec.config
     if config.device != "cpu":
         open_device_early(spec.rank)

@@ -137,7 +137,12 @@ class Group:
 
 
 def set_cpu_threads(size: int) -> int:
-    """Share the machine's cores among the ranks that compute on them; returns this rank's threads."""
+    """Share the machine's cores among the ranks that compute on them; returns this rank's threads.
+
+    No more than OpenMP may have: where it has fewer than oneDNN asks for, products are wrong.
+    """
     threads = max(1, len(os.sched_getaffinity(0)) // size)
+    if (limit := os.environ.get("OMP_THREAD_LIMIT", "")).isdecimal() and int(limit):
+        threads = min(threads, int(limit))
     torch.set_num_threads(threads)
     return threads

@@ -1,6 +1,7 @@
 """The ranks' collective operations over gloo, in real processes: right sums, nothing listening outward, no waiting."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -88,9 +89,13 @@ def test_rank_out_of_range() -> None:
         Group(2, 2, CPU)
 
 
-def test_threads_are_shared() -> None:
+def test_threads_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     try:
         assert set_cpu_threads(1000) == torch.get_num_threads() == 1
+        monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+        for limit, threads in (("3", 3), ("9", 8), ("0", 8), ("many", 8)):
+            monkeypatch.setenv("OMP_THREAD_LIMIT", limit)
+            assert set_cpu_threads(1) == torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
