@@ -1,7 +1,8 @@
 """Rows of the kernel bench for attention: decode over paged caches, causal prefill, and the prologue before both.
 
-Head size 128, 8 kv heads, pages of 64 tokens in random order. The peer of prefill is cuDNN's attention, through torch;
-FlashAttention 3 stands beside both with what it did on an H200, at the better of two numbers of heads.
+Head size 128, 8 kv heads, pages of 64 tokens in random order; caches in bf16 and, for the kernels that serve, in FP8.
+The peer of prefill is cuDNN's attention, through torch; FlashAttention 3 stands beside both with what it did on an
+H200, at the better of two numbers of heads.
 """
 
 import random
@@ -16,6 +17,7 @@ from kernel_timing import Stopwatch
 from tercet.triton_kernels.attention import decode_attention, plan_prefill, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
 from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
 from tercet.triton_kernels.matmul import matmul
@@ -49,7 +51,8 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         ("B=8 C=32768", [32768] * 8),
     ):
         yield _decode_row(stopwatch, name, lengths)
-        yield _fused_row(stopwatch, name, lengths)
+        for cells in (torch.bfloat16, FP8):
+            yield _fused_row(stopwatch, name, lengths, cells)
     for num_heads, length, batch in (
         (16, 1024, 16),
         (16, 2048, 1),
@@ -58,7 +61,8 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         (32, 8192, 2),
         (16, 32768, 1),
     ):
-        yield _prefill_row(stopwatch, num_heads, length, batch)
+        for cells in (torch.bfloat16, FP8):
+            yield _prefill_row(stopwatch, num_heads, length, batch, cells)
     for num_tokens in (1, 64, 16384):
         yield _prologue_row(stopwatch, num_tokens)
     for num_heads, K, num_tokens in ((16, 1024, 2048), (16, 1024, 8192), (32, 4096, 2048), (32, 4096, 8192)):
@@ -99,13 +103,14 @@ def _decode_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int]) -> Row:
     )
 
 
-def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int]) -> Row:
+def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int], cells: torch.dtype) -> Row:
     """With head norms, rotary and the write of the new token's K and V inside."""
     batch, pages_each = len(lengths), -(-max(lengths) // _PAGE)
-    num_bytes = 4 * _KV_HEADS * _D * sum(lengths)
+    num_bytes = 2 * cells.itemsize * _KV_HEADS * _D * sum(lengths)
     # Written to by the kernel: not cut from the pool.
     shape = batch * pages_each + 1, _KV_HEADS, _PAGE, _D
-    caches = [(_empty(*shape).normal_(), _empty(*shape).normal_()) for _ in range(min(stopwatch.copies(num_bytes), 8))]
+    copies = min(stopwatch.copies(num_bytes), 8)
+    caches = [(_empty(*shape).normal_().to(cells), _empty(*shape).normal_().to(cells)) for _ in range(copies)]
     table, slots, lengths_B = _pages(batch, pages_each), _integers(range(batch)), _integers(lengths)
     qkv = stopwatch.cut(7, batch, (_HEADS + 2 * _KV_HEADS) * _D)
     q_norm, k_norm = stopwatch.cut(5, _D), stopwatch.cut(9, _D)
@@ -120,18 +125,19 @@ def _fused_row(stopwatch: Stopwatch, name: str, lengths: Sequence[int]) -> Row:
 
     return Row(
         kernel="fused_decode_attention",
-        shape=f"{name} H={_HEADS}",
+        shape=f"{name} H={_HEADS}{_kind(cells)}",
         run=run,
         copies=len(caches),
         num_bytes=num_bytes,
-        recorded_us=_FA3_DECODE_US.get(name),
+        recorded_us=None if cells == FP8 else _FA3_DECODE_US.get(name),
         recorded_name=_FA3,
     )
 
 
-def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) -> Row:
+def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int, cells: torch.dtype) -> Row:
     pages_each = length // _PAGE
-    k_cache, v_cache = (stopwatch.cut(part * 2**28, batch * pages_each + 1, _KV_HEADS, _PAGE, _D) for part in range(2))
+    shape = batch * pages_each + 1, _KV_HEADS, _PAGE, _D
+    k_cache, v_cache = (stopwatch.cut(part * 2**28, *shape).to(cells) for part in range(2))
     table, slots = _pages(batch, pages_each), _integers(range(batch))
     starts, begins = _integers([0] * batch), _integers(range(0, (batch + 1) * length, length))
     q, out = stopwatch.cut(3, batch * length, num_heads, _D), _empty(batch * length, num_heads, _D)
@@ -141,8 +147,8 @@ def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) 
         prefill_attention(q, k_cache, v_cache, table, slots, starts, begins, _SCALE, work=work, out=out)
 
     flops = 2.0 * batch * num_heads * length * length * _D
-    name = f"S={length} B={batch} H={num_heads}"
-    recorded = _FA3_PREFILL_TFLOP_PER_S.get((length, batch))
+    name = f"S={length} B={batch} H={num_heads}{_kind(cells)}"
+    recorded = None if cells == FP8 else _FA3_PREFILL_TFLOP_PER_S.get((length, batch))
     return Row(
         kernel="prefill_attention",
         shape=name,
@@ -150,7 +156,7 @@ def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) 
         copies=1,
         num_bytes=8.0 * q.numel(),
         num_flops=flops,
-        peer=_cudnn(stopwatch, batch, num_heads, length),
+        peer=None if cells == FP8 else _cudnn(stopwatch, batch, num_heads, length),
         peer_name="cuDNN",
         recorded_us=flops / recorded / 1e6 if recorded else None,
         recorded_name=_FA3,
@@ -222,6 +228,10 @@ def _pages(batch: int, pages_each: int) -> torch.Tensor:
 
 def _integers(numbers: Sequence[int]) -> torch.Tensor:
     return torch.tensor(list(numbers), dtype=torch.int32, device="cuda")
+
+
+def _kind(cells: torch.dtype) -> str:
+    return " FP8" if cells == FP8 else ""
 
 
 def _empty(*shape: int) -> torch.Tensor:
