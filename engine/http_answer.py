@@ -83,19 +83,27 @@ class Answer:
         record.finish_reasons = [one.reason for one in generations]
         return Usage(num_prompt, num_generated, num_prompt + num_generated, PromptTokensDetails(num_cached))
 
+    def prompt_of(self, index: int) -> int:
+        """Which prompt an answer is to."""
+        return index // self._num_each
+
     async def count_prompt_tokens(self) -> int:
         """What `usage` will say of them at the end."""
-        return sum([await self._count_tokens(prompt) for prompt in self._prompts])
+        return sum(map(len, await self.prompt_ids()))
+
+    async def prompt_ids(self) -> list[list[int]]:
+        """Of each prompt, which token ids it has."""
+        return [await self._ids_of(prompt) for prompt in self._prompts]
 
     def note_failure(self, code: str) -> None:
         """For the log: it failed after its status was sent."""
         self._record.error = code
 
-    async def _count_tokens(self, prompt: Prompt) -> int:
+    async def _ids_of(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str) and isinstance(prompt[0], int):
-            return len(prompt)
+            return list(cast("Sequence[int]", prompt))
         text_or_turns = cast("str | Sequence[ChatMessage]", prompt)
-        return len(await self._door.client.tokenize(text_or_turns, options=self._handling["options"]))
+        return await self._door.client.tokenize(text_or_turns, options=self._handling["options"])
 
     async def _generate(self, prompt: Prompt) -> list[Generation]:
         with self._measured() as timers:

@@ -49,19 +49,24 @@ async def chat(request: Request, door: Door) -> Any:
     with as_http({"prompt": "tools"}):
         params = await _params(body, door, reasoning)
     answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, options)
-    with_ids = bool(body.return_token_ids)
+    prompt_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    if body.return_token_ids:
+        with as_http(body.names):
+            (prompt_ids,) = await unless_gone(request.receive, answer.prompt_ids())
 
     def reader() -> ChatReader:
         tools = door.info.tool_format if body.uses_tools else "none"
         return ChatReader(reasoning, tools, 1 if body.parallel_tool_calls is False else None)
 
     if body.stream:
-        chunks = _ChatChunks(answer, reader, with_ids)
+        chunks = _ChatChunks(answer, reader, prompt_ids)
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage, body.names))
     with as_http(body.names):
         generations = await unless_gone(request.receive, answer.whole())
     later: Later = []
-    choices = [_choice(index, one, reader(), with_ids, later) for index, one in enumerate(generations)]
+    choices = [
+        _choice(index, one, reader(), bool(body.return_token_ids), later) for index, one in enumerate(generations)
+    ]
     if (of_prompt := generations[0].prompt_logprobs) is not None:
         later.append(prompt_logprobs(of_prompt, body.prompt_logprobs or 0))
     completion = ChatCompletion(
@@ -70,6 +75,7 @@ async def chat(request: Request, door: Door) -> Any:
         model=answer.model,
         choices=choices,
         usage=answer.usage(generations),
+        prompt_token_ids=prompt_ids,
         prompt_logprobs=msgspec.UNSET if of_prompt is None else LATER,
     )
     return json_answer(_encode(completion), later)
@@ -134,10 +140,14 @@ def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bo
 class _ChatChunks(Chunks[ChatChunkChoice]):
     """Pieces of chat answers as chunks."""
 
-    def __init__(self, answer: Answer, reader: Callable[[], ChatReader], with_ids: bool) -> None:
+    def __init__(
+        self, answer: Answer, reader: Callable[[], ChatReader], prompt_ids: list[int] | msgspec.UnsetType
+    ) -> None:
+        """`prompt_ids`: if token ids are wanted."""
         self._answer = answer
         self._new_reader = reader
-        self._with_ids = with_ids
+        self._prompt_ids = prompt_ids
+        self._with_ids = prompt_ids is not msgspec.UNSET
         self._readers: dict[int, ChatReader] = {}
         """Of the answers that have begun."""
 
@@ -179,6 +189,14 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
 
     def chunk(self, choices: list[ChatChunkChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
         answer = self._answer
+        begins = bool(choices) and choices[0].delta.role is not None
         return _encode(
-            ChatChunk(id=answer.id, created=answer.created, model=answer.model, choices=choices, usage=usage)
+            ChatChunk(
+                id=answer.id,
+                created=answer.created,
+                model=answer.model,
+                choices=choices,
+                prompt_token_ids=self._prompt_ids if begins else msgspec.UNSET,
+                usage=usage,
+            )
         )

@@ -72,6 +72,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -104,6 +105,8 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChatChunkChoice]
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """Beside the role."""
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -116,6 +119,8 @@ class CompletionChoice(msgspec.Struct, frozen=True):
     finish_reason: FinishReason | None
     stop_reason: str | int | None = None
     token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    """In a stream beside the first of each answer."""
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 

@@ -1,4 +1,4 @@
-"""What a stream says of its consumption, chunk by chunk, in a whole engine."""
+"""What an answer says of its tokens: how many a stream has consumed so far, and which they are. A whole engine."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from transformers import AutoTokenizer
 
 from checkpoints import checkpoint
 from daemon import Daemon, free_port
@@ -51,6 +52,42 @@ def test_every_chunk_says_what_has_been_consumed(http: httpx.Client, path: str, 
     assert {chunk["usage"] is None for chunk in plain[:-1]} == {True}
     assert all("usage" not in chunk for chunk in chunks_of(http.post(path, json=ask)))
     assert said(plain) == said(chunks)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_ids_of_prompts_and_answers(http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """Prompts have those that transformers' tokenizer gives them, once for each answer; a stream tells the same."""
+    reader = AutoTokenizer.from_pretrained(checkpoint("llama"))
+    if "messages" in body:
+        prompts = [reader.apply_chat_template(TURNS, add_generation_prompt=True, return_dict=False)]
+    else:
+        prompts = [reader(one)["input_ids"] if isinstance(one, str) else one for one in body["prompt"]]
+    num_each = body.get("n", 1)
+    ask = {**body, "max_tokens": 5, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    whole = http.post(path, json=ask).json()
+    if "messages" in body:
+        assert whole["prompt_token_ids"] == prompts[0]
+    else:
+        told = [choice["prompt_token_ids"] for choice in whole["choices"]]
+        assert told == [ids for ids in prompts for _ in range(num_each)]
+    answers = [choice["token_ids"] for choice in whole["choices"]]
+    assert [len(ids) for ids in answers] == [5] * len(prompts) * num_each
+
+    of_prompts: dict[int, list[int]] = {}
+    of_answers: dict[int, list[int]] = {index: [] for index in range(len(answers))}
+    for chunk in chunks_of(http.post(path, json={**ask, "stream": True})):
+        (choice,) = chunk["choices"]
+        told_first = chunk if "messages" in body else choice
+        if "prompt_token_ids" in told_first:
+            assert choice["index"] not in of_prompts
+            assert not of_answers[choice["index"]]
+            of_prompts[choice["index"]] = told_first["prompt_token_ids"]
+        of_answers[choice["index"]] += choice.get("token_ids", [])
+    assert of_prompts == {index: prompts[index // num_each] for index in range(len(answers))}
+    assert [of_answers[index] for index in sorted(of_answers)] == answers
+
+    silent = http.post(path, json={**ask, "return_token_ids": False}).text
+    assert "token_ids" not in silent
 
 
 def said(chunks: list[Any]) -> dict[int, str]:
