@@ -14,11 +14,11 @@ from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import RETRY_AFTER_S
-from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, Usage
+from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptIds, PromptLogprobs, Usage
 from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Ended, Load, Logs, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
 
-Item = Delta | Finished | Failed | Logprobs | PromptLogprobs
+Item = Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds
 _NOBODY: dict[int, Ended] = {}
 
 
@@ -195,6 +195,11 @@ class FrontDesk:
         for started in tokens.started:
             if (live := by_number.get(started.number)) is not None:
                 live.started = started
+                if live.asked.tells_prompt:
+                    live.asked.tells_prompt = False
+                    assert live.submit is not None
+                    told = PromptIds(live.request_id, live.submit.prompt_ids)
+                    items.setdefault(live.client, []).append(told)
         for logs in tokens.prompt_logs:
             if (live := by_number.get(logs.row)) is not None:
                 self._accept_prompt_logs(live, logs, items)

@@ -49,6 +49,7 @@ class Answer:
             "priority": body.priority or 0,
             "queue_timeout": body.queue_timeout,
             "timeout": body.timeout,
+            "return_prompt_ids": bool(body.return_token_ids),
             "options": options,
         }
         self._num_each = _num_choices(body.n, len(prompts))
@@ -89,21 +90,17 @@ class Answer:
 
     async def count_prompt_tokens(self) -> int:
         """What `usage` will say of them at the end."""
-        return sum(map(len, await self.prompt_ids()))
-
-    async def prompt_ids(self) -> list[list[int]]:
-        """Of each prompt, which token ids it has."""
-        return [await self._ids_of(prompt) for prompt in self._prompts]
+        return sum([await self._count_tokens(prompt) for prompt in self._prompts])
 
     def note_failure(self, code: str) -> None:
         """For the log: it failed after its status was sent."""
         self._record.error = code
 
-    async def _ids_of(self, prompt: Prompt) -> list[int]:
+    async def _count_tokens(self, prompt: Prompt) -> int:
         if not isinstance(prompt, str) and isinstance(prompt[0], int):
-            return list(cast("Sequence[int]", prompt))
+            return len(prompt)
         text_or_turns = cast("str | Sequence[ChatMessage]", prompt)
-        return await self._door.client.tokenize(text_or_turns, options=self._handling["options"])
+        return len(await self._door.client.tokenize(text_or_turns, options=self._handling["options"]))
 
     async def _generate(self, prompt: Prompt) -> list[Generation]:
         with self._measured() as timers:

@@ -29,6 +29,7 @@ from tercet.engine.openai_responses import (
     FinishReason,
     Usage,
     finish_reason,
+    given,
 )
 from tercet.engine.refusal import Refusal
 from tercet.engine.sse import EventStream
@@ -49,24 +50,19 @@ async def chat(request: Request, door: Door) -> Any:
     with as_http({"prompt": "tools"}):
         params = await _params(body, door, reasoning)
     answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, options)
-    prompt_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    if body.return_token_ids:
-        with as_http(body.names):
-            (prompt_ids,) = await unless_gone(request.receive, answer.prompt_ids())
+    with_ids = bool(body.return_token_ids)
 
     def reader() -> ChatReader:
         tools = door.info.tool_format if body.uses_tools else "none"
         return ChatReader(reasoning, tools, 1 if body.parallel_tool_calls is False else None)
 
     if body.stream:
-        chunks = _ChatChunks(answer, reader, prompt_ids)
+        chunks = _ChatChunks(answer, reader, with_ids)
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage, body.names))
     with as_http(body.names):
         generations = await unless_gone(request.receive, answer.whole())
     later: Later = []
-    choices = [
-        _choice(index, one, reader(), bool(body.return_token_ids), later) for index, one in enumerate(generations)
-    ]
+    choices = [_choice(index, one, reader(), with_ids, later) for index, one in enumerate(generations)]
     if (of_prompt := generations[0].prompt_logprobs) is not None:
         later.append(prompt_logprobs(of_prompt, body.prompt_logprobs or 0))
     completion = ChatCompletion(
@@ -75,7 +71,7 @@ async def chat(request: Request, door: Door) -> Any:
         model=answer.model,
         choices=choices,
         usage=answer.usage(generations),
-        prompt_token_ids=prompt_ids,
+        prompt_token_ids=given(generations[0].prompt_token_ids),
         prompt_logprobs=msgspec.UNSET if of_prompt is None else LATER,
     )
     return json_answer(_encode(completion), later)
@@ -140,20 +136,18 @@ def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bo
 class _ChatChunks(Chunks[ChatChunkChoice]):
     """Pieces of chat answers as chunks."""
 
-    def __init__(
-        self, answer: Answer, reader: Callable[[], ChatReader], prompt_ids: list[int] | msgspec.UnsetType
-    ) -> None:
-        """`prompt_ids`: if token ids are wanted."""
+    def __init__(self, answer: Answer, reader: Callable[[], ChatReader], with_ids: bool) -> None:
         self._answer = answer
         self._new_reader = reader
-        self._prompt_ids = prompt_ids
-        self._with_ids = prompt_ids is not msgspec.UNSET
+        self._with_ids = with_ids
+        self._prompt_ids: list[int] | None = None
         self._readers: dict[int, ChatReader] = {}
         """Of the answers that have begun."""
 
     def choices(self, index: int, piece: Piece) -> list[ChatChunkChoice]:
         reader = self._readers.get(index)
         begins = reader is None
+        self._prompt_ids = self._prompt_ids or piece.prompt_token_ids
         if reader is None:
             reader = self._readers[index] = self._new_reader()
         deltas = reader.feed(piece.text)
@@ -196,7 +190,7 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
                 created=answer.created,
                 model=answer.model,
                 choices=choices,
-                prompt_token_ids=self._prompt_ids if begins else msgspec.UNSET,
+                prompt_token_ids=given(self._prompt_ids if begins else None),
                 usage=usage,
             )
         )

@@ -27,7 +27,7 @@ from tercet.engine.openai_logprobs import (
     prompt_logprobs,
 )
 from tercet.engine.openai_requests import CompletionRequest
-from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason
+from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason, given
 from tercet.engine.sse import EventStream
 from tercet.ipc.client import Generation, Piece, RequestRefused
 
@@ -41,11 +41,7 @@ async def complete(request: Request, door: Door) -> Any:
     door.check_model(body.model)
     prompts = body.to_prompts()
     answer = Answer(request, door, "cmpl", prompts, body.to_params(), body)
-    prompt_ids: list[list[int]] | None = None
-    if body.return_token_ids:
-        with as_http(body.names):
-            prompt_ids = await unless_gone(request.receive, answer.prompt_ids())
-    chunks = _CompletionChunks(answer, prompt_ids)
+    chunks = _CompletionChunks(answer, bool(body.return_token_ids))
     if body.stream:
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage, body.names))
     echoes: list[Echo] | list[None] = [None] * len(prompts)
@@ -64,17 +60,15 @@ async def complete(request: Request, door: Door) -> Any:
     num_each = len(generations) // len(prompts)
     choices: list[CompletionChoice] = []
     later: Later = []
-    for place, echo in enumerate(echoes):
+    for echo in echoes:
         answers = generations[len(choices) : len(choices) + num_each]
-        of_prompt = msgspec.UNSET if prompt_ids is None else prompt_ids[place]
-        choices += _choices(body, len(choices), answers, echo, of_prompt, later)
+        choices += _choices(body, len(choices), answers, echo, later)
     return json_answer(chunks.chunk(choices, answer.usage(generations)), later)
 
 
 def _choices(
-    body: CompletionRequest, first: int, answers: Sequence[Generation], echo: Echo | None,
-    prompt_ids: list[int] | msgspec.UnsetType, later: Later,
-) -> list[CompletionChoice]:  # fmt: skip
+    body: CompletionRequest, first: int, answers: Sequence[Generation], echo: Echo | None, later: Later
+) -> list[CompletionChoice]:
     """All answers to one prompt, from index `first` on. What they tell of the prompt is made once."""
     text = "" if echo is None else echo.text
     rows = answers[0].prompt_logprobs or ()  # may come once, with the first
@@ -97,7 +91,7 @@ def _choices(
                 finish_reason(one),
                 one.stop,
                 one.token_ids if body.return_token_ids else msgspec.UNSET,
-                prompt_ids,
+                given(answers[0].prompt_token_ids),
                 msgspec.UNSET if body.prompt_logprobs is None else LATER,
             )
         )
@@ -107,29 +101,29 @@ def _choices(
 class _CompletionChunks(Chunks[CompletionChoice]):
     """A chunk of a completion has the shape of a whole one."""
 
-    def __init__(self, answer: Answer, prompt_ids: list[list[int]] | None) -> None:
-        """`prompt_ids`: each prompt's, if token ids are wanted."""
+    def __init__(self, answer: Answer, with_ids: bool) -> None:
         self._answer = answer
-        self._prompt_ids = prompt_ids
-        self._with_ids = prompt_ids is not None
+        self._with_ids = with_ids
+        self._prompt_ids: dict[int, list[int]] = {}
+        """Of each prompt."""
         self._num_characters: dict[int, int] = {}
 
     def choice(
         self, index: int, text: str, token_ids: list[int], end: Generation | None, logprobs: Rows | None
     ) -> CompletionChoice:
         reason, stop = (None, None) if end is None else (finish_reason(end), end.stop)
-        shown_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-        if self._prompt_ids is not None and index not in self._num_characters:
-            shown_ids = self._prompt_ids[self._answer.prompt_of(index)]
+        of_prompt = None if index in self._num_characters else self._prompt_ids.get(self._answer.prompt_of(index))
         offset = self._num_characters.get(index, 0)
         self._num_characters[index] = offset + len(text)
         shown = completion_logprobs(logprobs, offset)
         own_ids = token_ids if self._with_ids else msgspec.UNSET
-        return CompletionChoice(index, text, shown, reason, stop, own_ids, shown_ids)
+        return CompletionChoice(index, text, shown, reason, stop, own_ids, given(of_prompt))
 
     def choices(self, index: int, piece: Piece) -> list[CompletionChoice]:
         if not (piece.text or piece.generation or piece.logprobs or (self._with_ids and piece.token_ids)):
             return []
+        if piece.prompt_token_ids is not None:
+            self._prompt_ids[self._answer.prompt_of(index)] = piece.prompt_token_ids
         return [self.choice(index, piece.text, piece.token_ids, piece.generation, piece.logprobs)]
 
     def is_plain(self, index: int, piece: Piece) -> bool:

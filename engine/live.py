@@ -18,7 +18,7 @@ _NOT_STARTED = Started(0, 0, 0.0, 0.0)
 class Asked:
     """A request as its client knows it."""
 
-    __slots__ = ("answers", "client", "has_begun", "request_id", "waits_since")
+    __slots__ = ("answers", "client", "has_begun", "request_id", "tells_prompt", "waits_since")
 
     def __init__(self, client: Client, request_id: str) -> None:
         self.client = client
@@ -27,6 +27,8 @@ class Asked:
         """Those that have not ended. The request is over when there are none."""
         self.has_begun = False
         """Whether any answer has a token."""
+        self.tells_prompt = False
+        """Its client is yet to hear the prompt's token ids."""
         self.waits_since: float | None = None
         """When a scheduler was asked for it first."""
 

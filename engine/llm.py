@@ -55,7 +55,7 @@ class RequestOutput(msgspec.Struct, frozen=True):
     """What became of one prompt. `prompt` is None where token ids or a conversation were given."""
 
     prompt: str | None
-    prompt_token_ids: list[int] | None
+    prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     usage: Usage
     prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
@@ -209,8 +209,9 @@ class LLM:
 
         async def one(index: int) -> None:
             async with places:
-                generations = await self._client.generate_several(prompts[index], params[index])
-            outputs[index] = output = _output(prompts[index], generations)
+                prompt, is_ids = prompts[index], _is_ids(prompts[index])
+                generations = await self._client.generate_several(prompt, params[index], return_prompt_ids=not is_ids)
+            outputs[index] = output = _output(prompt, generations)
             if rates is not None:
                 rates.count(output.usage)
 
@@ -267,15 +268,18 @@ async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int
 
 
 def _output(prompt: Any, generations: list[Generation]) -> RequestOutput:
-    is_ids = not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
     of_prompt = generations[0].prompt_logprobs
     return RequestOutput(
         prompt if isinstance(prompt, str) else None,
-        list(prompt) if is_ids else None,
+        list(prompt) if _is_ids(prompt) else generations[0].prompt_token_ids or [],
         [_completion(index, generation) for index, generation in enumerate(generations)],
         usage_of_all(generations),
         None if of_prompt is None else [None, *(_by_id(row) for row in of_prompt)],
     )
+
+
+def _is_ids(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _completion(index: int, generation: Generation) -> CompletionOutput:

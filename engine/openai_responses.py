@@ -10,6 +10,11 @@ from tercet.ipc.client import Generation
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
+def given(ids: list[int] | None) -> list[int] | msgspec.UnsetType:
+    """Left out where there are none."""
+    return msgspec.UNSET if ids is None else ids
+
+
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """`cached_tokens`: of the prompt, these had been computed before."""
 

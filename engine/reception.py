@@ -205,6 +205,7 @@ class Reception:
                 queue_timeout=None if again else handling.queue_timeout,
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
+        live.asked.tells_prompt = handling.return_prompt_ids
         return live.asked.submit(now)
 
     def _check_prompt(self, request: Request) -> None:

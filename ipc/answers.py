@@ -146,10 +146,17 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=True, for
     tokens: tuple[tuple[TokenLogprob, ...], ...]
 
 
+class PromptIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Which token ids (int32) the prompt of a request has that asked for them: once, before any token of an answer."""
+
+    request_id: str
+    token_ids: bytes
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Everything one step has for one client, in order."""
 
-    items: tuple[Delta | Finished | Failed | Logprobs | PromptLogprobs, ...]
+    items: tuple[Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds, ...]
 
 
 ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptLogprobs, Usage
+from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptIds, PromptLogprobs, Usage
 from tercet.ipc.messages import Request
 from tercet.ipc.rows import PackedRows, Row
 
@@ -63,6 +63,8 @@ class Generation(msgspec.Struct, frozen=True):
     """Of each token, if they were asked for. Unpacked anew at each look."""
     prompt_logprobs: Sequence[Row] | None = None
     """The same of the prompt's tokens from the second on; of several answers, the first has them."""
+    prompt_token_ids: list[int] | None = None
+    """If they were asked for; of several answers, the first has them."""
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ class Piece(msgspec.Struct, frozen=True):
     """Of `token_ids`, if they were asked for."""
     index: int = 0
     """Which of n answers."""
+    prompt_token_ids: list[int] | None = None
+    """In the first piece of all, if they were asked for."""
 
 
 class _Answer:
@@ -112,6 +116,9 @@ class Call:
         self._wants_logprobs = request.params.logprobs is not None
         self._keeps_logprobs = keeps_logprobs and self._wants_logprobs
         self._prompt_logprobs = None if request.params.prompt_logprobs is None else PackedRows()
+        self._prompt_ids: list[int] | None = None
+        self._untold_prompt: list[int] | None = None
+        """The same, for a stream's first piece."""
         self._has_news = False
         self._waiter: asyncio.Future[None] | None = None
         self._error: ClientError | None = None
@@ -166,6 +173,11 @@ class Call:
         if self._prompt_logprobs is not None:
             self._prompt_logprobs.extend(logprobs.tokens[len(self._prompt_logprobs) + 1 - logprobs.position :])
 
+    def tell_prompt(self, prompt: PromptIds) -> None:
+        """After a loss they come again."""
+        if self._prompt_ids is None:
+            self._prompt_ids = self._untold_prompt = unpack_ids(prompt.token_ids)
+
     def _take_logs(self, answer: _Answer) -> Sequence[Row]:
         rows, answer.fresh_logprobs = answer.fresh_logprobs, []
         return PackedRows(rows) if self._has_news else rows  # who has not taken what came before reads slowly
@@ -175,8 +187,10 @@ class Call:
         answer = self._answers[finished.index]
         text = "".join(answer.texts) + finished.text
         token_ids = unpack_ids(bytes(answer.token_ids) + finished.token_ids)
-        logs = answer.logprobs if self._keeps_logprobs else None, self._prompt_logprobs if not finished.index else None
-        answer.generation = Generation(text, token_ids, finished.reason, finished.stop, finished.usage, *logs)
+        logs = answer.logprobs if self._keeps_logprobs else None
+        of_prompt = (None, None) if finished.index else (self._prompt_logprobs, self._prompt_ids)
+        end = finished.reason, finished.stop, finished.usage
+        answer.generation = Generation(text, token_ids, *end, logs, *of_prompt)
         self._fresh.append((finished, self._take_logs(answer)))
         self._num_left -= 1
         if self._streamed or not self._num_left:
@@ -229,14 +243,16 @@ class Call:
 
     def _piece(self, index: int, fresh: list[tuple[Delta | Finished, Sequence[Row] | None]]) -> Piece:
         """All that has come since the last look: who reads slowly gets more at once."""
+        prompt_ids, self._untold_prompt = self._untold_prompt, None
         if len(fresh) == 1 and isinstance(fresh[0][0], Delta):
             ((delta, logs),) = fresh
-            return Piece(delta.text, unpack_ids(delta.token_ids), None, None if logs is None else list(logs), index)
+            rows = None if logs is None else list(logs)
+            return Piece(delta.text, unpack_ids(delta.token_ids), None, rows, index, prompt_ids)
         text = "".join([item.text for item, _ in fresh])
         token_ids = unpack_ids(b"".join([item.token_ids for item, _ in fresh]))
-        logs = [row for _, rows in fresh for row in rows or ()] if self._wants_logprobs else None
+        rows = [row for _, rows in fresh for row in rows or ()] if self._wants_logprobs else None
         generation = self._answers[index].generation if isinstance(fresh[-1][0], Finished) else None
-        return Piece(text, token_ids, generation, logs, index)
+        return Piece(text, token_ids, generation, rows, index, prompt_ids)
 
     def _announce(self) -> None:
         """An event for one who waits; asyncio's own is for many, and takes twice the time."""

@@ -6,11 +6,11 @@ It knows no socket: `send` is the client's.
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
-from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptLogprobs, Rejected
+from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptIds, PromptLogprobs, Rejected
 from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
 from tercet.ipc.messages import Cancel, FromClient
 
-Item = Delta | Finished | Failed | Logprobs | PromptLogprobs
+Item = Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds
 
 _MOST_LOSSES = 4
 """A request that sees so many connections end and no news between them is given up: it may be what ends them."""
@@ -78,6 +78,8 @@ class Calls:
                 call.log(item)
             case PromptLogprobs():
                 call.log_prompt(item)
+            case PromptIds():
+                call.tell_prompt(item)
             case Failed(code="draining") if self._successor_timeout:
                 until = asyncio.get_running_loop().time() + self._successor_timeout
                 call.wait_for_successor(error_of(item), until)

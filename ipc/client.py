@@ -152,15 +152,16 @@ class Client:
         priority: int = 0,
         queue_timeout: float | None = None,
         timeout: float | None = None,
+        return_prompt_ids: bool = False,
         keep_logprobs: bool = True,
     ) -> AsyncIterator[Piece]:
         """The answer, piece by piece; of n answers, each piece is of one (`index`). Leaving the loop cancels them all.
 
         `options`: tools and more, for a conversation's chat template. Requests of lower `priority` go first.
-        `queue_timeout`: seconds that it may wait before it is begun; `timeout`: that it may take in all. Without
-        `keep_logprobs`, only the pieces have them, and the whole in the last one has none.
+        `queue_timeout`: seconds that it may wait before it is begun; `timeout`: that it may take in all. With
+        `return_prompt_ids` the first piece has the prompt's. Without `keep_logprobs` the whole in the last has none.
         """
-        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
         request = make_request(prompt, params, cache_salt, handling, options)
         call = await self._start(request, True, timeout, keep_logprobs)
         try:
@@ -179,9 +180,10 @@ class Client:
         priority: int = 0,
         queue_timeout: float | None = None,
         timeout: float | None = None,
+        return_prompt_ids: bool = False,
     ) -> Generation:
         """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
-        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
         request = make_request(prompt, params, cache_salt, handling, options)
         if (n := request.params.n) > 1:
             raise ValueError(f"n is {n}, and generate gives one answer; want generate_several, or stream")
@@ -197,9 +199,10 @@ class Client:
         priority: int = 0,
         queue_timeout: float | None = None,
         timeout: float | None = None,
+        return_prompt_ids: bool = False,
     ) -> list[Generation]:
         """`params.n` answers to one prompt, which is computed once; answer i is what `seed` + i would say alone."""
-        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
         return await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout)
 
     async def _whole(self, request: Request, timeout: float | None) -> list[Generation]:

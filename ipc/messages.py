@@ -120,6 +120,8 @@ class Handling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Seconds that it may wait before it is begun."""
     timeout: float | None = None
     """Seconds that it may take in all."""
+    return_prompt_ids: bool = False
+    """`PromptIds` comes ahead of the first token."""
 
 
 class Generate(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

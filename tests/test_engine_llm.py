@@ -57,7 +57,7 @@ def test_prompts_of_every_kind(llm: LLM) -> None:
     for one in (text, ids, [text], [ids], tuple(ids)):
         (output,) = llm.generate(one, SHORT, use_tqdm=False)
         assert output.prompt == (text if one in (text, [text]) else None)
-        assert output.prompt_token_ids in (None, ids)
+        assert output.prompt_token_ids == ids
         assert output.usage.num_prompt_tokens == len(ids)
         assert output.usage.num_generated_tokens == 5
         assert len(output.outputs[0].token_ids) == 5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tercet.ipc.answers import Delta, Finished, Logprobs, TokenLogprob, Usage
+from tercet.ipc.answers import Delta, Finished, Logprobs, PromptIds, TokenLogprob, Usage
 from tercet.ipc.call import Call, EngineDied
 from tercet.ipc.calls import Calls, Item
 from tercet.ipc.head_start import HeadStart
@@ -53,3 +53,21 @@ async def test_only_what_was_asked_can_have_ended_a_connection() -> None:
     assert len(asked) == 13
     with pytest.raises(EngineDied, match="4 times without any news"):
         await call.whole()
+
+
+async def test_a_prompts_ids_are_told_once() -> None:
+    """After a loss they come again; of several answers whichever begins brings them, and the first keeps them."""
+    calls = Calls(lambda message: None, 0)
+    call = Call(Generate("a", "x", SamplingParams(n=2)), streamed=True)
+    calls.open(call)
+    pieces = call.pieces()
+    calls.take(PromptIds("a", ID * 3))
+    calls.take(Delta("a", "1", ID, index=1))
+    assert (await anext(pieces)).prompt_token_ids == [5, 5, 5]
+    calls.take(PromptIds("a", ID * 3))
+    calls.take(Delta("a", "2", ID, index=1))
+    assert (await anext(pieces)).prompt_token_ids is None
+    for index in (1, 0):
+        calls.take(Finished("a", "", ID, "length", None, USAGE, index))
+    ends = [piece.generation async for piece in pieces]
+    assert [end and end.prompt_token_ids for end in ends] == [None, [5, 5, 5]]
