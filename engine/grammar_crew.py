@@ -5,6 +5,7 @@ step of many answers would wait for it. Knows answers and links; which process l
 import itertools
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from tercet.engine.grammar_link import Followed, GrammarLink
 from tercet.engine.grammar_process import GrammarSpec
@@ -18,6 +19,14 @@ _OTHER_CORES = 4
 """For the rest of the engine."""
 
 
+def _forget_tables(folder: Path, incarnation: int) -> None:
+    """Of schedulers that are gone; but plans of the last one may be on their way to workers still."""
+    kept = {f"masks-{number}" for number in (incarnation - 1, incarnation)}
+    for path in folder.glob("masks-*"):
+        if path.name not in kept:
+            path.unlink(missing_ok=True)
+
+
 class GrammarCrew:
     """All are started with the first answer that has a grammar, so that none has to wait for one later."""
 
@@ -27,6 +36,7 @@ class GrammarCrew:
         count = max(1, min(cores // _CORES_EACH, _MOST))
         self._rows_each = -(-most // count)
         self.mask_table = f"{addresses.directory}/masks-{incarnation}"
+        _forget_tables(Path(addresses.directory), incarnation)
         num_rows = count * self._rows_each
         spec = GrammarSpec("", addresses.scheduler, self.mask_table, num_rows, model_path, vocab_size)
         names = (f"ipc://{addresses.directory}/m{incarnation}-{number}" for number in itertools.count())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -258,3 +259,12 @@ def test_who_is_slow_writes_over_nobody_s_mask(crew_desk: Callable[[int], CrewDe
     desk.wait(answers)
     for one, letter in answers.items():
         assert desk.allowed(one) == {letter, "q"}
+
+
+def test_tables_of_schedulers_long_gone_are_forgotten(tmp_path: Path) -> None:
+    """But not that of the last, whose plans may be on their way still."""
+    addresses = msgspec.structs.replace(make_addresses(1), directory=str(tmp_path))
+    for name in ("masks-0", "masks-3", "masks-3k2x", "masks-4", "masks-10"):
+        (tmp_path / name).touch()
+    GrammarCrew(addresses, 5, str(checkpoint("llama3")), VOCAB_SIZE, 8)
+    assert [path.name for path in tmp_path.iterdir()] == ["masks-4"]
