@@ -112,7 +112,8 @@ class _CompletionChunks(Chunks[CompletionChoice]):
         self, index: int, text: str, token_ids: list[int], end: Generation | None, logprobs: Rows | None
     ) -> CompletionChoice:
         reason, stop = (None, None) if end is None else (finish_reason(end), end.stop)
-        of_prompt = None if index in self._num_characters else self._prompt_ids.get(self._answer.prompt_of(index))
+        begins = self._with_ids and index not in self._num_characters
+        of_prompt = self._prompt_ids.get(self._answer.prompt_of(index)) if begins else None
         offset = self._num_characters.get(index, 0)
         self._num_characters[index] = offset + len(text)
         shown = completion_logprobs(logprobs, offset)
