@@ -16,7 +16,7 @@ from tercet.triton_kernels.attention_reference import (
 )
 from tercet.triton_kernels.checks import (
     FLOATS,
-    check_cache,
+    FP8,
     check_contiguous,
     check_device,
     check_dtype,
@@ -200,7 +200,7 @@ def _check(
     check_shape("q", q, None, None, None)
     check_shape("k_cache", k_cache, None, None, None, q.shape[2])
     check_shape("v_cache", v_cache, *k_cache.shape)
-    check_cache("k_cache", k_cache, q)
+    check_same("k_cache", k_cache, q, FP8)
     check_same("v_cache", v_cache, k_cache)
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"q: got {q.shape[1]} heads, wanted a multiple of the cache's {k_cache.shape[1]}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import (
     FLOATS,
-    check_cache,
+    FP8,
     check_contiguous,
     check_device,
     check_dtype,
@@ -202,7 +202,7 @@ def check_heads(
 ) -> None:  # fmt: skip
     """What heads are turned and normed by, and where K and V go: for rows like `x_TN`, or raise."""
     check_shape("v_cache", v_cache, *k_cache.shape)
-    check_cache("k_cache", k_cache, x_TN)
+    check_same("k_cache", k_cache, x_TN, FP8)
     check_same("v_cache", v_cache, k_cache)
     check_cos_sin(cos_sin_PR, x_TN, k_cache.shape[3])
     if (q_norm_weight_D is None) != (k_norm_weight_D is None):

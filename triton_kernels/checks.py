@@ -46,16 +46,9 @@ def check_indices(name: str, tensor: Tensor, like: Tensor, *shape: int | None) -
     check_device(name, tensor, like)
 
 
-def check_cache(name: str, cache: Tensor, like: Tensor) -> None:
-    """Contiguous, on the device of `like`, and of its type or FP8."""
-    check_dtype(name, cache, like.dtype, FP8)
-    check_device(name, cache, like)
-    check_contiguous(name, cache)
-
-
-def check_same(name: str, tensor: Tensor, like: Tensor) -> None:
-    """Contiguous, and of the type and device of `like`."""
+def check_same(name: str, tensor: Tensor, like: Tensor, *others: torch.dtype) -> None:
+    """Contiguous, and of the type, or one of `others`, and the device of `like`."""
     if tensor.dtype != like.dtype or tensor.device != like.device or not tensor.is_contiguous():
-        check_dtype(name, tensor, like.dtype)
+        check_dtype(name, tensor, like.dtype, *others)
         check_device(name, tensor, like)
         check_contiguous(name, tensor)

@@ -43,12 +43,18 @@ def as_cached(x, cell: gl.constexpr):
 
 
 @gluon.jit
+def _part(x):
+    """The even numbers and the odd ones of pairs, side by side in a last dimension of two."""
+    even, odd = gl.inline_asm_elementwise(_PART, "=r,=r,r", [x], (gl.float16, gl.float16), True, 2)
+    return gl.join(even, odd)
+
+
+@gluon.jit
 def load_keys(cells, LAYOUT: gl.constexpr):
     """[tokens, half a head] from a tile of keys."""
     x = cells.load(LAYOUT)
     if cells.dtype == gl.int16:
-        even, odd = gl.inline_asm_elementwise(_PART, "=r,=r,r", [x], (gl.float16, gl.float16), True, 2)
-        parts = gl.permute(gl.join(even, odd), (0, 2, 1))
+        parts = gl.permute(_part(x), (0, 2, 1))
         x = gl.convert_layout(gl.reshape(parts, (x.shape[0], 2 * x.shape[1])), LAYOUT)
     return x
 
@@ -58,8 +64,7 @@ def load_values(cells, LAYOUT: gl.constexpr):
     """[half a head, tokens] from a tile of values."""
     x = cells.permute((1, 0)).load(LAYOUT)
     if cells.dtype == gl.int16:
-        even, odd = gl.inline_asm_elementwise(_PART, "=r,=r,r", [x], (gl.float16, gl.float16), True, 2)
-        parts = gl.permute(gl.join(even, odd), (2, 0, 1))
+        parts = gl.permute(_part(x), (2, 0, 1))
         x = gl.convert_layout(gl.reshape(parts, (2 * x.shape[0], x.shape[1])), LAYOUT)
     return x
 

@@ -85,8 +85,8 @@ def _add_newest(
         q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM, cell)
         squares = tl.sum(k0 * k0 + k1 * k1, 0)
         k0, k1 = norm_and_turn(k0, k1, squares, k_norm0, k_norm1, cos, sin, eps, D, NORM)
-        key0 = k0.to(k_ptr.dtype.element_ty)
-        key1 = k1.to(k_ptr.dtype.element_ty)
+        key0 = k0.to(cell)
+        key1 = k1.to(cell)
         place = ((page * KV_HEADS + head) * PAGE + at % PAGE) * D
         # The first page belongs to nobody.
         inside = (page > 0) & (page < num_pages)

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from tercet.triton_kernels.decode_cells import as_factor
 from tercet.triton_kernels.prefill_load import RECORD, TILE, num_turns, pair_of
+from tercet.triton_kernels.prefill_store import lines_of
 
 _ROWS = gl.constexpr(32)
 """At once: what a thread has registers for."""
@@ -22,7 +23,7 @@ _ROWS = gl.constexpr(32)
 def turn_queries(q):
     """A group's queries where they are, in fp16: as matrix products take them."""
     D: gl.constexpr = q.shape[1]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    LAYOUT: gl.constexpr = lines_of(D)
     turned = q._reinterpret(gl.float16, [q.shape[0], D], q.layout)
     turned.store(as_factor(q.load(LAYOUT).to(gl.float32), gl.float8e4nv))
     fence_async_shared()
@@ -34,7 +35,7 @@ def _turn_tile(cells, there, gone, ring, full, free, count):
     """One tile of keys or values, once it is there and its place in the ring is free."""
     STAGES: gl.constexpr = ring.shape[0]
     D: gl.constexpr = ring.shape[2]
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    LAYOUT: gl.constexpr = lines_of(D)
     stage = count % STAGES
     mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
     mbarrier.wait(there.index(0), count & 1)

@@ -9,11 +9,17 @@ from triton.experimental.gluon import language as gl
 from tercet.triton_kernels.prefill_load import RECORD
 
 
+@gluon.constexpr_function
+def lines_of(D):
+    """Rows of D numbers by a warp group, eight numbers a thread: 16 bytes of those of 16 bits."""
+    return gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+
+
 @gluon.jit
 def store_rows(acc, weight, staging, out_ptr, first, num_queries, head, H: gl.constexpr, D: gl.constexpr):
     """Rows of sums, each divided by its weight. They go through shared memory: by products' registers a row would go
     out four bytes at a time, in lines it goes out sixteen."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    LINES: gl.constexpr = lines_of(D)
     inverse = gl.convert_layout(1.0 / weight, gl.SliceLayout(1, acc.type.layout))
     staging.store((acc * inverse[:, None]).to(staging.dtype))
     rows = gl.arange(0, acc.shape[0], gl.SliceLayout(1, LINES))
@@ -39,7 +45,7 @@ def clear_padding(
     NUM_PROGRAMS: gl.constexpr, dtype: gl.constexpr,
 ):  # fmt: skip
     """Zeros for tokens of no chunk, so that nothing unheard of goes on to the next layer."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // D, D // 8], [4, 1], [1, 0])
+    LAYOUT: gl.constexpr = lines_of(D)
     rows = gl.arange(0, BLOCK_Q, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, D, gl.SliceLayout(0, LAYOUT))
     zeros = gl.zeros((BLOCK_Q, D), dtype, LAYOUT)

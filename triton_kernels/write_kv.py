@@ -12,7 +12,6 @@ from tercet.triton_kernels.checks import (
     FLOATS,
     FP8,
     FP8_MOST,
-    check_cache,
     check_device,
     check_dtype,
     check_same,
@@ -57,7 +56,7 @@ def write_kv(k_THD: Tensor, v_THD: Tensor, k_cache: Tensor, v_cache: Tensor, kv_
     check_shape("v", v_THD, *k_THD.shape)
     check_dtype("k", k_THD, *FLOATS)
     check_dtype("v", v_THD, k_THD.dtype)
-    check_cache("k_cache", k_cache, k_THD)
+    check_same("k_cache", k_cache, k_THD, FP8)
     check_shape("v_cache", v_cache, *k_cache.shape)
     check_same("v_cache", v_cache, k_cache)
     check_shape("kv_slots", kv_slots_T, k_THD.shape[0])
