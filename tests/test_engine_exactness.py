@@ -73,8 +73,8 @@ def test_every_family_all_at_once_and_again(alone: tuple[str, LLM]) -> None:
     family, llm = alone
     prompts, answers = greedy_cases(family)
     assert generate(llm, prompts, GREEDY) == answers
-    again = llm.generate(prompts, shorter(24), use_tqdm=False)
-    assert ids_of(again) == [answer[:24] for answer in answers]
+    again = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert ids_of(again) == answers
     # All full pages of the prompts are known by now, but a prompt's last token is always computed.
     assert [output.usage.num_cached_tokens for output in again] == [
         (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE for prompt in prompts
