@@ -7,7 +7,8 @@ from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.safetensors_files import SafetensorsCheckpoint
-from tercet.model.weights import EMBEDDING, Checkpoint
+from tercet.model.shard import EMBEDDING
+from tercet.model.weights import Checkpoint
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -19,8 +19,8 @@ from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table
+from tercet.model.shard import Weights
 from tercet.model.step_shape import SHORT_ROWS, Shapes
-from tercet.model.weights import Weights
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.rope import Rope
-from tercet.model.weights import EMBEDDING, LM_HEAD
+from tercet.model.shard import EMBEDDING, LM_HEAD
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 _NAMES = {

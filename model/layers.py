@@ -15,7 +15,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.linear import linear
 from tercet.model.parallel import Group
 from tercet.model.residual import Residual
-from tercet.model.weights import LayerWeights
+from tercet.model.shard import LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention

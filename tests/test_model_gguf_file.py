@@ -16,7 +16,8 @@ from tercet.model.checkpoint import open_model, read_config
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.load import resolve_dtype
 from tercet.model.rope import Rope
-from tercet.model.weights import Weights, load_weights
+from tercet.model.shard import Weights
+from tercet.model.weights import load_weights
 
 CPU = torch.device("cpu")
 _NAMES = {

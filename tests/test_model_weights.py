@@ -15,7 +15,8 @@ from checkpoints import checkpoint
 from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
-from tercet.model.weights import Weights, load_weights, reordered_for_cpu
+from tercet.model.shard import Weights
+from tercet.model.weights import load_weights, reordered_for_cpu
 from weight_sizes import num_in_matrices
 
 CPU = torch.device("cpu")

@@ -1,0 +1,174 @@
+"""What fields of a config.json mean for each family: defaults, what is read, and what is refused by name.
+
+A field that would change the result and is not supported is refused, so that no model ever runs wrong without a word.
+Fields that transformers does not read for a family either are named in the log.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+# What transformers assumes where config.json is silent.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {"max_position_embeddings": 2048, "vocab_size": 32000},
+    "mistral": {
+        "max_position_embeddings": 131072,
+        "vocab_size": 32000,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+    },
+    "qwen2": {
+        "max_position_embeddings": 32768,
+        "vocab_size": 151936,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "qwen3": {
+        "max_position_embeddings": 32768,
+        "vocab_size": 151936,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+_TELLING_NULLS = ("sliding_window", "num_key_value_heads")
+"""Where null is a choice and not silence: no window, and as many as attention heads."""
+
+# Fields that change the result in models near ours, with the values that leave it alone.
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "hidden_activation": (None, "silu", "swish"),
+    "quantization_config": (None,),
+    "compression_config": (None,),
+    "per_layer_config": (None, {}),
+    "attn_logit_softcapping": (None, 0, 0.0),
+    "final_logit_softcapping": (None, 0, 0.0),
+    "logit_scale": (None, 1, 1.0),
+    "logits_scaling": (None, 1, 1.0),
+    "embedding_multiplier": (None, 1, 1.0),
+    "residual_multiplier": (None, 1, 1.0),
+    "attention_multiplier": (None,),
+    "query_pre_attn_scalar": (None,),
+    "clip_qkv": (None,),
+    "rope_interleaved": (None, False),
+    "use_mrope": (None, False),
+    "no_rope_layers": (None, []),
+    "no_rope_layer_interval": (None, 0),
+    "attn_temperature_tuning": (None, False, 0),
+    "llama_4_scaling": (None,),
+    "alibi": (None, False),
+    "is_encoder_decoder": (None, False),
+    "add_cross_attention": (None, False),
+    "pruned_heads": (None, {}),
+    "num_experts": (None, 0),
+    "num_local_experts": (None, 0),
+    "parallel_attn": (None, False),
+    "norm_type": (None, "rms_norm"),
+}
+
+# Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
+_HARMLESS = frozenset(
+    {
+        "architectures",
+        "model_type",
+        "transformers_version",
+        "_name_or_path",
+        "torch_dtype",
+        "dtype",
+        "use_cache",
+        "initializer_range",
+        "attention_dropout",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "unk_token_id",
+        "pretraining_tp",
+        "is_llama_config",
+        "rope_theta",
+        "rope_scaling",
+        "rope_parameters",
+        "partial_rotary_factor",
+        "original_max_position_embeddings",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "layer_types",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "chunk_size_feed_forward",
+        "id2label",
+        "label2id",
+        "problem_type",
+    }
+)
+
+# Fields above that transformers does not read for a family, with the values that say nothing there.
+_UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
+    "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
+    "mistral": {
+        "use_sliding_window": (None, True),
+        "max_window_layers": (None, 0),
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+    },
+    "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
+    "qwen3": {"mlp_bias": (None, False)},
+}
+
+
+def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
+    """The fields that say something, and what transformers assumes for those that are not there."""
+    return {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k in _TELLING_NULLS}}
+
+
+def check_fields(config: Mapping[str, Any], family: str) -> None:
+    """Refuse what would change the result and is not supported; name what is not used."""
+    for name, allowed in _ONLY.items():
+        if name in config and config[name] not in allowed:
+            wanted = ", ".join(repr(value) for value in allowed if value is not None) or "none"
+            raise ValueError(
+                f"config.json: {name} is {config[name]!r}, which would change the result; supported: {wanted}"
+            )
+    unread = {name for name, silent in _UNREAD[family].items() if config.get(name) not in silent}
+    if unused := sorted((set(config) - set(_ONLY) - _HARMLESS) | unread):
+        log.warning("config.json: fields without meaning for %s, which are not used: %s", family, ", ".join(unused))
+
+
+def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number over 0, or raise."""
+    given = config.get(name)
+    value = default if given is None else given
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"config.json: {name} is {value!r}; want a positive whole number")
+    return value
+
+
+def flag(config: Mapping[str, Any], name: str) -> bool:
+    """True or false, or raise."""
+    value = config.get(name, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"config.json: {name} is {value!r}; want true or false")
+    return value

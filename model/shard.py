@@ -1,0 +1,144 @@
+"""One rank's weights: their places, and which slice of which checkpoint tensor fills each.
+
+Knows the tensor names of the Hugging Face layout and how a matrix is cut for ranks; reads nothing (`weights.py`).
+
+Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
+this rank, F intermediate size of this rank.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tercet.model.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
+
+    input_norm_D: Tensor
+    qkv_ND: Tensor
+    qkv_bias_N: Tensor | None
+    q_norm_H: Tensor | None
+    k_norm_H: Tensor | None
+    o_DQ: Tensor
+    o_bias_D: Tensor | None
+    post_norm_D: Tensor
+    gate_up_2FD: Tensor
+    gate_up_bias_2F: Tensor | None
+    down_DF: Tensor
+    down_bias_D: Tensor | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All of one rank. `lm_head_VD` is the embedding itself where the two are tied."""
+
+    embedding_VD: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm_D: Tensor
+    lm_head_VD: Tensor
+    interleaved: bool
+
+
+@dataclass(frozen=True)
+class Move:
+    """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`."""
+
+    name: str
+    shape: tuple[int, ...]
+    dim: int
+    start: int
+    stop: int
+    into: Tensor
+
+
+class ShardBuilder:
+    """Allocates one rank's tensors and writes down in `moves` how each is filled."""
+
+    def __init__(self, config: ModelConfig, rank: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.config = config
+        self.rank = rank
+        self.size = size
+        self.moves: list[Move] = []
+        self._dtype = dtype
+        self._device = device
+
+    def weights(self, interleaved: bool, tied: bool) -> Weights:
+        embedding_VD = self._vocabulary(EMBEDDING)
+        layers = tuple(self._layer(f"model.layers.{i}.", interleaved) for i in range(self.config.num_layers))
+        final_norm_D = self._whole("model.norm.weight", self.config.hidden_size)
+        lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
+        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved)
+
+    def _layer(self, prefix: str, interleaved: bool) -> LayerWeights:
+        config, hidden = self.config, self.config.hidden_size
+        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        return LayerWeights(
+            input_norm_D=self._whole(f"{prefix}input_layernorm.weight", hidden),
+            qkv_ND=self._qkv(attention, "weight", hidden),
+            qkv_bias_N=self._qkv(attention, "bias") if config.qkv_bias else None,
+            q_norm_H=self._whole(f"{attention}q_norm.weight", config.head_dim) if config.qk_norm else None,
+            k_norm_H=self._whole(f"{attention}k_norm.weight", config.head_dim) if config.qk_norm else None,
+            o_DQ=self._columns(f"{attention}o_proj.weight", hidden, config.num_heads * config.head_dim),
+            o_bias_D=self._whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
+            post_norm_D=self._whole(f"{prefix}post_attention_layernorm.weight", hidden),
+            gate_up_2FD=self._gate_up(mlp, "weight", interleaved, hidden),
+            gate_up_bias_2F=self._gate_up(mlp, "bias", False) if config.mlp_bias else None,
+            down_DF=self._columns(f"{mlp}down_proj.weight", hidden, config.intermediate_size),
+            down_bias_D=self._whole(f"{mlp}down_proj.bias", hidden) if config.mlp_bias else None,
+        )
+
+    def _qkv(self, prefix: str, kind: str, *inputs: int) -> Tensor:
+        config, head_dim = self.config, self.config.head_dim
+        query = config.num_heads // self.size * head_dim
+        kv = config.kv_heads_per_rank(self.size) * head_dim
+        # With fewer KV heads than ranks, neighbouring ranks hold the same head.
+        kv_start = self.rank * config.num_kv_heads // self.size * head_dim
+        into = self._empty(query + 2 * kv, *inputs)
+        self._rows(f"{prefix}q_proj.{kind}", config.num_heads * head_dim, self.rank * query, into[:query])
+        self._rows(f"{prefix}k_proj.{kind}", config.num_kv_heads * head_dim, kv_start, into[query : query + kv])
+        self._rows(f"{prefix}v_proj.{kind}", config.num_kv_heads * head_dim, kv_start, into[query + kv :])
+        return into
+
+    def _gate_up(self, prefix: str, kind: str, interleaved: bool, *inputs: int) -> Tensor:
+        whole = self.config.intermediate_size
+        part = whole // self.size
+        into = self._empty(2 * part, *inputs)
+        gate, up = (into[0::2], into[1::2]) if interleaved else (into[:part], into[part:])
+        self._rows(f"{prefix}gate_proj.{kind}", whole, self.rank * part, gate)
+        self._rows(f"{prefix}up_proj.{kind}", whole, self.rank * part, up)
+        return into
+
+    def _vocabulary(self, name: str) -> Tensor:
+        config = self.config
+        rows = config.vocab_per_rank(self.size)
+        start = min(self.rank * rows, config.vocab_size)
+        stop = min(start + rows, config.vocab_size)
+        into = torch.zeros(rows, config.hidden_size, dtype=self._dtype, device=self._device)
+        self._rows(name, config.vocab_size, start, into[: stop - start])
+        return into
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _whole(self, name: str, length: int) -> Tensor:
+        into = self._empty(length)
+        self._rows(name, length, 0, into)
+        return into
+
+    def _rows(self, name: str, whole: int, start: int, into: Tensor) -> None:
+        """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
+        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into))
+
+    def _columns(self, name: str, rows: int, whole: int) -> Tensor:
+        """This rank's share of the columns."""
+        count = whole // self.size
+        into = self._empty(rows, count)
+        self.moves.append(Move(name, (rows, whole), 1, self.rank * count, (self.rank + 1) * count, into))
+        return into
