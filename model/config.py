@@ -32,6 +32,8 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    stacked: bool = False
+    """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())
     dtype: torch.dtype | None = None
     """The checkpoint's own type; None: its configuration names none, and nobody has looked at its weights."""
@@ -45,6 +47,16 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; want an even number")
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        turned = self.rope.rotary_dim(self.head_dim)
+        if not turned or turned % 2:
+            raise ValueError(f"partial_rotary_factor turns {turned} of {self.head_dim} numbers; want an even number")
+        lists = (self.rope.factors, self.rope.long_factors) if self.rope.kind == "longrope" else ()
+        for name, factors in zip(("short_factor", "long_factor"), lists, strict=False):
+            if len(factors) != turned // 2:
+                raise ValueError(f"rope parameter {name} has {len(factors)} numbers; want {turned // 2}")
 
     def resolve_max_model_len(self, wanted: int | None) -> int:
         """The context length to serve: what the checkpoint allows, or `wanted` where that is not more."""

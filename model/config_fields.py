@@ -15,6 +15,7 @@ FAMILIES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Phi3ForCausalLM": "phi3",
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -39,6 +40,12 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "head_dim": 128,
         "sliding_window": 4096,
         "max_window_layers": 28,
+    },
+    "phi3": {
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "vocab_size": 32064,
+        "rms_norm_eps": 1e-5,
     },
 }
 _TELLING_NULLS = ("sliding_window", "num_key_value_heads")
@@ -74,6 +81,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "num_local_experts": (None, 0),
     "parallel_attn": (None, False),
     "norm_type": (None, "rms_norm"),
+    "lm_head_bias": (None, False),
 }
 
 # Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
@@ -88,6 +96,9 @@ _HARMLESS = frozenset(
         "use_cache",
         "initializer_range",
         "attention_dropout",
+        "embd_pdrop",
+        "resid_pdrop",
+        "auto_map",
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",
@@ -136,6 +147,12 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3": {"mlp_bias": (None, False)},
+    "phi3": {
+        "use_sliding_window": (None, True),
+        "max_window_layers": (None, 0),
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+    },
 }
 
 

@@ -46,7 +46,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
-    attention_bias = family != "mistral" and flag(config, "attention_bias")
+    attention_bias = family not in ("mistral", "phi3") and flag(config, "attention_bias")
     return ModelConfig(
         family=family,
         vocab_size=positive(config, "vocab_size"),
@@ -57,13 +57,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads=positive(config, "num_key_value_heads", num_heads),
         head_dim=positive(config, "head_dim", hidden_size // num_heads),
         rms_norm_eps=float(eps),
-        rope=parse_rope(config),
+        rope=parse_rope(config, partial=family == "phi3"),
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
         mlp_bias=family == "llama" and flag(config, "mlp_bias"),
         qk_norm=family == "qwen3",
+        stacked=family == "phi3",
         layer_windows=layer_windows(config, family),
         dtype=_dtype(config),
     )

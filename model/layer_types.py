@@ -8,23 +8,26 @@ from typing import Any
 
 from tercet.model.config_fields import flag, positive
 
+_ALL_OR_NONE = ("llama", "mistral", "phi3")
+"""Families whose layers are all alike, whatever layer_types says."""
+
 
 def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
     """How many tokens back each layer sees, 0: all; ValueError where transformers would see otherwise."""
     num_layers = int(config["num_hidden_layers"])
     window = config.get("sliding_window")
-    if family == "llama" or (family != "mistral" and not flag(config, "use_sliding_window")):
+    if family == "llama" or (family not in _ALL_OR_NONE and not flag(config, "use_sliding_window")):
         window = None
     if window is not None:
         window = positive(config, "sliding_window")
     kinds = config.get("layer_types")
     if kinds is None:
-        first = 0 if family == "mistral" else _first_windowed(config)
+        first = 0 if family in _ALL_OR_NONE else _first_windowed(config)
         return tuple(window if window and layer >= first else 0 for layer in range(num_layers))
     known = {"full_attention": 0, "sliding_attention": window}
     if not isinstance(kinds, list) or len(kinds) != num_layers or any(str(kind) not in known for kind in kinds):
         raise ValueError(f"config.json: layer_types is {kinds!r}; supported: one of {', '.join(known)} for each layer")
-    if family in ("llama", "mistral"):
+    if family in _ALL_OR_NONE:
         # These ignore layer_types in transformers: all layers follow sliding_window.
         expected = "sliding_attention" if window else "full_attention"
         if set(kinds) != {expected}:

@@ -7,24 +7,24 @@ Shape suffixes: P positions, R rotary dimension, F frequencies (R / 2).
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 @dataclass(frozen=True)
 class Rope:
-    """How positions become angles. `kind` "factors" (GGUF) divides each frequency by its own number."""
+    """How positions become angles. `kind` "factors" (GGUF) divides each frequency by its own number, "longrope" too."""
 
     theta: float
     kind: str = "default"
     factor: float = 1.0
     original_length: int = 0
-    """Length the model was trained for before scaling (yarn, llama3); dynamic: where scaling would begin."""
+    """Length the model was trained for before scaling (yarn, llama3, longrope); dynamic: where scaling would begin."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 1.0
     beta_fast: float = 32.0
@@ -32,6 +32,14 @@ class Rope:
     attention_factor: float = 1.0
     truncate: bool = True
     factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    """Instead of `factors` where sequences may be longer than `original_length` (longrope)."""
+    turned: float = 1.0
+    """How much of each head turns."""
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """How many numbers of a head turn, the first ones."""
+        return int(head_dim * self.turned)
 
     def max_length(self, max_position_embeddings: int) -> int:
         """The longest sequence this scaling was made for."""
@@ -43,8 +51,11 @@ class Rope:
         return max_position_embeddings
 
 
-def parse_rope(config: Mapping[str, Any]) -> Rope:
-    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before); refuse what is unknown."""
+def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
+    """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before); refuse what is unknown.
+
+    `partial`: the family knows heads of which only a part turns.
+    """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
         raise ValueError(f"rope_parameters is {given!r}; want an object")
@@ -54,11 +65,16 @@ def parse_rope(config: Mapping[str, Any]) -> Rope:
     params = {key: value for key, value in given.items() if value is not None}
     kind = params.pop("rope_type", params.pop("type", "default"))
     params.pop("type", None)
+    if kind in ("su", "yarn") and "short_factor" in params:
+        kind = "longrope"  # as early files call it
     if kind not in KINDS:
         raise ValueError(f"rope_type is {kind!r}; supported: {', '.join(KINDS)}")
-    partial = params.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if partial not in (None, 1, 1.0):
-        raise ValueError(f"partial_rotary_factor is {partial!r}; supported: 1.0")
+    params = {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0), **params}
+    if not partial and params["partial_rotary_factor"] != 1:
+        raise ValueError(f"partial_rotary_factor is {params['partial_rotary_factor']!r}; supported: 1.0")
+    turned = _number(params, "partial_rotary_factor")
+    if turned > 1:
+        raise ValueError(f"partial_rotary_factor is {turned}; want 1.0 at most")
     theta = _number(params, "rope_theta", config.get("rope_theta", 10_000.0), above=1)
     max_positions = int(config["max_position_embeddings"])
     if "original_max_position_embeddings" in config:  # beside the rope settings, as some checkpoints have it, it wins
@@ -94,14 +110,32 @@ def parse_rope(config: Mapping[str, Any]) -> Rope:
                 attention_factor=_yarn_attention_factor(params, factor),
                 truncate=truncate,
             )
+        case "longrope":
+            factor = _number(params, "factor", max_positions / original)
+            stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+            rope = Rope(
+                theta,
+                kind,
+                factor=factor,
+                original_length=original,
+                attention_factor=_number(params, "attention_factor", stretched),
+                factors=_numbers(params, "short_factor"),
+                long_factors=_numbers(params, "long_factor"),
+            )
     if params:
         raise ValueError(f"rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know")
-    return rope
+    return replace(rope, turned=turned)
 
 
 def rotary_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device) -> Tensor:
-    """fp32 [num_positions, head_dim]: cosines of all frequencies, then sines, the scheme's attention factor inside."""
-    inv_freq_F = _inverse_frequencies(rope, head_dim).to(device)
+    """fp32 [num_positions, R]: cosines of all frequencies, then sines, the scheme's attention factor inside.
+
+    Of a longrope's two lists of factors one serves all positions, by how many there are: keys that are in the cache
+    stay as they were turned, and so a sequence cannot change from one list to the other where it gets long.
+    """
+    if rope.kind == "longrope" and num_positions > rope.original_length:
+        rope = replace(rope, factors=rope.long_factors)
+    inv_freq_F = _inverse_frequencies(rope, rope.rotary_dim(head_dim)).to(device)
     angles_PF = torch.arange(num_positions, dtype=torch.float32, device=device)[:, None] * inv_freq_F
     return torch.cat((angles_PF.cos(), angles_PF.sin()), dim=1) * rope.attention_factor
 
@@ -121,6 +155,8 @@ def _inverse_frequencies(rope: Rope, dim: int) -> Tensor:
             if len(rope.factors) != dim // 2:
                 raise ValueError(f"rope_freqs has {len(rope.factors)} factors; want {dim // 2}")
             return inv_freq_F / torch.tensor(rope.factors, dtype=torch.float32)
+        case "longrope":
+            return 1.0 / (torch.tensor(rope.factors, dtype=torch.float32) * rope.theta**exponent_F)
     return inv_freq_F  # also "dynamic": within the original length it changes nothing, and longer is refused
 
 
@@ -175,3 +211,10 @@ def _number(
         wanted = f"0 or a number over {above}" if or_zero else f"a number over {above}"
         raise ValueError(f"rope parameter {name} is {value!r}; want {wanted}")
     return float(value)
+
+
+def _numbers(params: dict[str, Any], name: str) -> tuple[float, ...]:
+    values = params.pop(name, None)
+    if not isinstance(values, list) or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
+        raise ValueError(f"rope parameter {name} is {values!r}; want a list of numbers over 0")
+    return tuple(float(value) for value in values)

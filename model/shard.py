@@ -101,9 +101,10 @@ class ShardBuilder:
         # With fewer KV heads than ranks, neighbouring ranks hold the same head.
         kv_start = self.rank * config.num_kv_heads // self.size * head_dim
         into = self._empty(query + 2 * kv, *inputs)
-        self._rows(f"{prefix}q_proj.{kind}", config.num_heads * head_dim, self.rank * query, into[:query])
-        self._rows(f"{prefix}k_proj.{kind}", config.num_kv_heads * head_dim, kv_start, into[query : query + kv])
-        self._rows(f"{prefix}v_proj.{kind}", config.num_kv_heads * head_dim, kv_start, into[query + kv :])
+        q, k, v = into.split([query, kv, kv])
+        wholes = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        parts = [("q", wholes[0], self.rank * query, q), ("k", wholes[1], kv_start, k), ("v", wholes[1], kv_start, v)]
+        self._projections(prefix, kind, "qkv", parts)
         return into
 
     def _gate_up(self, prefix: str, kind: str, interleaved: bool, *inputs: int) -> Tensor:
@@ -111,9 +112,20 @@ class ShardBuilder:
         part = whole // self.size
         into = self._empty(2 * part, *inputs)
         gate, up = (into[0::2], into[1::2]) if interleaved else (into[:part], into[part:])
-        self._rows(f"{prefix}gate_proj.{kind}", whole, self.rank * part, gate)
-        self._rows(f"{prefix}up_proj.{kind}", whole, self.rank * part, up)
+        start = self.rank * part
+        self._projections(prefix, kind, "gate_up", [("gate", whole, start, gate), ("up", whole, start, up)])
         return into
+
+    def _projections(self, prefix: str, kind: str, stack: str, parts: list[tuple[str, int, int, Tensor]]) -> None:
+        """Fill places from tensors by these names, or from one in which they are on top of each other: ranks share each
+        of them then, too. Of each: its name, its rows, the first for this rank, their place."""
+        above = 0
+        for name, whole, start, into in parts:
+            if self.config.stacked:
+                self._rows(f"{prefix}{stack}_proj.{kind}", sum(part[1] for part in parts), above + start, into)
+            else:
+                self._rows(f"{prefix}{name}_proj.{kind}", whole, start, into)
+            above += whole
 
     def _vocabulary(self, name: str) -> Tensor:
         config = self.config

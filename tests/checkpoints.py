@@ -20,6 +20,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -47,6 +48,13 @@ def _rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10_000.0, **parameters}}
 
 
+def _longrope(original: int, **parameters: Any) -> dict[str, Any]:
+    """Of which 12 of 16 numbers turn."""
+    factors = {"short_factor": [1.0, 1.1, 1.3, 1.5, 1.8, 2.0], "long_factor": [1.0, 1.5, 2.5, 4.0, 6.0, 9.0]}
+    scaling = {"type": "longrope", **factors, **parameters}
+    return {"rope_scaling": scaling, "partial_rotary_factor": 0.75, "original_max_position_embeddings": original}
+
+
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {}),
     "llama-bias-tied": (LlamaConfig, {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -66,6 +74,9 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         LlamaConfig,
         {"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 2, "tie_word_embeddings": True},
     ),
+    "phi3": (Phi3Config, {"sliding_window": 16, "hidden_size": 72, "num_attention_heads": 6}),
+    "phi3-short": (Phi3Config, _longrope(512, attention_factor=1.3)),
+    "phi3-long": (Phi3Config, {**_longrope(8), "tie_word_embeddings": True}),
 }
 
 _CHAT_TEMPLATE = (

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_agrees_with_transformers(family: str) -> None:
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     layers = reference_model(path).model.layers
     windows = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
-    if family == "mistral":
+    if ours.family in ("mistral", "phi3"):
         windows = [theirs.sliding_window] * len(layers)
     assert list(ours.layer_windows) == [window or 0 for window in windows]
 
@@ -53,12 +54,24 @@ def test_rotary_table_agrees_with_transformers(family: str) -> None:
     positions = torch.arange(300)
     cos, sin = reference_model(path).model.rotary_emb(torch.zeros(1), positions[None])
     table_PR = rotary_table(config.rope, config.head_dim, 300, torch.device("cpu"))
-    half = config.head_dim // 2
+    half = table_PR.shape[1] // 2
     torch.testing.assert_close(table_PR[:, :half], cos[0, :, :half], rtol=0, atol=1e-6)
     torch.testing.assert_close(table_PR[:, half:], sin[0, :, :half], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("architecture", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(("num_positions", "kind"), [(8, "short"), (9, "long")])
+def test_longrope_goes_by_the_length_that_is_served(num_positions: int, kind: str) -> None:
+    raw = read_config_json(checkpoint("phi3-long"))
+    factors = torch.tensor(raw["rope_parameters"][f"{kind}_factor"])
+    table_PR = rotary_table(parse_config(raw).rope, 16, num_positions, torch.device("cpu"))
+    scale = (1 + math.log(512 / 8) / math.log(8)) ** 0.5
+    turned_F = torch.arange(num_positions)[:, None] / (factors * 10_000 ** (torch.arange(6) / 6))
+    torch.testing.assert_close(table_PR[:, :6], turned_F.cos() * scale)
+
+
+@pytest.mark.parametrize(
+    "architecture", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"]
+)
 def test_silent_fields_mean_what_transformers_assumes(architecture: str, tmp_path: Path) -> None:
     family = architecture.removesuffix("ForCausalLM").lower()
     needed = {name: LLAMA[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
@@ -96,6 +109,13 @@ def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads == 4
+
+
+@pytest.mark.parametrize(("factor", "words"), [(0.1, "turns 1 of 16"), (1.5, "is 1.5; want"), ("x", "is 'x'")])
+def test_refuses_a_part_of_a_head_that_cannot_turn(factor: object, words: str) -> None:
+    phi = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": factor}
+    with pytest.raises(ValueError, match=f"partial_rotary_factor {words}"):
+        parse_config(phi)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +166,10 @@ def test_refuses_by_name(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("rope", "words"),
     [
-        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}, "rope_type is 'longrope'"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0]}, "long_factor has 1 numbers"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 7}, "long_factor is None; want a list of numbers"),
+        ({"rope_type": "su", "short_factor": [0.0] * 8, "long_factor": [2.0] * 8}, "short_factor is"),
+        ({"rope_type": "proportional"}, "rope_type is 'proportional'"),
         ({"rope_type": "linear"}, "factor is None"),
         ({"rope_type": "linear", "factor": "four"}, "factor is 'four'"),
         ({"rope_type": "yarn", "factor": float("nan")}, "factor is nan"),

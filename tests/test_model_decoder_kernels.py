@@ -15,7 +15,14 @@ from tercet.triton_kernels.matmul_config import MatmulConfig
 
 @pytest.mark.parametrize(
     ("family", "deterministic"),
-    [("qwen3", False), ("qwen3", True), ("qwen2", True), ("llama-bias-tied", False), ("mistral", False)],
+    [
+        ("qwen3", False),
+        ("qwen3", True),
+        ("qwen2", True),
+        ("llama-bias-tied", False),
+        ("mistral", False),
+        ("phi3-long", False),
+    ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:
     check(family, deterministic)

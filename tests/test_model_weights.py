@@ -72,8 +72,9 @@ def test_whole_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_together_are_the_whole(size: int) -> None:
-    path = checkpoint("qwen2")  # 4 heads, 2 KV heads, 419 words
+@pytest.mark.parametrize("family", ["qwen2", "phi3-long"])
+def test_ranks_together_are_the_whole(family: str, size: int) -> None:
+    path = checkpoint(family)  # 4 heads, 2 KV heads, 419 words
     config = read_config(path)
     whole, ranks = load(path), [load(path, rank, size) for rank in range(size)]
     vocabulary = torch.cat([rank.embedding_VD for rank in ranks])
@@ -92,9 +93,17 @@ def test_ranks_together_are_the_whole(size: int) -> None:
         assert torch.equal(torch.cat([*q, *k[::copies], *v[::copies]]), layer.qkv_ND)
         for rank in range(size):  # replicas agree
             assert torch.equal(k[rank], k[rank // copies * copies])
-        bias = torch.cat([part.qkv_bias_N[:mine] for part in parts if part.qkv_bias_N is not None])
-        assert layer.qkv_bias_N is not None
-        assert torch.equal(bias, layer.qkv_bias_N[:queries])
+        if layer.qkv_bias_N is not None:
+            bias = torch.cat([part.qkv_bias_N[:mine] for part in parts if part.qkv_bias_N is not None])
+            assert torch.equal(bias, layer.qkv_bias_N[:queries])
+
+
+def test_stacked_tensors_are_those_of_the_file() -> None:
+    path = checkpoint("phi3")
+    raw, weights = load_file(path / "model.safetensors"), load(path)
+    for index, layer in enumerate(weights.layers):
+        assert torch.equal(layer.qkv_ND, raw[f"model.layers.{index}.self_attn.qkv_proj.weight"])
+        assert torch.equal(layer.gate_up_2FD, raw[f"model.layers.{index}.mlp.gate_up_proj.weight"])
 
 
 def test_gate_and_up_rows_in_turns() -> None:
