@@ -148,7 +148,7 @@ def launch_all(steps: Steps, rank: int) -> None:
 
 
 def _few_layers(config: ModelConfig) -> ModelConfig:
-    """The same model with one layer of each kind, and the last."""
+    """The same model with one layer of each kind, and the last: kernels are the same for all rotary tables."""
     *others, last = config.layer_windows
     windows = (*dict.fromkeys(others), last)
-    return replace(config, num_layers=len(windows), layer_windows=windows)
+    return replace(config, num_layers=len(windows), layer_windows=windows, layer_ropes=())

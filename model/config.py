@@ -14,7 +14,8 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One dense decoder. `layer_windows`: per layer, how many tokens back attention sees (itself included); 0: all."""
+    """One dense decoder. `layer_windows`: per layer, how many tokens back attention sees (itself included); 0: all.
+    `layer_ropes`: per layer, how positions turn its heads; None: not at all."""
 
     family: str
     vocab_size: int
@@ -26,6 +27,7 @@ class ModelConfig:
     head_dim: int
     rms_norm_eps: float
     rope: Rope
+    """Of all layers that turn by positions and are not told otherwise."""
     max_position_embeddings: int
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
@@ -35,12 +37,15 @@ class ModelConfig:
     stacked: bool = False
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())
+    layer_ropes: tuple[Rope | None, ...] = field(default=())
     dtype: torch.dtype | None = None
     """The checkpoint's own type; None: its configuration names none, and nobody has looked at its weights."""
 
     def __post_init__(self) -> None:
         if not self.layer_windows:
             object.__setattr__(self, "layer_windows", (0,) * self.num_layers)
+        if not self.layer_ropes:
+            object.__setattr__(self, "layer_ropes", (self.rope,) * self.num_layers)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"num_attention_heads is {self.num_heads}; want a multiple of num_key_value_heads ({self.num_kv_heads})"

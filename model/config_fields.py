@@ -16,6 +16,7 @@ FAMILIES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -46,6 +47,14 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "original_max_position_embeddings": 4096,
         "vocab_size": 32064,
         "rms_norm_eps": 1e-5,
+    },
+    "smollm3": {
+        "max_position_embeddings": 32768,
+        "vocab_size": 128256,
+        "num_key_value_heads": 4,
+        "rope_theta": 2_000_000.0,
+        "tie_word_embeddings": True,
+        "no_rope_layer_interval": 4,
     },
 }
 _TELLING_NULLS = ("sliding_window", "num_key_value_heads")
@@ -82,6 +91,11 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "parallel_attn": (None, False),
     "norm_type": (None, "rms_norm"),
     "lm_head_bias": (None, False),
+}
+
+# Which of these a family reads.
+_READ: dict[str, tuple[str, ...]] = {
+    "smollm3": ("no_rope_layers", "no_rope_layer_interval"),
 }
 
 # Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
@@ -153,6 +167,7 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "attention_bias": (None, False),
         "mlp_bias": (None, False),
     },
+    "smollm3": {"max_window_layers": (None, 0, 28)},
 }
 
 
@@ -164,7 +179,7 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 def check_fields(config: Mapping[str, Any], family: str) -> None:
     """Refuse what would change the result and is not supported; name what is not used."""
     for name, allowed in _ONLY.items():
-        if name in config and config[name] not in allowed:
+        if name in config and config[name] not in allowed and name not in _READ.get(family, ()):
             wanted = ", ".join(repr(value) for value in allowed if value is not None) or "none"
             raise ValueError(
                 f"config.json: {name} is {config[name]!r}, which would change the result; supported: {wanted}"

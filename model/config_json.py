@@ -13,7 +13,7 @@ import torch
 
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.config_fields import FAMILIES, check_fields, flag, positive, with_defaults
-from tercet.model.layer_types import layer_windows
+from tercet.model.layer_types import layer_ropes, layer_windows
 from tercet.model.rope import parse_rope
 
 
@@ -47,6 +47,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
     attention_bias = family not in ("mistral", "phi3") and flag(config, "attention_bias")
+    rope = parse_rope(config, partial=family == "phi3")
     return ModelConfig(
         family=family,
         vocab_size=positive(config, "vocab_size"),
@@ -57,15 +58,16 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_kv_heads=positive(config, "num_key_value_heads", num_heads),
         head_dim=positive(config, "head_dim", hidden_size // num_heads),
         rms_norm_eps=float(eps),
-        rope=parse_rope(config, partial=family == "phi3"),
+        rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family == "llama" and flag(config, "mlp_bias"),
+        mlp_bias=family in ("llama", "smollm3") and flag(config, "mlp_bias"),
         qk_norm=family == "qwen3",
         stacked=family == "phi3",
         layer_windows=layer_windows(config, family),
+        layer_ropes=layer_ropes(config, family, rope),
         dtype=_dtype(config),
     )
 

@@ -18,7 +18,7 @@ from tercet.model.layers import Layer
 from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
 from tercet.model.residual import Residual
-from tercet.model.rope import rotary_table
+from tercet.model.rope import rotary_table, still_table
 from tercet.model.shard import Weights
 from tercet.model.step_shape import SHORT_ROWS, Shapes
 from tercet.triton_kernels.dispatch import use_kernels
@@ -34,7 +34,7 @@ _SMALL = 2048
 
 
 class Decoder:
-    """The model of one rank. It holds weights and the rotary table, and no state of any request."""
+    """The model of one rank. It holds weights and rotary tables, and no state of any request."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, group: Group, max_model_len: int, *, deterministic: bool = False
@@ -45,20 +45,25 @@ class Decoder:
         self._weights = weights
         self._deterministic = deterministic
         device = weights.embedding_VD.device
-        cos_sin_PR = rotary_table(config.rope, config.head_dim, max_model_len, device)
-        self._rotary_dim = cos_sin_PR.shape[1]
+        self._rotary_dim = config.rope.rotary_dim(config.head_dim)
+        tables = {
+            rope: still_table(self._rotary_dim, max_model_len, device)
+            if rope is None
+            else rotary_table(rope, config.head_dim, max_model_len, device)
+            for rope in set(config.layer_ropes)
+        }
         self._layers = [
             # A window that no sequence outgrows is none.
             Layer(
                 config=config,
                 weights=layer,
                 group=group,
-                cos_sin_PR=cos_sin_PR,
+                cos_sin_PR=tables[rope],
                 window=window if window < max_model_len else 0,
                 interleaved=weights.interleaved,
                 deterministic=deterministic,
             )
-            for layer, window in zip(weights.layers, config.layer_windows, strict=True)
+            for layer, window, rope in zip(weights.layers, config.layer_windows, config.layer_ropes, strict=True)
         ]
 
     @property

@@ -140,6 +140,12 @@ def rotary_table(rope: Rope, head_dim: int, num_positions: int, device: torch.de
     return torch.cat((angles_PF.cos(), angles_PF.sin()), dim=1) * rope.attention_factor
 
 
+def still_table(dim: int, num_positions: int, device: torch.device) -> Tensor:
+    """By which nothing turns, to the bit: for layers without positions, which so need no kernels of their own."""
+    angles_PF = torch.zeros(num_positions, dim // 2, dtype=torch.float32, device=device)
+    return torch.cat((angles_PF.cos(), angles_PF.sin()), dim=1)
+
+
 def _inverse_frequencies(rope: Rope, dim: int) -> Tensor:
     # On the CPU and in fp32 whatever the device, so that every rank and every device turns by the same angles.
     exponent_F = torch.arange(0, dim, 2, dtype=torch.float32) / dim

@@ -48,6 +48,7 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
         intermediate_size=config.intermediate_size // size,
         vocab_size=config.vocab_per_rank(size),
         layer_windows=config.layer_windows[:num_layers],
+        layer_ropes=config.layer_ropes[:num_layers],
     )
 
 

@@ -25,6 +25,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    SmolLM3Config,
 )
 
 VOCAB_SIZE = 419
@@ -77,6 +78,11 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"sliding_window": 16, "hidden_size": 72, "num_attention_heads": 6}),
     "phi3-short": (Phi3Config, _longrope(512, attention_factor=1.3)),
     "phi3-long": (Phi3Config, {**_longrope(8), "tie_word_embeddings": True}),
+    "smollm3": (SmolLM3Config, {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 12}),
+    "smollm3-listed": (
+        SmolLM3Config,
+        {"no_rope_layers": [0, 1, 0], "attention_bias": True, "layer_types": ["full_attention"] * 3},
+    ),
 }
 
 _CHAT_TEMPLATE = (

@@ -41,6 +41,9 @@ def test_agrees_with_transformers(family: str) -> None:
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     layers = reference_model(path).model.layers
+    assert [rope is not None for rope in ours.layer_ropes] == [
+        bool(getattr(layer.self_attn, "use_rope", True)) for layer in layers
+    ]
     windows = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
     if ours.family in ("mistral", "phi3"):
         windows = [theirs.sliding_window] * len(layers)
@@ -70,7 +73,8 @@ def test_longrope_goes_by_the_length_that_is_served(num_positions: int, kind: st
 
 
 @pytest.mark.parametrize(
-    "architecture", ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM"]
+    "architecture",
+    ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM"],
 )
 def test_silent_fields_mean_what_transformers_assumes(architecture: str, tmp_path: Path) -> None:
     family = architecture.removesuffix("ForCausalLM").lower()
@@ -102,13 +106,30 @@ def test_null_fields_count_as_absent() -> None:
     assert config.num_kv_heads == config.num_heads
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"]
+)
 def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: Path) -> None:
     family = architecture.removesuffix("ForCausalLM").lower()
     raw = {**LLAMA, "architectures": [architecture], "model_type": family, "num_key_value_heads": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("no_rope_layer_interval", 0),
+        ("no_rope_layers", [1, 1]),
+        ("no_rope_layers", [1, 2, 0]),
+        ("no_rope_layers", "none"),
+        ("layer_types", ["sliding_attention"] * 3),
+    ],
+)
+def test_refuses_layers_that_are_not_known(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=name):
+        parse_config({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", name: value})
 
 
 @pytest.mark.parametrize(("factor", "words"), [(0.1, "turns 1 of 16"), (1.5, "is 1.5; want"), ("x", "is 'x'")])
@@ -132,6 +153,7 @@ def test_refuses_a_part_of_a_head_that_cannot_turn(factor: object, words: str) -
         ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", 50.0),
         ("rope_interleaved", True),
+        ("no_rope_layers", [1, 0, 1]),
         ("num_experts", 8),
         ("residual_multiplier", 0.2),
         ("layer_types", ["sliding_attention"] * 3),
