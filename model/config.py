@@ -26,6 +26,13 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Of what blocks add to the stream of hidden states."""
+    logits_scaling: float = 1.0
+    """What logits are divided by."""
+    attention_scale: float = 0.0
+    """Of products of queries and keys; 0: head_dim to the power of -1/2."""
     rope: Rope
     """Of all layers that turn by positions and are not told otherwise."""
     max_position_embeddings: int
@@ -44,6 +51,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not self.layer_windows:
             object.__setattr__(self, "layer_windows", (0,) * self.num_layers)
+        if not self.attention_scale:
+            object.__setattr__(self, "attention_scale", self.head_dim**-0.5)
         if not self.layer_ropes:
             object.__setattr__(self, "layer_ropes", (self.rope,) * self.num_layers)
         if self.num_heads % self.num_kv_heads:
@@ -53,6 +62,15 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; want an even number")
         self._check_rope()
+
+    @property
+    def stream_eps(self) -> float:
+        """Of the norms of a stream that is kept divided by `residual_multiplier`.
+
+        So blocks add to it what they compute, and no weight is rounded again: a norm gives the same for x and, with an
+        epsilon so many times squared as large, for a multiple of x. Only the embedding has to be divided, too.
+        """
+        return self.rms_norm_eps / self.residual_multiplier**2
 
     def _check_rope(self) -> None:
         turned = self.rope.rotary_dim(self.head_dim)

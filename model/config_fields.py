@@ -5,6 +5,7 @@ Fields that transformers does not read for a family either are named in the log.
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
     "Phi3ForCausalLM": "phi3",
     "SmolLM3ForCausalLM": "smollm3",
+    "GraniteForCausalLM": "granite",
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -56,6 +58,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
         "no_rope_layer_interval": 4,
     },
+    "granite": {"max_position_embeddings": 2048, "vocab_size": 32000, "attention_multiplier": 1.0},
 }
 _TELLING_NULLS = ("sliding_window", "num_key_value_heads")
 """Where null is a choice and not silence: no window, and as many as attention heads."""
@@ -96,6 +99,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 # Which of these a family reads.
 _READ: dict[str, tuple[str, ...]] = {
     "smollm3": ("no_rope_layers", "no_rope_layer_interval"),
+    "granite": ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
 }
 
 # Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
@@ -168,6 +172,7 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "mlp_bias": (None, False),
     },
     "smollm3": {"max_window_layers": (None, 0, 28)},
+    "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
 }
 
 
@@ -196,6 +201,14 @@ def positive(config: Mapping[str, Any], name: str, default: int | None = None) -
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"config.json: {name} is {value!r}; want a positive whole number")
     return value
+
+
+def number(config: Mapping[str, Any], name: str, default: float) -> float:
+    """A number over 0, or raise."""
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"config.json: {name} is {value!r}; want a number over 0")
+    return float(value)
 
 
 def flag(config: Mapping[str, Any], name: str) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tercet.model.config import DTYPES, ModelConfig
-from tercet.model.config_fields import FAMILIES, check_fields, flag, positive, with_defaults
+from tercet.model.config_fields import FAMILIES, check_fields, flag, number, positive, with_defaults
 from tercet.model.layer_types import layer_ropes, layer_windows
 from tercet.model.rope import parse_rope
 
@@ -47,6 +47,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
     attention_bias = family not in ("mistral", "phi3") and flag(config, "attention_bias")
+    head_dim = positive(config, "head_dim", hidden_size // num_heads)
     rope = parse_rope(config, partial=family == "phi3")
     return ModelConfig(
         family=family,
@@ -56,14 +57,18 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         num_layers=positive(config, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=positive(config, "num_key_value_heads", num_heads),
-        head_dim=positive(config, "head_dim", hidden_size // num_heads),
+        head_dim=head_dim,
         rms_norm_eps=float(eps),
+        embedding_multiplier=number(config, "embedding_multiplier", 1.0),
+        residual_multiplier=number(config, "residual_multiplier", 1.0),
+        logits_scaling=number(config, "logits_scaling", 1.0),
+        attention_scale=number(config, "attention_multiplier", head_dim**-0.5),
         rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family in ("llama", "smollm3") and flag(config, "mlp_bias"),
+        mlp_bias=family in ("llama", "smollm3", "granite") and flag(config, "mlp_bias"),
         qk_norm=family == "qwen3",
         stacked=family == "phi3",
         layer_windows=layer_windows(config, family),

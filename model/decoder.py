@@ -27,6 +27,7 @@ from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.sample_shard import VocabShard, sample_shard
+from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.slot_table import SlotTable
 
 _SMALL = 2048
@@ -44,6 +45,9 @@ class Decoder:
         self.max_model_len = max_model_len
         self._weights = weights
         self._deterministic = deterministic
+        # The multiplier rounded as transformers rounds it; of the division see `ModelConfig.stream_eps`.
+        rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
+        self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
         self._rotary_dim = config.rope.rotary_dim(config.head_dim)
         tables = {
@@ -129,7 +133,11 @@ class Decoder:
             windows=self._windows, deterministic=self._deterministic, longest=longest, deep=deep,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
-        stream_TD = embedding(inputs.input_ids_T, shard_VD, self.group.rank * shard_VD.shape[0])
+        first = self.group.rank * shard_VD.shape[0]
+        if self._embedding_factor == 1:
+            stream_TD = embedding(inputs.input_ids_T, shard_VD, first)
+        else:
+            stream_TD = scaled_embedding(inputs.input_ids_T, shard_VD, first, self._embedding_factor)
         self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
         residual = self._residual(stream_TD, inputs, whole=whole)
         *others, last = self._layers
@@ -148,7 +156,7 @@ class Decoder:
         return residual.end()
 
     def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
-        eps, deterministic = self.config.rms_norm_eps, self._deterministic
+        eps, deterministic = self.config.stream_eps, self._deterministic
         if not whole and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
@@ -179,7 +187,7 @@ class Decoder:
         return rms_norm_linear(
             hidden_RD,
             weights.final_norm_D,
-            self.config.rms_norm_eps,
+            self.config.stream_eps,
             weights.lm_head_VD,
             None,
             deterministic=self._deterministic,
@@ -205,7 +213,7 @@ class Decoder:
             ring,
             hidden_RD,
             weights.final_norm_D,
-            self.config.rms_norm_eps,
+            self.config.stream_eps,
             weights.lm_head_VD,
             slots_R,
             positions_R,

@@ -9,7 +9,7 @@ from typing import Any
 from tercet.model.config_fields import flag, positive
 from tercet.model.rope import Rope
 
-_ALL_OR_NONE = ("llama", "mistral", "phi3")
+_ALL_OR_NONE = ("llama", "mistral", "phi3", "granite")
 """Families whose layers are all alike, whatever layer_types says."""
 
 
@@ -17,7 +17,7 @@ def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
     """How many tokens back each layer sees, 0: all; ValueError where transformers would see otherwise."""
     num_layers = int(config["num_hidden_layers"])
     window = config.get("sliding_window")
-    if family == "llama" or (family not in _ALL_OR_NONE and not flag(config, "use_sliding_window")):
+    if family in ("llama", "granite") or (family not in _ALL_OR_NONE and not flag(config, "use_sliding_window")):
         window = None
     if window is not None:
         window = positive(config, "sliding_window")

@@ -70,7 +70,7 @@ class Layer:
                 inputs.chunk_slots_C,
                 inputs.chunk_starts_C,
                 inputs.query_starts_C1,
-                self.config.head_dim**-0.5,
+                self.config.attention_scale,
                 work=prefill,
                 window=self.window,
                 out=out_THD[num_decodes:],
@@ -144,7 +144,7 @@ class Layer:
         plan: AttentionPlan, out_BHD: Tensor,
     ) -> None:  # fmt: skip
         """Attention of the decode rows, which come first: from q, k, v rows where the plan is for that."""
-        num_rows, num_heads, head_dim = out_BHD.shape
+        num_rows, num_heads, _ = out_BHD.shape
         shares = plan.decode.get(self.window)
         if isinstance(shares, FusedPlan):
             fused_decode_attention(
@@ -153,7 +153,7 @@ class Layer:
                 page_table_SM,
                 shares,
                 num_heads,
-                head_dim**-0.5,
+                self.config.attention_scale,
                 out_BHD,
             )
         else:
@@ -164,7 +164,7 @@ class Layer:
                 page_table_SM,
                 inputs.decode_slots_B,
                 inputs.decode_lengths_B,
-                head_dim**-0.5,
+                self.config.attention_scale,
                 work=shares,
                 window=self.window,
                 out=out_BHD,

@@ -48,7 +48,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Move:
-    """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`."""
+    """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`, times `factor`."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,6 +56,7 @@ class Move:
     start: int
     stop: int
     into: Tensor
+    factor: float = 1.0
 
 
 class ShardBuilder:
@@ -72,7 +73,8 @@ class ShardBuilder:
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self._vocabulary(EMBEDDING)
         layers = tuple(self._layer(f"model.layers.{i}.", interleaved) for i in range(self.config.num_layers))
-        final_norm_D = self._whole("model.norm.weight", self.config.hidden_size)
+        # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
+        final_norm_D = self._whole("model.norm.weight", self.config.hidden_size, 1 / self.config.logits_scaling)
         lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
         return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved)
 
@@ -139,14 +141,14 @@ class ShardBuilder:
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def _whole(self, name: str, length: int) -> Tensor:
+    def _whole(self, name: str, length: int, factor: float = 1.0) -> Tensor:
         into = self._empty(length)
-        self._rows(name, length, 0, into)
+        self._rows(name, length, 0, into, factor)
         return into
 
-    def _rows(self, name: str, whole: int, start: int, into: Tensor) -> None:
+    def _rows(self, name: str, whole: int, start: int, into: Tensor, factor: float = 1.0) -> None:
         """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
-        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into))
+        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, factor))
 
     def _columns(self, name: str, rows: int, whole: int) -> Tensor:
         """This rank's share of the columns."""

@@ -89,7 +89,8 @@ def load_weights(
             row = 0
             for piece in checkpoint.read(move.name, move.dim, move.start, move.stop):
                 # To the device first, then to the type: the device converts faster.
-                move.into[row : row + len(piece)].copy_(piece.to(move.into.device))
+                piece = piece.to(move.into.device)
+                move.into[row : row + len(piece)].copy_(piece if move.factor == 1 else piece.float() * move.factor)
                 row += len(piece)
             assert row == len(move.into)
         return move.into.nbytes

@@ -17,6 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    GraniteConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -78,6 +79,18 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"sliding_window": 16, "hidden_size": 72, "num_attention_heads": 6}),
     "phi3-short": (Phi3Config, _longrope(512, attention_factor=1.3)),
     "phi3-long": (Phi3Config, {**_longrope(8), "tie_word_embeddings": True}),
+    "granite": (
+        GraniteConfig,
+        {
+            "embedding_multiplier": 3.3,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.4,
+            "logits_scaling": 7.0,
+            "rms_norm_eps": 0.1,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "smollm3": (SmolLM3Config, {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 12}),
     "smollm3-listed": (
         SmolLM3Config,

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +11,10 @@ from transformers import AutoConfig
 
 import checkpoints
 from checkpoints import FAMILIES, checkpoint, reference_model
+from llama_fields import LLAMA
+from tercet.model.config_fields import FAMILIES as ARCHITECTURES
 from tercet.model.config_json import parse_config, read_config_json
-from tercet.model.rope import rotary_table
 from weight_sizes import num_in_matrices
-
-LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 419,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5,
-}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -50,34 +37,12 @@ def test_agrees_with_transformers(family: str) -> None:
     assert list(ours.layer_windows) == [window or 0 for window in windows]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_rotary_table_agrees_with_transformers(family: str) -> None:
-    path = checkpoint(family)
-    config = parse_config(read_config_json(path))
-    positions = torch.arange(300)
-    cos, sin = reference_model(path).model.rotary_emb(torch.zeros(1), positions[None])
-    table_PR = rotary_table(config.rope, config.head_dim, 300, torch.device("cpu"))
-    half = table_PR.shape[1] // 2
-    torch.testing.assert_close(table_PR[:, :half], cos[0, :, :half], rtol=0, atol=1e-6)
-    torch.testing.assert_close(table_PR[:, half:], sin[0, :, :half], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(("num_positions", "kind"), [(8, "short"), (9, "long")])
-def test_longrope_goes_by_the_length_that_is_served(num_positions: int, kind: str) -> None:
-    raw = read_config_json(checkpoint("phi3-long"))
-    factors = torch.tensor(raw["rope_parameters"][f"{kind}_factor"])
-    table_PR = rotary_table(parse_config(raw).rope, 16, num_positions, torch.device("cpu"))
-    scale = (1 + math.log(512 / 8) / math.log(8)) ** 0.5
-    turned_F = torch.arange(num_positions)[:, None] / (factors * 10_000 ** (torch.arange(6) / 6))
-    torch.testing.assert_close(table_PR[:, :6], turned_F.cos() * scale)
-
-
 @pytest.mark.parametrize(
     "architecture",
-    ["MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM", "SmolLM3ForCausalLM"],
+    [name for name in ARCHITECTURES if name != "LlamaForCausalLM"],
 )
 def test_silent_fields_mean_what_transformers_assumes(architecture: str, tmp_path: Path) -> None:
-    family = architecture.removesuffix("ForCausalLM").lower()
+    family = ARCHITECTURES[architecture]
     needed = {name: LLAMA[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
     raw = {**needed, "architectures": [architecture], "model_type": family, "num_attention_heads": 32}
     (tmp_path / "config.json").write_text(json.dumps(raw))
@@ -87,16 +52,9 @@ def test_silent_fields_mean_what_transformers_assumes(architecture: str, tmp_pat
     assert ours.max_position_embeddings == theirs.max_position_embeddings
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.attention_scale == getattr(theirs, "attention_multiplier", ours.head_dim**-0.5)
     assert ours.layer_windows == ((4096 if family == "mistral" else 0),) * 3
-
-
-def test_old_and_new_spelling_of_rope_agree() -> None:
-    scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-    old = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **scaling}})
-    oldest = parse_config({**LLAMA, "rope_theta": 5e5, "rope_scaling": {"type": "llama3", **scaling}})
-    new = parse_config({**LLAMA, "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **scaling}})
-    assert old.rope == oldest.rope == new.rope
-    assert new.rope.theta == 5e5
 
 
 def test_null_fields_count_as_absent() -> None:
@@ -106,37 +64,22 @@ def test_null_fields_count_as_absent() -> None:
     assert config.num_kv_heads == config.num_heads
 
 
-@pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM"]
-)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "MistralForCausalLM"])
 def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: Path) -> None:
-    family = architecture.removesuffix("ForCausalLM").lower()
+    family = ARCHITECTURES[architecture]
     raw = {**LLAMA, "architectures": [architecture], "model_type": family, "num_key_value_heads": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads == 4
 
 
+@pytest.mark.parametrize("value", [0, -1.0, "x", float("inf")])
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("no_rope_layer_interval", 0),
-        ("no_rope_layers", [1, 1]),
-        ("no_rope_layers", [1, 2, 0]),
-        ("no_rope_layers", "none"),
-        ("layer_types", ["sliding_attention"] * 3),
-    ],
+    "name", ["embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"]
 )
-def test_refuses_layers_that_are_not_known(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=name):
-        parse_config({**LLAMA, "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", name: value})
-
-
-@pytest.mark.parametrize(("factor", "words"), [(0.1, "turns 1 of 16"), (1.5, "is 1.5; want"), ("x", "is 'x'")])
-def test_refuses_a_part_of_a_head_that_cannot_turn(factor: object, words: str) -> None:
-    phi = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "partial_rotary_factor": factor}
-    with pytest.raises(ValueError, match=f"partial_rotary_factor {words}"):
-        parse_config(phi)
+def test_refuses_multipliers_that_are_none(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} is {value!r}; want a number over 0"):
+        parse_config({**LLAMA, "architectures": ["GraniteForCausalLM"], "model_type": "granite", name: value})
 
 
 @pytest.mark.parametrize(
@@ -156,6 +99,8 @@ def test_refuses_a_part_of_a_head_that_cannot_turn(factor: object, words: str) -
         ("no_rope_layers", [1, 0, 1]),
         ("num_experts", 8),
         ("residual_multiplier", 0.2),
+        ("attention_multiplier", 0.2),
+        ("logits_scaling", 8.0),
         ("layer_types", ["sliding_attention"] * 3),
         ("layer_types", ["chunked_attention"] * 3),
         ("layer_types", ["full_attention"]),
@@ -183,39 +128,6 @@ def test_refuses_by_name(name: str, value: object) -> None:
         raw["vocab_size"] = -1
     with pytest.raises(ValueError, match=name.removeprefix("torch_")):
         parse_config(raw)
-
-
-@pytest.mark.parametrize(
-    ("rope", "words"),
-    [
-        ({"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0]}, "long_factor has 1 numbers"),
-        ({"rope_type": "longrope", "short_factor": [1.0] * 7}, "long_factor is None; want a list of numbers"),
-        ({"rope_type": "su", "short_factor": [0.0] * 8, "long_factor": [2.0] * 8}, "short_factor is"),
-        ({"rope_type": "proportional"}, "rope_type is 'proportional'"),
-        ({"rope_type": "linear"}, "factor is None"),
-        ({"rope_type": "linear", "factor": "four"}, "factor is 'four'"),
-        ({"rope_type": "yarn", "factor": float("nan")}, "factor is nan"),
-        ({"rope_type": "linear", "factor": 2.0, "beta_fast": 3.0}, "beta_fast"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.25}, "partial_rotary_factor is 0.25"),
-        ({"rope_type": "linear", "factor": 0}, "factor is 0; want a number over 0"),
-        ({"rope_type": "linear", "factor": -2.0}, r"factor is -2\.0"),
-        ({"rope_type": "dynamic", "factor": -1}, "factor is -1"),
-        ({"rope_type": "yarn", "factor": 0.0}, r"factor is 0\.0"),
-        ({"rope_type": "yarn", "original_max_position_embeddings": 0}, "original_max_position_embeddings is 0; want"),
-        ({"rope_type": "yarn", "factor": 2.0, "beta_fast": -1}, "beta_fast is -1; want 0 or a number over 0"),
-        ({"rope_type": "yarn", "factor": 2.0, "attention_factor": -1}, "attention_factor is -1"),
-        ({"rope_type": "yarn", "factor": 2.0, "truncate": "false"}, "truncate is 'false'; want true or false"),
-        ({"rope_type": "default", "rope_theta": 0}, "rope_theta is 0; want a number over 1"),
-        ({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1.0}, r"rope_theta is 1\.0"),
-        ({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0, "high_freq_factor": 4.0}, "low_freq_factor is 0"),
-        ({"rope_type": ["linear"], "factor": 2.0}, r"rope_type is \['linear'\]"),
-        ({"full_attention": {"rope_type": "default"}}, "full_attention"),
-        ({"rope_type": "default", "mrope_section": [16, 24, 24]}, "mrope_section"),
-    ],
-)
-def test_refuses_rope(rope: dict[str, object], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        parse_config({**LLAMA, "rope_parameters": rope})
 
 
 def test_refuses_a_first_windowed_layer_that_is_no_number() -> None:

@@ -102,7 +102,10 @@ group.close()
 
 @pytest.mark.parametrize(
     ("size", "families"),
-    [(2, ["llama-bias-tied", "qwen3", "smollm2", "phi3"]), (4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3"])],
+    [
+        (2, ["llama-bias-tied", "qwen3", "smollm2", "phi3", "granite"]),
+        (4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3"]),
+    ],
 )
 def test_ranks_give_the_same_logits(size: int, families: list[str], tmp_path: Path) -> None:
     a, b = random_prompts(2, 30, 40, seed=5)

@@ -22,6 +22,7 @@ from tercet.triton_kernels.matmul_config import MatmulConfig
         ("llama-bias-tied", False),
         ("mistral", False),
         ("phi3-long", False),
+        ("granite", False),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

@@ -71,6 +71,14 @@ def test_whole_model(family: str) -> None:
             assert torch.equal(layer.k_norm_H, part["self_attn.k_norm.weight"])
 
 
+def test_what_logits_are_divided_by_is_in_the_last_norm() -> None:
+    path = checkpoint("granite")
+    raw, weights = load_file(path / "model.safetensors"), load(path)
+    torch.testing.assert_close(weights.final_norm_D, raw["model.norm.weight"] / 7)
+    assert weights.lm_head_VD is weights.embedding_VD
+    assert torch.equal(weights.embedding_VD, raw["model.embed_tokens.weight"])
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("family", ["qwen2", "phi3-long"])
 def test_ranks_together_are_the_whole(family: str, size: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from tercet.triton_kernels import add_rms_norm, embedding, matmul, rotary, silu_and_mul, tuning
+from tercet.triton_kernels import add_rms_norm, embedding, matmul, rotary, scaled_embedding, silu_and_mul, tuning
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending, shared_bytes
 from tercet.triton_kernels.matmul_config import MatmulConfig
@@ -164,6 +164,7 @@ def test_pointwise(capability: int) -> None:
         lambda: add_rms_norm.add_rms_norm(x, x, w, 1e-6, positions),
         lambda: add_rms_norm.rms_norm(meta(7, 16, 128), meta(128), 1e-6),
         lambda: embedding.embedding(positions, meta(1000, 4096), 5),
+        lambda: scaled_embedding.scaled_embedding(positions, meta(1000, 4096), 5, 12.0),
         lambda: silu_and_mul.silu_and_mul(x),
         lambda: rotary.rotary(meta(7, 16, 128), meta(7, 8, 128), positions, table),
     ]
@@ -209,6 +210,8 @@ def test_embedding_is_a_border() -> None:
     """Attention reads what was planned ahead of it before it waits: nothing may start early around it."""
     with compiling_for(90) as kernels:
         embedding.embedding(meta(7, dtype=torch.int32), meta(1000, 4096))
-    (kernel,) = kernels
-    assert "griddepcontrol" not in kernel.asm["ptx"]
-    assert not kernel.metadata.launch_pdl
+        scaled_embedding.scaled_embedding(meta(7, dtype=torch.int32), meta(1000, 4096), 0, 12.0)
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert "griddepcontrol" not in kernel.asm["ptx"]
+        assert not kernel.metadata.launch_pdl

@@ -19,6 +19,7 @@ from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
+from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.write_kv import write_kv
 
@@ -65,6 +66,7 @@ def test_embedding(place: Place, width: int, vocab_start: int) -> None:
     for row, index in enumerate(ids.tolist()):
         wanted = table[index - vocab_start] if 0 <= index - vocab_start < 1000 else torch.zeros_like(table[0])
         assert torch.equal(got[row], wanted)
+    place.check_rounded(scaled_embedding(ids.to(place.device), table, vocab_start, 1.7), 1.7 * got.double())
 
 
 @pytest.mark.parametrize(
@@ -185,6 +187,7 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "ids: got torch.float32", lambda: embedding(w, x)
     yield "ids: got shape [2, 2], wanted [*]", lambda: embedding(ints.view(2, 2), x)
     yield "weight: got strides", lambda: embedding(ints, x.T)
+    yield "weight: got strides", lambda: scaled_embedding(ints, x.T, 0, 2.0)
     yield "k: got shape [4, 3, 6], wanted [4, *, 8]", lambda: rotary(heads, heads[..., :6], ints, table)
     yield "positions: got shape [3], wanted [4]", lambda: rotary(heads, heads, ints[:3], table)
     yield "q: got strides", lambda: rotary(torch.randn(4, 6, 8)[:, ::2], heads, ints, table)

@@ -32,13 +32,7 @@ def embedding(ids_T: Tensor, weight_VD: Tensor, vocab_start: int = 0) -> Tensor:
 
     Mutates nothing; graph-safe.
     """
-    check_shape("ids", ids_T, None)
-    check_dtype("ids", ids_T, torch.int32, torch.int64)
-    check_contiguous("ids", ids_T)
-    check_shape("weight", weight_VD, None, None)
-    check_dtype("weight", weight_VD, *FLOATS)
-    check_contiguous("weight", weight_VD)
-    check_device("weight", weight_VD, ids_T)
+    check_embedding(ids_T, weight_VD)
     if not use_kernels(ids_T):
         return embedding_reference(ids_T, weight_VD, vocab_start)
     T, D = ids_T.shape[0], weight_VD.shape[1]
@@ -50,6 +44,17 @@ def embedding(ids_T: Tensor, weight_VD: Tensor, vocab_start: int = 0) -> Tensor:
             ids_T, weight_VD, out_TD, vocab_start, weight_VD.shape[0], D=D, BLOCK_D=block, num_warps=num_warps
         )
     return out_TD
+
+
+def check_embedding(ids_T: Tensor, weight_VD: Tensor) -> None:
+    """Ids and a table in which to look them up, or raise."""
+    check_shape("ids", ids_T, None)
+    check_dtype("ids", ids_T, torch.int32, torch.int64)
+    check_contiguous("ids", ids_T)
+    check_shape("weight", weight_VD, None, None)
+    check_dtype("weight", weight_VD, *FLOATS)
+    check_contiguous("weight", weight_VD)
+    check_device("weight", weight_VD, ids_T)
 
 
 def embedding_reference(ids_T: Tensor, weight_VD: Tensor, vocab_start: int = 0) -> Tensor:
