@@ -33,10 +33,10 @@ class AttentionPlan:
     @classmethod
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
-        windows: Sequence[int], deterministic: bool, longest: int, deep: int,
+        scorings: Sequence[Scoring], deterministic: bool, longest: int, deep: int,
     ) -> "AttentionPlan":  # fmt: skip
-        """`num_heads`: q heads of this rank; `windows`: each layer's; `longest`, `deep`: see `Decoder.forward`.
-        Graph-safe."""
+        """`num_heads`: q heads of this rank; `scorings`: each layer's, which differ by their windows alone; `longest`,
+        `deep`: see `Decoder.forward`. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
         decode: dict[int, DecodeWork | FusedPlan] = {}
@@ -47,38 +47,38 @@ class AttentionPlan:
         k_cache = kv_cache[0, 0]
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
-            for window in set(windows):
-                if can_fuse_decode(k_cache, num_heads, rotary_dim, Scoring(1.0, window)):
-                    decode[window] = plan_fused_decode(
+            for scoring in dict.fromkeys(scorings):
+                if can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
+                    decode[scoring.window] = plan_fused_decode(
                         *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic, longest=longest
                     )
                 else:
+                    window = scoring.window
                     decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic, window)
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             prefill = {
-                window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, Scoring(1.0, window), deep=deep)
-                for window in set(windows)
+                scoring.window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, scoring, deep=deep)
+                for scoring in dict.fromkeys(scorings)
             }
             # Few tokens are attended to in parts sooner than some of them whole.
-            last = prefill[windows[-1]]
+            last = prefill[scorings[-1].window]
             last_queries = plan_last_queries(*chunks, last) if last.parts is None else last
         return cls(decode, prefill, last_queries)
 
 
 def minds_length(
-    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, windows: Sequence[int], deterministic: bool
+    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, scorings: Sequence[Scoring], deterministic: bool
 ) -> bool:
     """Whether a plan makes something of `longest`."""
-    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, Scoring(1.0, window)) for window in set(windows))
+    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, scoring) for scoring in scorings)
     return not deterministic and any(fused)
 
 
-def depths(kv_cache: Tensor, *, num_heads: int, windows: Sequence[int], deterministic: bool) -> dict[int, int]:
+def depths(kv_cache: Tensor, *, num_heads: int, scorings: Sequence[Scoring], deterministic: bool) -> dict[int, int]:
     """By the values of `deep` that make a difference, up to how many prefill tokens a plan makes something of them."""
-    if deterministic or all(windows):
-        return {}
-    return most_deep(num_heads, kv_cache[0, 0], Scoring(1.0))
+    far = next((scoring for scoring in scorings if not scoring.window), None)
+    return {} if deterministic or far is None else most_deep(num_heads, kv_cache[0, 0], far)
 
 
 def _split(

@@ -33,6 +33,16 @@ class ModelConfig:
     """What logits are divided by."""
     attention_scale: float = 0.0
     """Of products of queries and keys; 0: head_dim to the power of -1/2."""
+    attention_softcap: float = 0.0
+    """What scores are softly kept within; 0: nothing."""
+    logit_softcap: float = 0.0
+    """The same of logits."""
+    activation: str = "silu"
+    """Of the gate: "silu", or "gelu" in its approximation by tanh."""
+    norm_shift: float = 0.0
+    """What is added to the checkpoint's weights of norms."""
+    block_norms: bool = False
+    """What attention and MLP compute is normed before it is added to the stream."""
     rope: Rope
     """Of all layers that turn by positions and are not told otherwise."""
     max_position_embeddings: int
@@ -62,6 +72,11 @@ class ModelConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; want an even number")
         self._check_rope()
+
+    @property
+    def gates_in_product(self) -> bool:
+        """Whether the product of gate and up can end with the gate, if their rows are in turns."""
+        return self.activation == "silu" and not self.mlp_bias
 
     @property
     def stream_eps(self) -> float:

@@ -19,6 +19,8 @@ FAMILIES = {
     "Phi3ForCausalLM": "phi3",
     "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -59,9 +61,34 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 4,
     },
     "granite": {"max_position_embeddings": 2048, "vocab_size": 32000, "attention_multiplier": 1.0},
+    "gemma2": {
+        "max_position_embeddings": 8192,
+        "vocab_size": 256000,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3_text": {
+        "max_position_embeddings": 131072,
+        "vocab_size": 262208,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "query_pre_attn_scalar": 256,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "tie_word_embeddings": True,
+    },
 }
-_TELLING_NULLS = ("sliding_window", "num_key_value_heads")
-"""Where null is a choice and not silence: no window, and as many as attention heads."""
+_TELLING_NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
+"""Where null is a choice and not silence: no window, as many as attention heads, no cap."""
 
 # Fields that change the result in models near ours, with the values that leave it alone.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -94,12 +121,21 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "parallel_attn": (None, False),
     "norm_type": (None, "rms_norm"),
     "lm_head_bias": (None, False),
+    "use_bidirectional_attention": (None, False),
 }
 
-# Which of these a family reads.
-_READ: dict[str, tuple[str, ...]] = {
-    "smollm3": ("no_rope_layers", "no_rope_layer_interval"),
-    "granite": ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling"),
+_GEMMA: dict[str, tuple[Any, ...] | None] = {
+    "hidden_activation": ("gelu_pytorch_tanh",),
+    "hidden_act": ("gelu_pytorch_tanh",),
+    "query_pre_attn_scalar": None,
+    "final_logit_softcapping": None,
+}
+# What families know in other ways. None: they read it, whatever it is.
+_OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
+    "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
+    "granite": dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
+    "gemma2": {**_GEMMA, "attn_logit_softcapping": None},
+    "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
 }
 
 # Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
@@ -117,6 +153,8 @@ _HARMLESS = frozenset(
         "embd_pdrop",
         "resid_pdrop",
         "auto_map",
+        "cache_implementation",
+        "_sliding_window_pattern",
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",
@@ -173,6 +211,8 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "smollm3": {"max_window_layers": (None, 0, 28)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
+    "gemma2": {"mlp_bias": (None, False)},
+    "gemma3_text": {"mlp_bias": (None, False)},
 }
 
 
@@ -183,14 +223,15 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 
 def check_fields(config: Mapping[str, Any], family: str) -> None:
     """Refuse what would change the result and is not supported; name what is not used."""
-    for name, allowed in _ONLY.items():
-        if name in config and config[name] not in allowed and name not in _READ.get(family, ()):
+    known = {**_ONLY, **_OWN.get(family, {})}
+    for name, allowed in known.items():
+        if allowed is not None and name in config and config[name] not in allowed:
             wanted = ", ".join(repr(value) for value in allowed if value is not None) or "none"
             raise ValueError(
                 f"config.json: {name} is {config[name]!r}, which would change the result; supported: {wanted}"
             )
     unread = {name for name, silent in _UNREAD[family].items() if config.get(name) not in silent}
-    if unused := sorted((set(config) - set(_ONLY) - _HARMLESS) | unread):
+    if unused := sorted((set(config) - set(known) - _HARMLESS) | unread):
         log.warning("config.json: fields without meaning for %s, which are not used: %s", family, ", ".join(unused))
 
 

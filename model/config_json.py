@@ -13,8 +13,7 @@ import torch
 
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.config_fields import FAMILIES, check_fields, flag, number, positive, with_defaults
-from tercet.model.layer_types import layer_ropes, layer_windows
-from tercet.model.rope import parse_rope
+from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -48,31 +47,41 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     max_positions = positive(config, "max_position_embeddings")
     attention_bias = family not in ("mistral", "phi3") and flag(config, "attention_bias")
     head_dim = positive(config, "head_dim", hidden_size // num_heads)
-    rope = parse_rope(config, partial=family == "phi3")
+    num_layers = positive(config, "num_hidden_layers")
+    ropes = ropes_by_type(config, family)
+    rope = ropes[FULL]
+    is_gemma = family in ("gemma2", "gemma3_text")
+    if family == "gemma3_text" and rope.kind == "linear":
+        max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
     return ModelConfig(
         family=family,
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=positive(config, "intermediate_size"),
-        num_layers=positive(config, "num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=positive(config, "num_key_value_heads", num_heads),
         head_dim=head_dim,
         rms_norm_eps=float(eps),
-        embedding_multiplier=number(config, "embedding_multiplier", 1.0),
+        embedding_multiplier=hidden_size**0.5 if is_gemma else number(config, "embedding_multiplier", 1.0),
         residual_multiplier=number(config, "residual_multiplier", 1.0),
         logits_scaling=number(config, "logits_scaling", 1.0),
-        attention_scale=number(config, "attention_multiplier", head_dim**-0.5),
+        attention_scale=_attention_scale(config, head_dim),
+        attention_softcap=_cap(config, "attn_logit_softcapping"),
+        logit_softcap=_cap(config, "final_logit_softcapping"),
+        activation="gelu" if is_gemma else "silu",
+        norm_shift=1.0 if is_gemma else 0.0,
+        block_norms=is_gemma,
         rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite") and flag(config, "mlp_bias"),
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "gemma3_text"),
         stacked=family == "phi3",
         layer_windows=layer_windows(config, family),
-        layer_ropes=layer_ropes(config, family, rope),
+        layer_ropes=layer_ropes(config, family, ropes),
         dtype=_dtype(config),
     )
 
@@ -86,6 +95,16 @@ def _family(raw: Mapping[str, Any]) -> str:
     if raw.get("model_type", family) != family:
         raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architectures[0]} wants {family!r}")
     return family
+
+
+def _attention_scale(config: Mapping[str, Any], head_dim: int) -> float:
+    if "query_pre_attn_scalar" in config:
+        return float(number(config, "query_pre_attn_scalar", head_dim) ** -0.5)
+    return number(config, "attention_multiplier", head_dim**-0.5)
+
+
+def _cap(config: Mapping[str, Any], name: str) -> float:
+    return number(config, name, 0.0) if config.get(name) else 0.0
 
 
 def _dtype(config: Mapping[str, Any]) -> torch.dtype | None:

@@ -21,14 +21,16 @@ from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table, still_table
 from tercet.model.shard import Weights
 from tercet.model.step_shape import SHORT_ROWS, Shapes
+from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.sample import TokenRing
-from tercet.triton_kernels.sample_shard import VocabShard, sample_shard
+from tercet.triton_kernels.sample_shard import VocabShard, sample_shard, sample_shard_into
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.slot_table import SlotTable
+from tercet.triton_kernels.soft_cap import soft_cap
 
 _SMALL = 2048
 """Hidden size up to which attention is so much of a step that it pays to serve several short rows in another way."""
@@ -63,7 +65,9 @@ class Decoder:
                 weights=layer,
                 group=group,
                 cos_sin_PR=tables[rope],
-                window=window if window < max_model_len else 0,
+                scoring=Scoring(
+                    config.attention_scale, window if window < max_model_len else 0, config.attention_softcap
+                ),
                 interleaved=weights.interleaved,
                 deterministic=deterministic,
             )
@@ -78,7 +82,7 @@ class Decoder:
     def shapes(self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int) -> Shapes:
         """The sizes that steps are padded to."""
         deep = depths(
-            kv_cache, num_heads=self._num_heads, windows=self._windows, deterministic=self._deterministic
+            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self._deterministic
         )  # fmt: skip
         return Shapes(max_num_seqs, max_num_batched_tokens, short_rows=self.short_rows(kv_cache), most_deep=deep)
 
@@ -88,13 +92,13 @@ class Decoder:
         return self.config.num_heads // self.group.size
 
     @property
-    def _windows(self) -> list[int]:
-        return [layer.window for layer in self._layers]
+    def _scorings(self) -> list[Scoring]:
+        return [layer.scoring for layer in self._layers]
 
     def short_rows(self, kv_cache: Tensor) -> int:
         """Up to how many rows `forward` serves in another way if it is told `longest`."""
         if not minds_length(
-            kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, windows=self._windows,
+            kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
             deterministic=self._deterministic,
         ):  # fmt: skip
             return 0
@@ -130,7 +134,7 @@ class Decoder:
         shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
-            windows=self._windows, deterministic=self._deterministic, longest=longest, deep=deep,
+            scorings=self._scorings, deterministic=self._deterministic, longest=longest, deep=deep,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         first = self.group.rank * shard_VD.shape[0]
@@ -142,9 +146,9 @@ class Decoder:
         residual = self._residual(stream_TD, inputs, whole=whole)
         *others, last = self._layers
         for layer, kv in zip(others, kv_cache, strict=False):
-            prefill = plan.prefill.get(layer.window)
+            prefill = plan.prefill.get(layer.scoring.window)
             layer.add(residual, layer.attend(residual, inputs, page_table_SM, kv, plan, prefill))
-        prefill = plan.prefill.get(last.window) if whole else plan.last_queries
+        prefill = plan.prefill.get(last.scoring.window) if whole else plan.last_queries
         return residual, last.attend(residual, inputs, page_table_SM, kv_cache[len(others)], plan, prefill)
 
     def _rows(self, residual: Residual, attended_TH: Tensor, inputs: StepInputs) -> Tensor:
@@ -157,7 +161,9 @@ class Decoder:
 
     def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
         eps, deterministic = self.config.stream_eps, self._deterministic
-        if not whole and (exchange := self.group.exchange_for(len(stream_TD))):
+        # Blocks with norms of their own need the sum over ranks before those.
+        halves = not whole and not self.config.block_norms
+        if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
             )
@@ -184,7 +190,7 @@ class Decoder:
     def logits_shard(self, hidden_RD: Tensor) -> Tensor:
         """This rank's columns of the logits, the zeros of vocabulary padding included."""
         weights = self._weights
-        return rms_norm_linear(
+        logits_RV = rms_norm_linear(
             hidden_RD,
             weights.final_norm_D,
             self.config.stream_eps,
@@ -192,6 +198,8 @@ class Decoder:
             None,
             deterministic=self._deterministic,
         )
+        cap = self.config.logit_softcap
+        return soft_cap(logits_RV, cap) if cap else logits_RV
 
     @torch.inference_mode()
     def sample(self, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
@@ -207,8 +215,12 @@ class Decoder:
     def sample_into(
         self, ring: TokenRing, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable
     ) -> None:
-        """The same with kernels only, and no logits in memory: into the next place of the ring. Graph-safe."""
+        """The same with kernels only, and no logits in memory unless they have a cap: into the next place of the ring.
+        Graph-safe."""
         weights = self._weights
+        if self.config.logit_softcap:
+            sample_shard_into(ring, self.logits_shard(hidden_RD), slots_R, positions_R, table, self.vocab_shard)
+            return
         rms_norm_matmul_sample(
             ring,
             hidden_RD,

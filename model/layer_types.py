@@ -1,50 +1,107 @@
-"""What a config.json says of layers that are not all alike: which of them attend through a window or know no positions.
+"""What a config.json says of layers that are not all alike: windows of attention, and how positions turn heads.
 
-Knows the families' ways to say so; knows no other field.
+Knows the families' ways to say so, and what transformers makes of silence; knows no other field.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from tercet.model.config_fields import flag, positive
-from tercet.model.rope import Rope
+from tercet.model.rope import Rope, parse_rope
 
-_ALL_OR_NONE = ("llama", "mistral", "phi3", "granite")
+FULL, SLIDING = "full_attention", "sliding_attention"
+_ALIKE = ("llama", "mistral", "phi3", "granite")
 """Families whose layers are all alike, whatever layer_types says."""
 
 
 def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
     """How many tokens back each layer sees, 0: all; ValueError where transformers would see otherwise."""
-    num_layers = int(config["num_hidden_layers"])
-    window = config.get("sliding_window")
-    if family in ("llama", "granite") or (family not in _ALL_OR_NONE and not flag(config, "use_sliding_window")):
-        window = None
-    if window is not None:
-        window = positive(config, "sliding_window")
-    kinds = config.get("layer_types")
-    if kinds is None and family == "smollm3":
-        return tuple(0 if turns or window is None else window for turns in _layers_that_turn(config))
-    if kinds is None:
-        first = 0 if family in _ALL_OR_NONE else _first_windowed(config)
-        return tuple(window if window and layer >= first else 0 for layer in range(num_layers))
-    known = {"full_attention": 0, "sliding_attention": window}
-    if not isinstance(kinds, list) or len(kinds) != num_layers or any(str(kind) not in known for kind in kinds):
-        raise ValueError(f"config.json: layer_types is {kinds!r}; supported: one of {', '.join(known)} for each layer")
-    if family in _ALL_OR_NONE:
-        # These ignore layer_types in transformers: all layers follow sliding_window.
-        expected = "sliding_attention" if window else "full_attention"
-        if set(kinds) != {expected}:
-            raise ValueError(f"config.json: layer_types is {kinds!r}; supported for {family}: {expected} throughout")
-    if "sliding_attention" in kinds and window is None:
+    window = _window(config, family)
+    types = _types(config, family)
+    if family in _ALIKE:
+        expected = _silent_types(config, family)
+        if types != expected:
+            wanted = ", ".join(set(expected))
+            raise ValueError(f"config.json: layer_types is {types!r}; supported for {family}: {wanted} throughout")
+    if SLIDING in types and window is None:
         raise ValueError("config.json: layer_types asks for sliding_attention, but sliding_window is not in use")
-    return tuple(known[kind] or 0 for kind in kinds)
+    return tuple(window if kind == SLIDING and window else 0 for kind in types)
 
 
-def layer_ropes(config: Mapping[str, Any], family: str, rope: Rope) -> tuple[Rope | None, ...]:
+def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope]) -> tuple[Rope | None, ...]:
     """How positions turn the heads of each layer; None: not at all."""
     if family == "smollm3":
-        return tuple(rope if turns else None for turns in _layers_that_turn(config))
-    return (rope,) * int(config["num_hidden_layers"])
+        return tuple(ropes[FULL] if turns else None for turns in _layers_that_turn(config))
+    return tuple(ropes[kind] for kind in _types(config, family))
+
+
+def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
+    """How positions turn heads of layers of each type."""
+    if family != "gemma3_text":
+        return dict.fromkeys((FULL, SLIDING), parse_rope(config, partial=family == "phi3"))
+    both = config.get("rope_parameters")
+    if both is None:
+        # As files had it before transformers 5: what is scaled is the base of layers that see all.
+        return {FULL: parse_rope(config), SLIDING: parse_rope({**_unscaled(config), **_local_base(config)})}
+    if not isinstance(both, Mapping) or set(both) != {FULL, SLIDING} or "rope_scaling" in config:
+        raise ValueError(f"rope_parameters is {both!r}; want {FULL} and {SLIDING}, and no rope_scaling beside them")
+    config = _unscaled(config)
+    return {
+        FULL: parse_rope({**config, "rope_parameters": both[FULL]}),
+        SLIDING: parse_rope({**config, **_local_base(config), "rope_parameters": both[SLIDING]}),
+    }
+
+
+def _unscaled(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")}
+
+
+def _local_base(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_theta": config["rope_local_base_freq"]}
+
+
+def _window(config: Mapping[str, Any], family: str) -> int | None:
+    """Of layers that have one."""
+    match family:
+        case "llama" | "granite":
+            return None
+        case "qwen2" | "qwen3" | "smollm3" if not flag(config, "use_sliding_window"):
+            return None
+    return None if config.get("sliding_window") is None else positive(config, "sliding_window")
+
+
+def _types(config: Mapping[str, Any], family: str) -> list[str]:
+    types = config.get("layer_types")
+    if types is None:
+        return _silent_types(config, family)
+    known = (FULL, SLIDING)
+    if (
+        not isinstance(types, list)
+        or len(types) != config["num_hidden_layers"]
+        or any(kind not in known for kind in types)
+    ):
+        raise ValueError(f"config.json: layer_types is {types!r}; supported: one of {', '.join(known)} for each layer")
+    return types
+
+
+def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
+    """Where layer_types says nothing."""
+    layers = range(config["num_hidden_layers"])
+    match family:
+        case "gemma2":
+            slides = [layer % 2 == 0 for layer in layers]
+        case "gemma3_text":
+            pattern = positive(config, "sliding_window_pattern")
+            slides = [(layer + 1) % pattern != 0 for layer in layers]
+        case _ if _window(config, family) is None:
+            slides = [False for _ in layers]
+        case "smollm3":
+            slides = [not turns for turns in _layers_that_turn(config)]
+        case "qwen2" | "qwen3":
+            slides = [layer >= _first_windowed(config) for layer in layers]
+        case _:
+            slides = [True for _ in layers]
+    return [SLIDING if slide else FULL for slide in slides]
 
 
 def _layers_that_turn(config: Mapping[str, Any]) -> list[bool]:

@@ -18,7 +18,9 @@ from tercet.model.residual import Residual
 from tercet.model.shard import LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
+from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
+from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
 from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
@@ -33,7 +35,7 @@ class Layer:
     weights: LayerWeights
     group: Group
     cos_sin_PR: Tensor
-    window: int
+    scoring: Scoring
     interleaved: bool
     deterministic: bool
 
@@ -52,7 +54,7 @@ class Layer:
         """
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B)
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
-        first = num_decodes if isinstance(plan.decode.get(self.window), FusedPlan) else 0
+        first = num_decodes if isinstance(plan.decode.get(self.scoring.window), FusedPlan) else 0
         if self._ends_in_prologue(num_tokens - first, kv):
             qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
         else:
@@ -70,9 +72,10 @@ class Layer:
                 inputs.chunk_slots_C,
                 inputs.chunk_starts_C,
                 inputs.query_starts_C1,
-                self.config.attention_scale,
+                self.scoring.scale,
                 work=prefill,
-                window=self.window,
+                window=self.scoring.window,
+                softcap=self.scoring.softcap,
                 out=out_THD[num_decodes:],
             )
         return out_THD.flatten(1)
@@ -80,14 +83,13 @@ class Layer:
     def add(self, residual: Residual, attended_TH: Tensor) -> None:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
         weights = self.weights
-        residual.add(attended_TH, weights.o_DQ, weights.o_bias_D)
+        _add(residual, attended_TH, weights.o_DQ, weights.o_bias_D, weights.o_norm_D)
         if self.interleaved:
             gated_TF = residual.norm_gate(weights.post_norm_D, weights.gate_up_2FD)
         else:
-            gated_TF = silu_and_mul(
-                residual.norm_linear(weights.post_norm_D, weights.gate_up_2FD, weights.gate_up_bias_2F)
-            )
-        residual.add(gated_TF, weights.down_DF, weights.down_bias_D)
+            gate_up_T2F = residual.norm_linear(weights.post_norm_D, weights.gate_up_2FD, weights.gate_up_bias_2F)
+            gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
+        _add(residual, gated_TF, weights.down_DF, weights.down_bias_D, weights.down_norm_D)
 
     def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
         """Whether the product of so many tokens also does what comes before attention.
@@ -145,7 +147,7 @@ class Layer:
     ) -> None:  # fmt: skip
         """Attention of the decode rows, which come first: from q, k, v rows where the plan is for that."""
         num_rows, num_heads, _ = out_BHD.shape
-        shares = plan.decode.get(self.window)
+        shares = plan.decode.get(self.scoring.window)
         if isinstance(shares, FusedPlan):
             fused_decode_attention(
                 qkv_TN[:num_rows],
@@ -153,7 +155,7 @@ class Layer:
                 page_table_SM,
                 shares,
                 num_heads,
-                self.config.attention_scale,
+                self.scoring.scale,
                 out_BHD,
             )
         else:
@@ -164,8 +166,16 @@ class Layer:
                 page_table_SM,
                 inputs.decode_slots_B,
                 inputs.decode_lengths_B,
-                self.config.attention_scale,
+                self.scoring.scale,
                 work=shares,
-                window=self.window,
+                window=self.scoring.window,
+                softcap=self.scoring.softcap,
                 out=out_BHD,
             )
+
+
+def _add(residual: Residual, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, norm_D: Tensor | None) -> None:
+    if norm_D is None:
+        residual.add(x_TN, weight_DN, bias_D)
+    else:
+        residual.add_normed(x_TN, weight_DN, bias_D, norm_D)

@@ -2,7 +2,7 @@
 
 It knows how what blocks add becomes part of the stream: in a block's last product where there is one rank; with several
 that product is a part of an update, which the next norm sums over ranks and adds first; so it does with the parts of a
-product whose K is divided. Knows no attention, no layer.
+product whose K is divided, and with what has a norm of its own. Knows no attention, no layer.
 
 Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of this rank, F intermediate size of it,
 S parts of an update, R some of the tokens.
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.model.linear import linear, linear_add, rms_norm_linear
 from tercet.model.parallel import Group
+from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm, all_reduce_parts
 from tercet.triton_kernels.embedding import embedding
@@ -42,6 +43,7 @@ class Residual:
         """Takes `stream_TD` over and adds to it in place. `eps`: of the norms. `rows`: see `linear.py`."""
         self._stream_TD = stream_TD
         self._update_TD: Tensor | None = None  # or its parts: [S, T, D]
+        self._update_norm_D: Tensor | None = None
         self._group = group
         self._eps = eps
         self._deterministic = deterministic
@@ -85,6 +87,13 @@ class Residual:
         bias_D = bias_D if self._group.rank == 0 else None
         self._update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
 
+    def add_normed(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, norm_D: Tensor) -> None:
+        """Add a block's projection, a part on each rank, normed: that takes the sum over ranks at once."""
+        bias_D = bias_D if self._group.rank == 0 else None
+        update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
+        self._update_TD = self._group.all_reduce(update_TD, deterministic=self._deterministic)
+        self._update_norm_D = norm_D
+
     def of_rows(self, rows_R: Tensor) -> "Residual":
         """The stream of some tokens, right behind a norm; this one knows nothing of what is added to it."""
         assert self._update_TD is None
@@ -96,6 +105,10 @@ class Residual:
         if self._update_TD is None:
             return self._stream_TD
         update_TD = self._update_TD
+        if self._update_norm_D is not None:
+            return add_normed(
+                update_TD, self._stream_TD, self._update_norm_D, self._eps, deterministic=self._deterministic
+            )
         if self._group.size == 1:
             return residual_add(update_TD, self._stream_TD)
         if update_TD.ndim == self._stream_TD.ndim:
@@ -120,6 +133,11 @@ class Residual:
         """
         update_TD, self._update_TD = self._update_TD, None
         assert update_TD is not None
+        if self._update_norm_D is not None:
+            return add_normed_rms_norm(
+                update_TD, self._stream_TD, self._update_norm_D, norm_D, self._eps, self._rows,
+                deterministic=self._deterministic,
+            )  # fmt: skip
         if not self._deterministic and (inboxes := self._group.inboxes_for(self._stream_TD)):
             return all_reduce_add_rms_norm(update_TD, self._stream_TD, norm_D, self._eps, inboxes)
         self._group.all_reduce(update_TD, deterministic=self._deterministic)

@@ -28,11 +28,13 @@ class LayerWeights:
     k_norm_H: Tensor | None
     o_DQ: Tensor
     o_bias_D: Tensor | None
+    o_norm_D: Tensor | None
     post_norm_D: Tensor
     gate_up_2FD: Tensor
     gate_up_bias_2F: Tensor | None
     down_DF: Tensor
     down_bias_D: Tensor | None
+    down_norm_D: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class Move:
-    """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`, times `factor`."""
+    """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`.
+
+    `shift` is added to the numbers first, and then they are multiplied by `factor`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -56,7 +61,14 @@ class Move:
     start: int
     stop: int
     into: Tensor
+    shift: float = 0.0
     factor: float = 1.0
+
+    def changed(self, piece: Tensor) -> Tensor:
+        """What goes into `into` for a piece of what was read: in fp32, to be rounded once."""
+        if self.shift == 0 and self.factor == 1:
+            return piece
+        return (piece.float() + self.shift) * self.factor
 
 
 class ShardBuilder:
@@ -74,26 +86,31 @@ class ShardBuilder:
         embedding_VD = self._vocabulary(EMBEDDING)
         layers = tuple(self._layer(f"model.layers.{i}.", interleaved) for i in range(self.config.num_layers))
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
-        final_norm_D = self._whole("model.norm.weight", self.config.hidden_size, 1 / self.config.logits_scaling)
+        final_norm_D = self._norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
         lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
         return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved)
 
     def _layer(self, prefix: str, interleaved: bool) -> LayerWeights:
         config, hidden = self.config, self.config.hidden_size
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
+        behind = config.block_norms
+        ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
-            input_norm_D=self._whole(f"{prefix}input_layernorm.weight", hidden),
+            input_norm_D=self._norm(f"{prefix}input_layernorm", hidden),
             qkv_ND=self._qkv(attention, "weight", hidden),
             qkv_bias_N=self._qkv(attention, "bias") if config.qkv_bias else None,
-            q_norm_H=self._whole(f"{attention}q_norm.weight", config.head_dim) if config.qk_norm else None,
-            k_norm_H=self._whole(f"{attention}k_norm.weight", config.head_dim) if config.qk_norm else None,
+            q_norm_H=self._norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
+            k_norm_H=self._norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,
             o_DQ=self._columns(f"{attention}o_proj.weight", hidden, config.num_heads * config.head_dim),
             o_bias_D=self._whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
-            post_norm_D=self._whole(f"{prefix}post_attention_layernorm.weight", hidden),
+            o_norm_D=self._norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
+            post_norm_D=self._norm(f"{prefix}{ahead_of_mlp}", hidden),
             gate_up_2FD=self._gate_up(mlp, "weight", interleaved, hidden),
             gate_up_bias_2F=self._gate_up(mlp, "bias", False) if config.mlp_bias else None,
             down_DF=self._columns(f"{mlp}down_proj.weight", hidden, config.intermediate_size),
             down_bias_D=self._whole(f"{mlp}down_proj.bias", hidden) if config.mlp_bias else None,
+            down_norm_D=self._norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
 
     def _qkv(self, prefix: str, kind: str, *inputs: int) -> Tensor:
@@ -141,14 +158,20 @@ class ShardBuilder:
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
-    def _whole(self, name: str, length: int, factor: float = 1.0) -> Tensor:
+    def _norm(self, name: str, length: int, factor: float = 1.0) -> Tensor:
+        """The weight of a norm: with what is added to it, so that kernels need not know of that."""
         into = self._empty(length)
-        self._rows(name, length, 0, into, factor)
+        self.moves.append(Move(f"{name}.weight", (length,), 0, 0, length, into, self.config.norm_shift, factor))
         return into
 
-    def _rows(self, name: str, whole: int, start: int, into: Tensor, factor: float = 1.0) -> None:
+    def _whole(self, name: str, length: int) -> Tensor:
+        into = self._empty(length)
+        self._rows(name, length, 0, into)
+        return into
+
+    def _rows(self, name: str, whole: int, start: int, into: Tensor) -> None:
         """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
-        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into, factor))
+        self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into))
 
     def _columns(self, name: str, rows: int, whole: int) -> Tensor:
         """This rank's share of the columns."""

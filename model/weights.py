@@ -51,7 +51,7 @@ def empty_weights(
     """This rank's weights as `load_weights` allocates them."""
     config.check_tensor_parallel(size)
     builder = ShardBuilder(config, rank, size, dtype, device)
-    return builder.weights(interleaved and not config.mlp_bias, config.tie_word_embeddings)
+    return builder.weights(interleaved and config.gates_in_product, config.tie_word_embeddings)
 
 
 def load_weights(
@@ -67,10 +67,9 @@ def load_weights(
 ) -> Weights:
     """Allocate this rank's weights and fill them. ValueError names tensors that are missing, surplus or misshapen.
 
-    `interleaved`: gate and up rows in turns, as the fused SiLU product wants them; not where they have a bias, which
-    that product does not take.
+    `interleaved`: gate and up rows in turns, as the fused SiLU product wants them, if the model's gate is of that kind.
     """
-    interleaved = interleaved and not config.mlp_bias
+    interleaved = interleaved and config.gates_in_product
     config.check_tensor_parallel(size)
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
@@ -89,8 +88,7 @@ def load_weights(
             row = 0
             for piece in checkpoint.read(move.name, move.dim, move.start, move.stop):
                 # To the device first, then to the type: the device converts faster.
-                piece = piece.to(move.into.device)
-                move.into[row : row + len(piece)].copy_(piece if move.factor == 1 else piece.float() * move.factor)
+                move.into[row : row + len(piece)].copy_(move.changed(piece.to(move.into.device)))
                 row += len(piece)
             assert row == len(move.into)
         return move.into.nbytes

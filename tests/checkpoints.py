@@ -17,6 +17,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
     LlamaForCausalLM,
@@ -79,6 +81,31 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "phi3": (Phi3Config, {"sliding_window": 16, "hidden_size": 72, "num_attention_heads": 6}),
     "phi3-short": (Phi3Config, _longrope(512, attention_factor=1.3)),
     "phi3-long": (Phi3Config, {**_longrope(8), "tie_word_embeddings": True}),
+    "gemma2": (
+        Gemma2Config,
+        {
+            "head_dim": 24,
+            "sliding_window": 12,
+            "query_pre_attn_scalar": 80,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    "gemma3": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "sliding_window": 12,
+            "sliding_window_pattern": 2,
+            "query_pre_attn_scalar": 20,
+            "final_logit_softcapping": 5.0,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50_000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+            },
+        },
+    ),
     "granite": (
         GraniteConfig,
         {

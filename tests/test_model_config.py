@@ -37,24 +37,29 @@ def test_agrees_with_transformers(family: str) -> None:
     assert list(ours.layer_windows) == [window or 0 for window in windows]
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [name for name in ARCHITECTURES if name != "LlamaForCausalLM"],
-)
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "LlamaForCausalLM"])
 def test_silent_fields_mean_what_transformers_assumes(architecture: str, tmp_path: Path) -> None:
     family = ARCHITECTURES[architecture]
-    needed = {name: LLAMA[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")}
-    raw = {**needed, "architectures": [architecture], "model_type": family, "num_attention_heads": 32}
+    needed = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "num_attention_heads": 32}
+    raw = {**needed, "architectures": [architecture], "model_type": family}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
     assert ours.max_position_embeddings == theirs.max_position_embeddings
-    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    rope = theirs.rope_parameters
+    types = ["full_attention"] * 7 if "rope_theta" in rope else theirs.layer_types
+    thetas = [rope.get(kind, rope)["rope_theta"] for kind in types]
+    assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]
+    assert [layer.theta for layer in ours.layer_ropes if layer is not None] == thetas[: 6 if family == "smollm3" else 7]
     assert ours.rms_norm_eps == theirs.rms_norm_eps
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    assert ours.attention_scale == getattr(theirs, "attention_multiplier", ours.head_dim**-0.5)
-    assert ours.layer_windows == ((4096 if family == "mistral" else 0),) * 3
+    scalar = getattr(theirs, "query_pre_attn_scalar", ours.head_dim)
+    assert ours.attention_scale == getattr(theirs, "attention_multiplier", scalar**-0.5)
+    assert ours.attention_softcap == (getattr(theirs, "attn_logit_softcapping", None) or 0)
+    assert ours.logit_softcap == (getattr(theirs, "final_logit_softcapping", None) or 0)
+    slide = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or [None] * 7]
+    assert list(ours.layer_windows) == [4096 if family == "mistral" or slides else 0 for slides in slide]
 
 
 def test_null_fields_count_as_absent() -> None:
@@ -64,13 +69,51 @@ def test_null_fields_count_as_absent() -> None:
     assert config.num_kv_heads == config.num_heads
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "MistralForCausalLM"])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if not name.startswith(("Mistral", "Gemma"))])
 def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: Path) -> None:
     family = ARCHITECTURES[architecture]
     raw = {**LLAMA, "architectures": [architecture], "model_type": family, "num_key_value_heads": None}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads == 4
+
+
+GEMMA: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+ROPES = {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {}}
+
+
+def test_spellings_of_gemma_agree() -> None:
+    """As before transformers 5, as since then, and with types of layers given."""
+    old = parse_config({**GEMMA, "rope_theta": 1e6, "rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    new = parse_config({**GEMMA, "rope_parameters": ROPES, "layer_types": ["sliding_attention"] * 3})
+    assert old == new
+    assert old.rope.theta == 1e6
+    assert [rope.theta for rope in old.layer_ropes if rope is not None] == [10_000.0] * 3
+    # In this family the number in config.json is that of the scaled length.
+    assert old.resolve_max_model_len(None) == 512
+    other = parse_config({**GEMMA, "rope_local_base_freq": 5e4, "sliding_window_pattern": 2, "sliding_window": 9})
+    assert [rope.theta for rope in other.layer_ropes if rope is not None] == [5e4, 1e6, 5e4]
+    assert other.layer_windows == (9, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden_activation", "gelu"),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", -1.0),
+        ("query_pre_attn_scalar", 0),
+        ("use_bidirectional_attention", True),
+        ("sliding_window", None),
+        ("sliding_window_pattern", 0),
+        ("rope_parameters", {"rope_type": "default"}),
+        ("rope_parameters", {"full_attention": {}}),
+        ("rope_parameters", {**ROPES, "sliding_attention": {"rope_type": "odd"}}),
+    ],
+)
+def test_refuses_of_gemma(name: str, value: object) -> None:
+    with pytest.raises(ValueError, match="rope_" if name == "rope_parameters" else name):
+        parse_config({**GEMMA, name: value})
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "x", float("inf")])

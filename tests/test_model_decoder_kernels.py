@@ -8,9 +8,11 @@ import torch
 from checkpoints import checkpoint, random_prompts, reference_model
 from interpreted import rerun_interpreted
 from paged_sequences import Sequences, make_decoder
+from slot_tables import random_table
 from tercet.triton_kernels import matmul_parts
 from tercet.triton_kernels.matmul import matmul_add
 from tercet.triton_kernels.matmul_config import MatmulConfig
+from tercet.triton_kernels.sample import sample
 
 
 @pytest.mark.parametrize(
@@ -23,10 +25,25 @@ from tercet.triton_kernels.matmul_config import MatmulConfig
         ("mistral", False),
         ("phi3-long", False),
         ("granite", False),
+        ("gemma2", False),
+        ("gemma3", True),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:
     check(family, deterministic)
+
+
+def test_draws_are_from_logits_with_their_cap() -> None:
+    decoder = make_decoder(checkpoint("gemma2"), layout="fused")
+    hidden_RD, rows_R = torch.randn(3, 64), torch.arange(3, dtype=torch.int32)
+    tables = [random_table(4, 2, 16, 419, seed=1) for _ in range(2)]
+    for table in tables:
+        table.temperature_S.fill_(3.0)
+    positions_R = tables[0].length_S[:3].clone()
+    logits_RV = decoder.logits(hidden_RD)
+    assert logits_RV.abs().max() < decoder.config.logit_softcap
+    got = decoder.sample(hidden_RD, rows_R, positions_R, tables[0])
+    assert torch.equal(got, sample(logits_RV, rows_R, positions_R, tables[1]))
 
 
 def test_products_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,15 @@ def test_rotary_table_agrees_with_transformers(family: str) -> None:
     path = checkpoint(family)
     config = parse_config(read_config_json(path))
     positions = torch.arange(300)
-    cos, sin = reference_model(path).model.rotary_emb(torch.zeros(1), positions[None])
-    table_PR = rotary_table(config.rope, config.head_dim, 300, torch.device("cpu"))
-    half = table_PR.shape[1] // 2
-    torch.testing.assert_close(table_PR[:, :half], cos[0, :, :half], rtol=0, atol=1e-6)
-    torch.testing.assert_close(table_PR[:, half:], sin[0, :, :half], rtol=0, atol=1e-6)
+    theirs = reference_model(path)
+    kinds = theirs.config.layer_types if family == "gemma3" else [None]
+    for rope, kind in zip(config.layer_ropes, kinds, strict=False):
+        of_kind = [] if kind is None else [kind]
+        cos, sin = theirs.model.rotary_emb(torch.zeros(1), positions[None], *of_kind)
+        table_PR = rotary_table(rope or config.rope, config.head_dim, 300, torch.device("cpu"))
+        half = table_PR.shape[1] // 2
+        torch.testing.assert_close(table_PR[:, :half], cos[0, :, :half], rtol=0, atol=1e-6)
+        torch.testing.assert_close(table_PR[:, half:], sin[0, :, :half], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize(("num_positions", "kind"), [(8, "short"), (9, "long")])

@@ -1,4 +1,4 @@
-"""A rank's weights: the right slices in the right places, and a clear word on files that do not fit the model."""
+"""The reading of weights: all of them, piece by piece, and a clear word on files that do not fit the model."""
 
 import os
 import shutil
@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from checkpoints import checkpoint
+from loaded_weights import CPU, load
 from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
@@ -19,115 +20,10 @@ from tercet.model.shard import Weights
 from tercet.model.weights import load_weights, reordered_for_cpu
 from weight_sizes import num_in_matrices
 
-CPU = torch.device("cpu")
-
-
-def load(
-    path: Path, rank: int = 0, size: int = 1, *, dtype: torch.dtype = torch.float32, fused: bool = False
-) -> Weights:
-    config, tensors = open_model(path)
-    return load_weights(tensors, config, rank=rank, size=size, dtype=dtype, device=CPU, interleaved=fused)
-
 
 def copy_of(family: str, folder: Path) -> tuple[Path, dict[str, Tensor]]:
     path = Path(shutil.copytree(checkpoint(family), folder / "model"))
     return path, load_file(path / "model.safetensors")
-
-
-@pytest.mark.parametrize("family", ["llama-bias-tied", "qwen2", "qwen3", "llama-mha-head-dim"])
-def test_whole_model(family: str) -> None:
-    path = checkpoint(family)
-    raw, weights = load_file(path / "model.safetensors"), load(path)
-    assert torch.equal(weights.embedding_VD, raw["model.embed_tokens.weight"])
-    assert torch.equal(weights.final_norm_D, raw["model.norm.weight"])
-    if "lm_head.weight" in raw:
-        assert torch.equal(weights.lm_head_VD, raw["lm_head.weight"])
-    else:
-        assert weights.lm_head_VD is weights.embedding_VD
-    for index, layer in enumerate(weights.layers):
-        part = {name.removeprefix(f"model.layers.{index}."): tensor for name, tensor in raw.items()}
-        qkv = [f"self_attn.{name}_proj" for name in "qkv"]
-        gate_up = ["mlp.gate_proj", "mlp.up_proj"]
-        assert torch.equal(layer.qkv_ND, torch.cat([part[f"{name}.weight"] for name in qkv]))
-        assert torch.equal(layer.gate_up_2FD, torch.cat([part[f"{name}.weight"] for name in gate_up]))
-        assert torch.equal(layer.o_DQ, part["self_attn.o_proj.weight"])
-        assert torch.equal(layer.down_DF, part["mlp.down_proj.weight"])
-        assert torch.equal(layer.input_norm_D, part["input_layernorm.weight"])
-        assert torch.equal(layer.post_norm_D, part["post_attention_layernorm.weight"])
-        if family in ("llama-bias-tied", "qwen2"):
-            assert layer.qkv_bias_N is not None
-            assert torch.equal(layer.qkv_bias_N, torch.cat([part[f"{name}.bias"] for name in qkv]))
-        if family == "llama-bias-tied":
-            assert layer.gate_up_bias_2F is not None
-            assert layer.o_bias_D is not None
-            assert layer.down_bias_D is not None
-            assert torch.equal(layer.gate_up_bias_2F, torch.cat([part[f"{name}.bias"] for name in gate_up]))
-            assert torch.equal(layer.o_bias_D, part["self_attn.o_proj.bias"])
-            assert torch.equal(layer.down_bias_D, part["mlp.down_proj.bias"])
-        if family == "qwen3":
-            assert layer.q_norm_H is not None
-            assert layer.k_norm_H is not None
-            assert torch.equal(layer.q_norm_H, part["self_attn.q_norm.weight"])
-            assert torch.equal(layer.k_norm_H, part["self_attn.k_norm.weight"])
-
-
-def test_what_logits_are_divided_by_is_in_the_last_norm() -> None:
-    path = checkpoint("granite")
-    raw, weights = load_file(path / "model.safetensors"), load(path)
-    torch.testing.assert_close(weights.final_norm_D, raw["model.norm.weight"] / 7)
-    assert weights.lm_head_VD is weights.embedding_VD
-    assert torch.equal(weights.embedding_VD, raw["model.embed_tokens.weight"])
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("family", ["qwen2", "phi3-long"])
-def test_ranks_together_are_the_whole(family: str, size: int) -> None:
-    path = checkpoint(family)  # 4 heads, 2 KV heads, 419 words
-    config = read_config(path)
-    whole, ranks = load(path), [load(path, rank, size) for rank in range(size)]
-    vocabulary = torch.cat([rank.embedding_VD for rank in ranks])
-    assert torch.equal(vocabulary[:419], whole.embedding_VD)
-    assert vocabulary[419:].count_nonzero() == 0
-    queries, kv = 4 * config.head_dim, 2 * config.head_dim
-    for index, layer in enumerate(whole.layers):
-        parts = [rank.layers[index] for rank in ranks]
-        assert torch.equal(torch.cat([part.o_DQ for part in parts], 1), layer.o_DQ)
-        assert torch.equal(torch.cat([part.down_DF for part in parts], 1), layer.down_DF)
-        gate, up = zip(*[part.gate_up_2FD.chunk(2) for part in parts], strict=True)
-        assert torch.equal(torch.cat([*gate, *up]), layer.gate_up_2FD)
-        mine, keys = queries // size, max(config.head_dim, kv // size)
-        q, k, v = zip(*[part.qkv_ND.split([mine, keys, keys]) for part in parts], strict=True)
-        copies = size // len(range(0, kv, keys))
-        assert torch.equal(torch.cat([*q, *k[::copies], *v[::copies]]), layer.qkv_ND)
-        for rank in range(size):  # replicas agree
-            assert torch.equal(k[rank], k[rank // copies * copies])
-        if layer.qkv_bias_N is not None:
-            bias = torch.cat([part.qkv_bias_N[:mine] for part in parts if part.qkv_bias_N is not None])
-            assert torch.equal(bias, layer.qkv_bias_N[:queries])
-
-
-def test_stacked_tensors_are_those_of_the_file() -> None:
-    path = checkpoint("phi3")
-    raw, weights = load_file(path / "model.safetensors"), load(path)
-    for index, layer in enumerate(weights.layers):
-        assert torch.equal(layer.qkv_ND, raw[f"model.layers.{index}.self_attn.qkv_proj.weight"])
-        assert torch.equal(layer.gate_up_2FD, raw[f"model.layers.{index}.mlp.gate_up_proj.weight"])
-
-
-def test_gate_and_up_rows_in_turns() -> None:
-    path = checkpoint("qwen2")
-    for rank in range(2):
-        plain, fused = load(path, rank, 2), load(path, rank, 2, fused=True)
-        assert fused.interleaved
-        gate, up = plain.layers[1].gate_up_2FD.chunk(2)
-        assert torch.equal(fused.layers[1].gate_up_2FD, torch.stack((gate, up), 1).flatten(0, 1))
-
-
-def test_biased_gate_and_up_stay_apart() -> None:
-    path = checkpoint("llama-bias-tied")
-    plain, fused = load(path), load(path, fused=True)
-    assert not fused.interleaved
-    assert torch.equal(plain.layers[1].gate_up_2FD, fused.layers[1].gate_up_2FD)
 
 
 def test_sharded_files_hold_the_same(tmp_path: Path) -> None:

@@ -10,7 +10,18 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from tercet.triton_kernels import add_rms_norm, embedding, matmul, rotary, scaled_embedding, silu_and_mul, tuning
+from tercet.triton_kernels import (
+    add_normed,
+    add_rms_norm,
+    embedding,
+    gelu_and_mul,
+    matmul,
+    rotary,
+    scaled_embedding,
+    silu_and_mul,
+    soft_cap,
+    tuning,
+)
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending, shared_bytes
 from tercet.triton_kernels.matmul_config import MatmulConfig
@@ -166,6 +177,10 @@ def test_pointwise(capability: int) -> None:
         lambda: embedding.embedding(positions, meta(1000, 4096), 5),
         lambda: scaled_embedding.scaled_embedding(positions, meta(1000, 4096), 5, 12.0),
         lambda: silu_and_mul.silu_and_mul(x),
+        lambda: gelu_and_mul.gelu_and_mul(x),
+        lambda: add_normed.add_normed(x, x, w, 1e-6),
+        lambda: add_normed.add_normed_rms_norm(x, x, w, w, 1e-6, positions),
+        lambda: soft_cap.soft_cap(x, 30.0),
         lambda: rotary.rotary(meta(7, 16, 128), meta(7, 8, 128), positions, table),
     ]
     for call in calls:

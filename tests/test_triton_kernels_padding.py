@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
+from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -109,6 +110,13 @@ def test_norms(size: int) -> None:
     alone, whole = residual[:count].clone(), residual.clone()
     wanted = add_rms_norm(x[:count].clone(), alone, weight, EPS, deterministic=True)
     assert torch.equal(add_rms_norm(x, whole, weight, EPS, rows_of(count), deterministic=True)[:count], wanted)
+    assert torch.equal(whole[:count], alone)
+    assert torch.equal(whole[count:], residual[count:])
+    wanted = add_normed_rms_norm(x[:count].clone(), alone, weight, weight, EPS, deterministic=True)
+    got = add_normed_rms_norm(x, whole, weight, weight, EPS, rows_of(count), deterministic=True)
+    assert torch.equal(got[:count], wanted)
+    assert torch.equal(add_normed(x, whole, weight, EPS, rows_of(count), deterministic=True), whole)
+    add_normed(x[:count].clone(), alone, weight, EPS, deterministic=True)
     assert torch.equal(whole[:count], alone)
     assert torch.equal(whole[count:], residual[count:])
 

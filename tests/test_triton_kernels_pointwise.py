@@ -9,18 +9,22 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
+from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.embedding import embedding
+from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
+from tercet.triton_kernels.soft_cap import soft_cap
 from tercet.triton_kernels.write_kv import write_kv
 
 EPS, PAGE = 1e-6, 64
@@ -81,6 +85,14 @@ def test_norms(place: Place, shape: tuple[int, ...]) -> None:
     got = add_rms_norm(x, residual, weight, EPS)
     place.check_rounded(residual, before + x.double())
     place.check_rounded(got, normed(residual, weight))
+    if x.ndim == 2:
+        before = residual.double()
+        assert add_normed(x, residual, weight, EPS) is residual
+        place.check_rounded(residual, before + normed(x, weight))
+        before, following = residual.double(), place.random(shape[-1])
+        got = add_normed_rms_norm(x, residual, weight, following, EPS)
+        place.check_rounded(residual, before + normed(x, weight))
+        place.check_rounded(got, normed(residual, following))
 
 
 @pytest.mark.parametrize("shape", [(1, 576), (MANY, 1000), (3, 4096), (0, 64)], ids=str)
@@ -96,6 +108,15 @@ def test_gate(place: Place, rows: int, width: int) -> None:
     x = place.random(rows, 2 * width) * 4
     gate, up = x.double().chunk(2, 1)
     place.check_rounded(silu_and_mul(x), gate / (1 + (-gate).exp()) * up)
+    place.check_rounded(gelu_and_mul(x), F.gelu(gate, approximate="tanh") * up)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1000), (9, 4096), (0, 64)])
+def test_soft_cap(place: Place, rows: int, width: int) -> None:
+    x = place.random(rows, width) * 40
+    wanted = torch.tanh(x.double() / 30) * 30
+    assert soft_cap(x, 30.0) is x
+    place.check_rounded(x, wanted)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +203,11 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_rms_norm(x, x[:3], w, EPS)
     yield "residual: got torch.float16, wanted torch.float32", lambda: add_rms_norm(x, x.half(), w, EPS)
     yield "residual: got shape [3, 8], wanted [4, 8]", lambda: residual_add(x, x[:3])
+    yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_normed(x, x[:3], w, EPS)
+    yield "weight: got shape [7], wanted [8]", lambda: add_normed_rms_norm(x, x, w, w[:7], EPS)
+    yield "logits: got shape [8], wanted [*, *]", lambda: soft_cap(w, 30.0)
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
+    yield "x: got shape [4, 7], wanted [*, an even number]", lambda: gelu_and_mul(torch.randn(4, 7))
     yield "x: got strides [16, 2]", lambda: silu_and_mul(torch.randn(4, 16)[:, ::2])
     yield "ids: got torch.float32", lambda: embedding(w, x)
     yield "ids: got shape [2, 2], wanted [*]", lambda: embedding(ints.view(2, 2), x)

@@ -91,7 +91,7 @@ def rms_norm(
     x_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None, *, deterministic: bool = False
 ) -> Tensor:
     """Norm the last dimension of `x_TD` ([..., D]) and scale it. Mutates nothing; sums in fp32; graph-safe."""
-    _check(x_TD, weight_D)
+    check_norm(x_TD, weight_D)
     if not use_kernels(x_TD):
         return rms_norm_reference(x_TD, weight_D, eps)
     out_TD = torch.empty_like(x_TD)
@@ -100,7 +100,7 @@ def rms_norm(
         each = 1 if T <= _FEW_ROWS else 8
         _rms_norm_kernel[(cdiv(T, each),)](
             x_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
-            D=D, ROWS=each, HAS_ROWS=rows is not None, **_options(T, D, x_TD, deterministic),
+            D=D, ROWS=each, HAS_ROWS=rows is not None, **norm_options(T, D, x_TD, deterministic),
         )  # fmt: skip
     return out_TD
 
@@ -114,7 +114,7 @@ def add_rms_norm(
     `x_TD` may be an update's parts, [S, T, D] in fp32: they are summed in order, and rounded with the residual once.
     """
     parts = check_update(x_TD, residual_TD)
-    _check(residual_TD, weight_D)
+    check_norm(residual_TD, weight_D)
     if not use_kernels(x_TD):
         return add_rms_norm_reference(x_TD, residual_TD, weight_D, eps)
     out_TD = torch.empty_like(residual_TD)
@@ -122,7 +122,7 @@ def add_rms_norm(
     if T := residual_TD.numel() // D:
         _add_rms_norm_kernel[(T,)](
             x_TD, residual_TD, weight_D, out_TD, x_TD if rows is None else rows, eps, T,
-            D=D, PARTS=parts, HAS_ROWS=rows is not None, **_options(T, D, x_TD, deterministic),
+            D=D, PARTS=parts, HAS_ROWS=rows is not None, **norm_options(T, D, x_TD, deterministic),
         )  # fmt: skip
     return out_TD
 
@@ -139,7 +139,8 @@ def add_rms_norm_reference(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, 
     return rms_norm_reference(residual_add_reference(x_TD, residual_TD), weight_D, eps)
 
 
-def _check(x_TD: Tensor, weight_D: Tensor) -> None:
+def check_norm(x_TD: Tensor, weight_D: Tensor) -> None:
+    """Rows to be normed and what they are scaled by, or raise."""
     check_dtype("x", x_TD, *FLOATS)
     check_contiguous("x", x_TD)
     if x_TD.ndim < 1 or not 0 < x_TD.shape[-1] <= _MAX_D:
@@ -153,7 +154,7 @@ def row_warps(D: int) -> int:
     return min(max(next_power_of_2(D) // 512, 1), 16)
 
 
-def _options(T: int, D: int, x_TD: Tensor, deterministic: bool) -> dict[str, int | bool]:
+def norm_options(T: int, D: int, x_TD: Tensor, deterministic: bool) -> dict[str, int | bool]:
     """Columns of one program, its warps, and how it is launched."""
     warps = row_warps(D)
     if not deterministic and T * D <= _FEW_NUMBERS:

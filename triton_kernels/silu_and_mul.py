@@ -31,10 +31,7 @@ def _silu_and_mul_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr)
 
 def silu_and_mul(x_T2F: Tensor) -> Tensor:
     """[T, 2F] gate columns then up columns -> [T, F]. Mutates nothing; fp32 inside; graph-safe."""
-    check_dtype("x", x_T2F, *FLOATS)
-    if x_T2F.ndim != 2 or x_T2F.shape[1] % 2:
-        raise ValueError(f"x: got shape {list(x_T2F.shape)}, wanted [*, an even number]")
-    check_contiguous("x", x_T2F)
+    check_gate_up(x_T2F)
     if not use_kernels(x_T2F):
         return silu_and_mul_reference(*x_T2F.chunk(2, dim=1))
     T, num_columns = x_T2F.shape[0], x_T2F.shape[1] // 2
@@ -43,6 +40,14 @@ def silu_and_mul(x_T2F: Tensor) -> Tensor:
         grid = (T, cdiv(num_columns, _BLOCK_F))
         _silu_and_mul_kernel[grid](x_T2F, out_TF, F=num_columns, BLOCK_F=_BLOCK_F, num_warps=4)
     return out_TF
+
+
+def check_gate_up(x_T2F: Tensor) -> None:
+    """Gate columns and as many up columns, or raise."""
+    check_dtype("x", x_T2F, *FLOATS)
+    if x_T2F.ndim != 2 or x_T2F.shape[1] % 2:
+        raise ValueError(f"x: got shape {list(x_T2F.shape)}, wanted [*, an even number]")
+    check_contiguous("x", x_T2F)
 
 
 def silu_and_mul_reference(gate_TF: Tensor, up_TF: Tensor) -> Tensor:

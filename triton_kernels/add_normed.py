@@ -1,0 +1,124 @@
+"""What a block computed, normed and then added to the residual: alone, and fused with the norm behind it.
+
+As in `add_rms_norm.py`: `rows` says how many rows there are in truth, int32 [1] on the device, and those behind may be
+left as they are; with `deterministic` a row's bits do not depend on T.
+
+Shape suffixes: T tokens, D hidden size.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tercet.triton_kernels.add_rms_norm import check_norm, norm_options, rms_norm_reference
+from tercet.triton_kernels.checks import check_same, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+
+
+@triton.jit
+def _normed(x, weight, eps, D: tl.constexpr):
+    return x * tl.rsqrt(tl.sum(x * x) / D + eps) * weight
+
+
+@triton.jit
+def _add_normed_kernel(
+    x_ptr, residual_ptr, weight_ptr, rows_ptr, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one program norms one row and adds it to the residual's."""
+    columns = tl.arange(0, BLOCK_D)
+    places = tl.program_id(0).to(tl.int64) * D + columns
+    mask = columns < D
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if HAS_ROWS:
+        mask &= tl.program_id(0) < tl.load(rows_ptr)
+    x = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    total = residual + _normed(x, weight, eps, D)
+    tl.store(residual_ptr + places, total.to(residual_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_normed_rms_norm_kernel(
+    x_ptr, residual_ptr, weight_ptr, next_weight_ptr, out_ptr, rows_ptr, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one program norms one row, adds it to the residual's and norms the rounded sum."""
+    columns = tl.arange(0, BLOCK_D)
+    places = tl.program_id(0).to(tl.int64) * D + columns
+    mask = columns < D
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    next_weight = tl.load(next_weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if HAS_ROWS:
+        mask &= tl.program_id(0) < tl.load(rows_ptr)
+    x = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    # Rounded before the norm, as in `_add_rms_norm_kernel`.
+    total = (residual + _normed(x, weight, eps, D)).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + places, total, mask=mask)
+    y = _normed(total.to(tl.float32), next_weight, eps, D)
+    tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+def add_normed(
+    x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float, rows: Tensor | None = None, *,
+    deterministic: bool = False,
+) -> Tensor:  # fmt: skip
+    """Norm and scale `x_TD`, add that into `residual_TD` in place, and return it. In fp32, rounded once; graph-safe."""
+    _check(x_TD, residual_TD, weight_D)
+    if not use_kernels(x_TD):
+        return add_normed_reference(x_TD, residual_TD, weight_D, eps)
+    T, D = x_TD.shape
+    if T:
+        _add_normed_kernel[(T,)](
+            x_TD, residual_TD, weight_D, x_TD if rows is None else rows, eps,
+            D=D, HAS_ROWS=rows is not None, **norm_options(T, D, x_TD, deterministic),
+        )  # fmt: skip
+    return residual_TD
+
+
+def add_normed_rms_norm(
+    x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, next_weight_D: Tensor, eps: float,
+    rows: Tensor | None = None, *, deterministic: bool = False,
+) -> Tensor:  # fmt: skip
+    """The same; return the sum, normed and scaled by `next_weight_D`. In fp32; graph-safe."""
+    _check(x_TD, residual_TD, weight_D)
+    check_norm(x_TD, next_weight_D)
+    if not use_kernels(x_TD):
+        return add_normed_rms_norm_reference(x_TD, residual_TD, weight_D, next_weight_D, eps)
+    out_TD = torch.empty_like(residual_TD)
+    T, D = x_TD.shape
+    if T:
+        _add_normed_rms_norm_kernel[(T,)](
+            x_TD, residual_TD, weight_D, next_weight_D, out_TD, x_TD if rows is None else rows, eps,
+            D=D, HAS_ROWS=rows is not None, **norm_options(T, D, x_TD, deterministic),
+        )  # fmt: skip
+    return out_TD
+
+
+def add_normed_reference(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """`add_normed` in PyTorch."""
+    if x_TD.dtype == torch.float32:
+        return residual_TD.add_(rms_norm_reference(x_TD, weight_D, eps))
+    normed_TD = rms_norm_reference(x_TD.float(), weight_D.float(), eps)
+    return residual_TD.copy_(residual_TD.float() + normed_TD)
+
+
+def add_normed_rms_norm_reference(
+    x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, next_weight_D: Tensor, eps: float
+) -> Tensor:
+    """`add_normed_rms_norm` in PyTorch, `residual_TD` in place as well."""
+    return rms_norm_reference(add_normed_reference(x_TD, residual_TD, weight_D, eps), next_weight_D, eps)
+
+
+def _check(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor) -> None:
+    check_shape("x", x_TD, None, None)
+    check_norm(x_TD, weight_D)
+    check_shape("residual", residual_TD, *x_TD.shape)
+    check_same("residual", residual_TD, x_TD)
