@@ -41,6 +41,8 @@ class ModelConfig:
     """Of the gate: "silu", or "gelu" in its approximation by tanh."""
     norm_shift: float = 0.0
     """What is added to the checkpoint's weights of norms."""
+    input_norms: bool = True
+    """What attention and MLP read of the stream is normed."""
     block_norms: bool = False
     """What attention and MLP compute is normed before it is added to the stream."""
     rope: Rope
@@ -51,6 +53,9 @@ class ModelConfig:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    """Queries and keys are normed, each head by itself."""
+    wide_qk_norm: bool = False
+    """Queries and keys are normed, all heads of a token together."""
     stacked: bool = False
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())

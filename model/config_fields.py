@@ -19,6 +19,7 @@ FAMILIES = {
     "Phi3ForCausalLM": "phi3",
     "SmolLM3ForCausalLM": "smollm3",
     "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
 }
@@ -61,6 +62,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "no_rope_layer_interval": 4,
     },
     "granite": {"max_position_embeddings": 2048, "vocab_size": 32000, "attention_multiplier": 1.0},
+    "olmo2": {"max_position_embeddings": 2048, "vocab_size": 50304, "rms_norm_eps": 1e-5},
     "gemma2": {
         "max_position_embeddings": 8192,
         "vocab_size": 256000,
@@ -211,6 +213,7 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "smollm3": {"max_window_layers": (None, 0, 28)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
+    "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
 }

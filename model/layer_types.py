@@ -10,7 +10,7 @@ from tercet.model.config_fields import flag, positive
 from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_ALIKE = ("llama", "mistral", "phi3", "granite")
+_ALIKE = ("llama", "mistral", "phi3", "granite", "olmo2")
 """Families whose layers are all alike, whatever layer_types says."""
 
 
@@ -63,7 +63,7 @@ def _local_base(config: Mapping[str, Any]) -> dict[str, Any]:
 def _window(config: Mapping[str, Any], family: str) -> int | None:
     """Of layers that have one."""
     match family:
-        case "llama" | "granite":
+        case "llama" | "granite" | "olmo2":
             return None
         case "qwen2" | "qwen3" | "smollm3" if not flag(config, "use_sliding_window"):
             return None

@@ -3,7 +3,8 @@
 Knows the kernels of attention and the shapes of a step's tokens; knows no request, and no checkpoint.
 
 Shape suffixes: T tokens of the step (decode rows, then prefill tokens), H q heads of this rank times head size, N q, k
-and v rows of this rank, F intermediate size of this rank, S slots, M pages of a slot, P positions, R rotary dimension.
+and v rows of this rank, J those of q and k, F intermediate size of this rank, S slots, M pages of a slot, P positions,
+R rotary dimension.
 """
 
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
 from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
 
@@ -58,7 +60,10 @@ class Layer:
         if self._ends_in_prologue(num_tokens - first, kv):
             qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
         else:
-            qkv_TN = residual.norm_linear(self.weights.input_norm_D, self.weights.qkv_ND, self.weights.qkv_bias_N)
+            weights = self.weights
+            qkv_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
+            if weights.qk_norm_J is not None:
+                self._norm_qk(qkv_TN, weights.qk_norm_J)
             q_THD = self._prologue(qkv_TN[first:], inputs, kv, first)
         out_THD = q_THD.new_empty(num_tokens, *q_THD.shape[1:])
         if num_decodes:
@@ -85,9 +90,10 @@ class Layer:
         weights = self.weights
         _add(residual, attended_TH, weights.o_DQ, weights.o_bias_D, weights.o_norm_D)
         if self.interleaved:
-            gated_TF = residual.norm_gate(weights.post_norm_D, weights.gate_up_2FD)
+            norm_D, gate_up_2FD = weights.post_norm_D, weights.gate_up_2FD
+            gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
-            gate_up_T2F = residual.norm_linear(weights.post_norm_D, weights.gate_up_2FD, weights.gate_up_bias_2F)
+            gate_up_T2F = _read(residual, weights.post_norm_D, weights.gate_up_2FD, weights.gate_up_bias_2F)
             gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
         _add(residual, gated_TF, weights.down_DF, weights.down_bias_D, weights.down_norm_D)
 
@@ -97,12 +103,13 @@ class Layer:
         Not in deterministic mode: a fused norm sums in another order than that of decode rows.
         """
         weights = self.weights
-        plain = weights.qkv_bias_N is None and not self.deterministic
+        plain = weights.qkv_bias_N is None and weights.qk_norm_J is None and not self.deterministic
         return plain and can_fuse_prologue(num_tokens, weights.qkv_ND, kv[0], self.cos_sin_PR.shape[1])
 
     def _project_heads(self, residual: Residual, inputs: StepInputs, kv: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
         weights = self.weights
+        assert weights.input_norm_D is not None  # where norms are behind blocks alone, heads are normed together
         qkv_TN = weights.qkv_ND.new_empty(first, len(weights.qkv_ND))
         q_THD = weights.qkv_ND.new_empty(len(inputs.positions_T) - first, self._num_heads, self.config.head_dim)
         for part in residual.normed(weights.input_norm_D):
@@ -123,6 +130,14 @@ class Layer:
                 ahead,
             )
         return qkv_TN, q_THD
+
+    def _norm_qk(self, qkv_TN: Tensor, weight_J: Tensor) -> None:
+        """Norm all queries of a token together, and all its keys, in place: those of other ranks count, too."""
+        num_q = self._num_heads * self.config.head_dim
+        squares_PT2 = None
+        if self.group.size > 1:
+            squares_PT2 = self.group.stack(qk_squares(qkv_TN, num_q, len(weight_J) - num_q))
+        qk_norm(qkv_TN, weight_J, num_q, self.config.rms_norm_eps, squares_PT2)
 
     def _head_inputs(self, kv: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, float, Tensor, Tensor]:
         """What heads are turned and normed by, and where K and V go: arguments of every kernel that does so."""
@@ -172,6 +187,10 @@ class Layer:
                 softcap=self.scoring.softcap,
                 out=out_BHD,
             )
+
+
+def _read(residual: Residual, norm_D: Tensor | None, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
+    return residual.linear(weight_ND, bias_N) if norm_D is None else residual.norm_linear(norm_D, weight_ND, bias_N)
 
 
 def _add(residual: Residual, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, norm_D: Tensor | None) -> None:

@@ -58,6 +58,10 @@ class Residual:
             )  # fmt: skip
         return linear(self._normed(norm_D), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
 
+    def linear(self, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
+        """Project the stream as it is: [T, N]."""
+        return linear(self._whole(), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
+
     def normed(self, norm_D: Tensor) -> Iterator[Normed]:
         """Norm the stream, part by part: to be used before the next one is asked for."""
         if self._update_TD is None:
@@ -73,6 +77,10 @@ class Residual:
                 self._stream_TD, norm_D, self._eps, weight_2FD, deterministic=self._deterministic, rows=self._rows
             )
         return matmul_silu_and_mul(self._normed(norm_D), weight_2FD, deterministic=self._deterministic, rows=self._rows)
+
+    def gate(self, weight_2FD: Tensor) -> Tensor:
+        """Project the stream as it is, gate and up rows in turns, and gate it: [T, F]."""
+        return matmul_silu_and_mul(self._whole(), weight_2FD, deterministic=self._deterministic, rows=self._rows)
 
     def add(self, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None) -> None:
         """Add a block's projection, a part on each rank."""
@@ -107,8 +115,9 @@ class Residual:
         update_TD = self._update_TD
         if self._update_norm_D is not None:
             return add_normed(
-                update_TD, self._stream_TD, self._update_norm_D, self._eps, deterministic=self._deterministic
-            )
+                update_TD, self._stream_TD, self._update_norm_D, self._eps, self._rows,
+                deterministic=self._deterministic,
+            )  # fmt: skip
         if self._group.size == 1:
             return residual_add(update_TD, self._stream_TD)
         if update_TD.ndim == self._stream_TD.ndim:
@@ -118,6 +127,10 @@ class Residual:
             assert inboxes is not None  # or there were no parts
             update_TD = all_reduce_parts(update_TD, self._stream_TD.dtype, inboxes)
         return residual_add(update_TD, self._stream_TD)
+
+    def _whole(self) -> Tensor:
+        stream_TD, self._update_TD = self.end(), None
+        return stream_TD
 
     def _parts(self, x_TN: Tensor, weight_DN: Tensor) -> Tensor | None:
         """The parts of a projection, if it is better done so and what comes next can add them."""

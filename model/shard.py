@@ -3,7 +3,7 @@
 Knows the tensor names of the Hugging Face layout and how a matrix is cut for ranks; reads nothing (`weights.py`).
 
 Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
-this rank, F intermediate size of this rank.
+this rank, J q and k rows of this rank, F intermediate size of this rank.
 """
 
 from dataclasses import dataclass
@@ -21,15 +21,16 @@ LM_HEAD = "lm_head.weight"
 class LayerWeights:
     """One layer. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
 
-    input_norm_D: Tensor
+    input_norm_D: Tensor | None
     qkv_ND: Tensor
     qkv_bias_N: Tensor | None
     q_norm_H: Tensor | None
     k_norm_H: Tensor | None
+    qk_norm_J: Tensor | None
     o_DQ: Tensor
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None
-    post_norm_D: Tensor
+    post_norm_D: Tensor | None
     gate_up_2FD: Tensor
     gate_up_bias_2F: Tensor | None
     down_DF: Tensor
@@ -97,15 +98,16 @@ class ShardBuilder:
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
-            input_norm_D=self._norm(f"{prefix}input_layernorm", hidden),
+            input_norm_D=self._norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
             qkv_ND=self._qkv(attention, "weight", hidden),
             qkv_bias_N=self._qkv(attention, "bias") if config.qkv_bias else None,
             q_norm_H=self._norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
             k_norm_H=self._norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,
+            qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             o_DQ=self._columns(f"{attention}o_proj.weight", hidden, config.num_heads * config.head_dim),
             o_bias_D=self._whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=self._norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
-            post_norm_D=self._norm(f"{prefix}{ahead_of_mlp}", hidden),
+            post_norm_D=self._norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms else None,
             gate_up_2FD=self._gate_up(mlp, "weight", interleaved, hidden),
             gate_up_bias_2F=self._gate_up(mlp, "bias", False) if config.mlp_bias else None,
             down_DF=self._columns(f"{mlp}down_proj.weight", hidden, config.intermediate_size),
@@ -114,17 +116,28 @@ class ShardBuilder:
         )
 
     def _qkv(self, prefix: str, kind: str, *inputs: int) -> Tensor:
+        (q_whole, q_start, query), (kv_whole, kv_start, kv) = self._head_rows()
+        into = self._empty(query + 2 * kv, *inputs)
+        q, k, v = into.split([query, kv, kv])
+        parts = [("q", q_whole, q_start, q), ("k", kv_whole, kv_start, k), ("v", kv_whole, kv_start, v)]
+        self._projections(prefix, kind, "qkv", parts)
+        return into
+
+    def _wide_qk_norm(self, prefix: str) -> Tensor:
+        (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
+        into = self._empty(query + key)
+        self._rows(f"{prefix}q_norm.weight", q_whole, q_start, into[:query])
+        self._rows(f"{prefix}k_norm.weight", k_whole, k_start, into[query:])
+        return into
+
+    def _head_rows(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """Of q, then of k and v: how many rows there are in all, the first of this rank, and how many it has."""
         config, head_dim = self.config, self.config.head_dim
         query = config.num_heads // self.size * head_dim
         kv = config.kv_heads_per_rank(self.size) * head_dim
         # With fewer KV heads than ranks, neighbouring ranks hold the same head.
         kv_start = self.rank * config.num_kv_heads // self.size * head_dim
-        into = self._empty(query + 2 * kv, *inputs)
-        q, k, v = into.split([query, kv, kv])
-        wholes = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        parts = [("q", wholes[0], self.rank * query, q), ("k", wholes[1], kv_start, k), ("v", wholes[1], kv_start, v)]
-        self._projections(prefix, kind, "qkv", parts)
-        return into
+        return (config.num_heads * head_dim, self.rank * query, query), (config.num_kv_heads * head_dim, kv_start, kv)
 
     def _gate_up(self, prefix: str, kind: str, interleaved: bool, *inputs: int) -> Tensor:
         whole = self.config.intermediate_size

@@ -23,6 +23,7 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
@@ -106,6 +107,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             },
         },
     ),
+    "olmo2": (Olmo2Config, {}),
     "granite": (
         GraniteConfig,
         {

@@ -103,8 +103,8 @@ group.close()
 @pytest.mark.parametrize(
     ("size", "families"),
     [
-        (2, ["llama-bias-tied", "qwen3", "smollm2", "phi3", "granite", "gemma2", "gemma3"]),
-        (4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3"]),
+        (2, ["llama-bias-tied", "qwen3", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2"]),
+        (4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2"]),
     ],
 )
 def test_ranks_give_the_same_logits(size: int, families: list[str], tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tercet.triton_kernels.sample import sample
         ("granite", False),
         ("gemma2", False),
         ("gemma3", True),
+        ("olmo2", False),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

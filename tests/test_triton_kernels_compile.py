@@ -16,6 +16,7 @@ from tercet.triton_kernels import (
     embedding,
     gelu_and_mul,
     matmul,
+    qk_norm,
     rotary,
     scaled_embedding,
     silu_and_mul,
@@ -181,6 +182,9 @@ def test_pointwise(capability: int) -> None:
         lambda: add_normed.add_normed(x, x, w, 1e-6),
         lambda: add_normed.add_normed_rms_norm(x, x, w, w, 1e-6, positions),
         lambda: soft_cap.soft_cap(x, 30.0),
+        lambda: qk_norm.qk_squares(x, 2048, 1024),
+        lambda: qk_norm.qk_norm(x, w[:3072], 2048, 1e-6),
+        lambda: qk_norm.qk_norm(x, w[:3072], 2048, 1e-6, meta(2, 7, 2, dtype=torch.float32)),
         lambda: rotary.rotary(meta(7, 16, 128), meta(7, 8, 128), positions, table),
     ]
     for call in calls:

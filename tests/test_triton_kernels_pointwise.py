@@ -20,6 +20,7 @@ from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
+from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
@@ -93,6 +94,29 @@ def test_norms(place: Place, shape: tuple[int, ...]) -> None:
         got = add_normed_rms_norm(x, residual, weight, following, EPS)
         place.check_rounded(residual, before + normed(x, weight))
         place.check_rounded(got, normed(residual, following))
+
+
+@pytest.mark.parametrize(("rows", "num_q", "num_k"), [(1, 2048, 2048), (5, 640, 128), (0, 64, 64)])
+def test_norm_of_all_heads(place: Place, rows: int, num_q: int, num_k: int) -> None:
+    """By one rank, and by two with half of the columns each."""
+    qkv, weight = place.random(rows, num_q + 2 * num_k) * 3, place.random(num_q + num_k)
+    wanted = torch.cat(
+        (
+            normed(qkv[:, :num_q], weight[:num_q]),
+            normed(qkv[:, num_q : num_q + num_k], weight[num_q:]),
+            qkv[:, num_q + num_k :].double(),
+        ),
+        1,
+    )
+    parts = [num_q // 2, num_q // 2, num_k // 2, num_k // 2, num_k // 2, num_k // 2]
+    ranks = [torch.cat(qkv.split(parts, 1)[rank::2], 1) for rank in range(2)]
+    weights = [torch.cat(weight.split(parts[:4])[rank::2]) for rank in range(2)]
+    squares = torch.stack([qk_squares(part, num_q // 2, num_k // 2) for part in ranks])
+    qk_norm(qkv, weight, num_q, EPS)
+    place.check_rounded(qkv, wanted)
+    for rank, (part, its_weight) in enumerate(zip(ranks, weights, strict=True)):
+        qk_norm(part, its_weight, num_q // 2, EPS, squares)
+        place.check_rounded(part, torch.cat(wanted.split(parts, 1)[rank::2], 1))
 
 
 @pytest.mark.parametrize("shape", [(1, 576), (MANY, 1000), (3, 4096), (0, 64)], ids=str)
@@ -205,6 +229,8 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "residual: got shape [3, 8], wanted [4, 8]", lambda: residual_add(x, x[:3])
     yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_normed(x, x[:3], w, EPS)
     yield "weight: got shape [7], wanted [8]", lambda: add_normed_rms_norm(x, x, w, w[:7], EPS)
+    yield "qkv: got 8 columns, wanted 9 or more", lambda: qk_squares(x, 5, 4)
+    yield "squares: got shape [2, 3, 2], wanted [*, 4, 2]", lambda: qk_norm(x, w[:6], 4, EPS, torch.zeros(2, 3, 2))
     yield "logits: got shape [8], wanted [*, *]", lambda: soft_cap(w, 30.0)
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: silu_and_mul(torch.randn(4, 7))
     yield "x: got shape [4, 7], wanted [*, an even number]", lambda: gelu_and_mul(torch.randn(4, 7))
