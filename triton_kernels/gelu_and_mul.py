@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.silu_and_mul import check_gate_up
 from tercet.triton_kernels.tiles import cdiv
 
@@ -17,8 +18,10 @@ _BLOCK_F = 1024
 
 
 @triton.jit
-def _gelu_and_mul_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr):
+def _gelu_and_mul_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr, PDL: tl.constexpr):
     """Grid (T, ceil(F / BLOCK_F)): one program owns BLOCK_F columns of one row."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
     mask = columns < F
@@ -40,7 +43,9 @@ def gelu_and_mul(x_T2F: Tensor) -> Tensor:
     out_TF = torch.empty(T, num_columns, dtype=x_T2F.dtype, device=x_T2F.device)
     if T and num_columns:
         grid = (T, cdiv(num_columns, _BLOCK_F))
-        _gelu_and_mul_kernel[grid](x_T2F, out_TF, F=num_columns, BLOCK_F=_BLOCK_F, num_warps=4)
+        _gelu_and_mul_kernel[grid](
+            x_T2F, out_TF, F=num_columns, BLOCK_F=_BLOCK_F, num_warps=4, **overlap_options(x_T2F)
+        )
     return out_TF
 
 
