@@ -76,7 +76,9 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"head_dim is {self.head_dim}; want an even number")
-        self._check_rope()
+        for rope in {self.rope, *self.layer_ropes}:
+            if rope is not None:
+                self._check_rope(rope)
 
     @property
     def gates_in_product(self) -> bool:
@@ -92,11 +94,11 @@ class ModelConfig:
         """
         return self.rms_norm_eps / self.residual_multiplier**2
 
-    def _check_rope(self) -> None:
-        turned = self.rope.rotary_dim(self.head_dim)
+    def _check_rope(self, rope: Rope) -> None:
+        turned = rope.rotary_dim(self.head_dim)
         if not turned or turned % 2:
             raise ValueError(f"partial_rotary_factor turns {turned} of {self.head_dim} numbers; want an even number")
-        lists = (self.rope.factors, self.rope.long_factors) if self.rope.kind == "longrope" else ()
+        lists = (rope.factors, rope.long_factors) if rope.kind == "longrope" else ()
         for name, factors in zip(("short_factor", "long_factor"), lists, strict=False):
             if len(factors) != turned // 2:
                 raise ValueError(f"rope parameter {name} has {len(factors)} numbers; want {turned // 2}")

@@ -47,7 +47,7 @@ class Decoder:
         self.max_model_len = max_model_len
         self._weights = weights
         self._deterministic = deterministic
-        # The multiplier rounded as transformers rounds it; of the division see `ModelConfig.stream_eps`.
+        # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
