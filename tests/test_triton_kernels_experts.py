@@ -1,0 +1,153 @@
+"""Experts from their choice to their sum against float64 and plain PyTorch: in the interpreter, on a GPU, by references.
+
+Nothing is where no pair is: tables and rows begin as what must not be read.
+"""
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreted import rerun_interpreted
+from places import PLACES, Place
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.expert_work import ExpertWork, deal_out, deal_out_reference, most_tiles
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.route import route
+from tercet.triton_kernels.sum_experts import sum_experts
+
+HAVE_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place.of(request)
+
+
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(("num_experts", "each"), [(8, 2), (5, 5), (60, 4), (128, 8), (3, 1)])
+def test_route(place: Place, num_experts: int, each: int, normed: bool) -> None:
+    tokens = 37
+    logits = place.random(tokens, num_experts) * 3
+    logits[5] = logits[5, 0]  # all alike: the first few
+    logits[6, -1] = logits[6].max() + 1
+    rows = place.ints([tokens - 4])
+    experts, weights = route(logits, each, normed=normed, rows=rows)
+    shares = logits.double().softmax(1)
+    for token in range(tokens - 4):
+        wanted = sorted(range(num_experts), key=lambda one, t=token: (-float(logits[t, one]), one))[:each]
+        assert experts[token].tolist() == wanted
+        exact = shares[token, wanted]
+        place.check_rounded(weights[token], exact / exact.sum() if normed else exact)
+    assert (experts[tokens - 4 :] == num_experts).all()
+    again, _ = route(logits[:9], each, normed=normed)
+    assert torch.equal(again, experts[:9])
+
+
+def test_numbers_that_are_none_have_some_expert(place: Place) -> None:
+    logits = place.random(3, 6)
+    logits[0] = float("nan")
+    logits[1, 2] = float("nan")
+    experts, _ = route(logits, 2, normed=True)
+    assert ((experts >= 0) & (experts < 6)).all()
+
+
+def same_work(got: ExpertWork, wanted: ExpertWork) -> None:
+    assert torch.equal(got.experts_N.cpu(), wanted.experts_N)
+    used = int((wanted.experts_N >= 0).sum()) * wanted.tile
+    assert torch.equal(got.pairs_Q[:used].cpu(), wanted.pairs_Q[:used])
+
+
+@pytest.mark.parametrize("tile", [16, 64])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "each"), [(1, 8, 2), (3, 128, 8), (40, 5, 3), (300, 60, 4), (700, 16, 4)]
+)
+def test_pairs_are_dealt_out(place: Place, tokens: int, num_experts: int, each: int, tile: int) -> None:
+    some = torch.randint(0, num_experts + 1, (tokens, each)).int()  # with experts that nobody is
+    for experts in (some, torch.full_like(some, num_experts - 1), torch.full_like(some, num_experts)):
+        got = deal_out(experts.to(place.device), num_experts, tile)
+        same_work(got, deal_out_reference(experts, num_experts, tile))
+        assert len(got.experts_N) == most_tiles(experts.numel(), num_experts, tile)
+    flat = some.flatten().tolist()
+    work = deal_out_reference(some, num_experts, tile)
+    dealt = [
+        (expert, pair)
+        for expert, pairs in zip(work.experts_N.tolist(), work.pairs_Q.view(-1, tile).tolist(), strict=True)
+        for pair in pairs
+        if pair >= 0
+    ]
+    assert dealt == sorted((expert, pair) for pair, expert in enumerate(flat) if expert < num_experts)
+
+
+def exact_rows(x: Tensor, w: Tensor, experts: Tensor, per_row: int) -> Tensor:
+    """Of each pair its row times its expert's weights, in float64; NaN where it has none."""
+    rows = [
+        w[expert].double() @ x[pair // per_row].double() if expert < len(w) else x.new_full((w.shape[1],), torch.nan)
+        for pair, expert in enumerate(experts.flatten().tolist())
+    ]
+    return torch.stack([row.double() for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "each", "width", "inner"),
+    [(1, 8, 2, 64, 48), (7, 4, 2, 40, 24), (33, 6, 3, 96, 40)]
+    + ([(64, 128, 8, 2048, 768), (700, 8, 2, 1024, 1000), (2000, 16, 4, 512, 256)] if HAVE_GPU else []),
+)
+def test_products(place: Place, tokens: int, num_experts: int, each: int, width: int, inner: int) -> None:
+    x = place.random(tokens, width)
+    experts = torch.stack([torch.randperm(num_experts)[:each] for _ in range(tokens)]).int()
+    experts[tokens // 2 + 1 :] = num_experts  # as padding has
+    gate_up = place.random(num_experts, 2 * inner, width) * width**-0.5
+    down = place.random(num_experts, width, inner) * inner**-0.5
+    work = deal_out(experts.to(place.device), num_experts, expert_tile(tokens * each, num_experts))
+    there = (experts.flatten() < num_experts).to(place.device)
+    both = exact_rows(x, gate_up, experts, each)
+    gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+    exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
+    roundings = 1e-5 if place.dtype == torch.float32 else 6e-3 if place.dtype == torch.float16 else 3e-2
+    torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+    given = torch.where(there[:, None], gated, float("nan"))
+    projected = matmul_experts(given, down, work)
+    exact = exact_rows(given, down, experts, 1)
+    torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
+    alone = experts[:1].clone()
+    work = deal_out(alone.to(place.device), num_experts, 64)  # other tiles, other neighbours
+    assert place.device == "cpu" or torch.equal(matmul_experts_silu_and_mul(x[:1], gate_up, work, each), gated[:each])
+
+
+@pytest.mark.parametrize(("tokens", "each", "width"), [(1, 1, 64), (9, 8, 1000), (5, 3, 2048)])
+def test_sums(place: Place, tokens: int, each: int, width: int) -> None:
+    x, weights = place.random(tokens * each, width), place.random(tokens, each).abs()
+    exact = (x.double().view(tokens, each, width) * weights.double()[:, :, None]).sum(1)
+    place.check_rounded(sum_experts(x, weights), exact)
+    count = max(1, tokens - 2)
+    place.check_rounded(sum_experts(x, weights, place.ints([count]))[:count], exact[:count])
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (lambda: route(torch.zeros(3, 4), 5, normed=True), "num_experts: got 5, wanted 1 to 4"),
+        (lambda: route(torch.zeros(3, 4).double(), 2, normed=True), "logits: got torch.float64, wanted"),
+        (lambda: deal_out(torch.zeros(3, 2), 4, 16), "experts: got torch.float32, wanted torch.int32"),
+        (lambda: _multiply(w=torch.zeros(3, 8, 5)), "w: got shape [3, 8, 5], wanted [4, *, 6]"),
+        (lambda: _multiply(w=torch.zeros(4, 7, 6)), "w: got 7 rows, wanted gate and up rows in turns"),
+        (lambda: _multiply(w=torch.zeros(4, 8, 6).half()), "w: got torch.float16, wanted torch.float32"),
+        (lambda: sum_experts(torch.zeros(5, 8), torch.zeros(2, 2)), "x: got shape [5, 8], wanted [4, *]"),
+    ],
+)  # fmt: skip
+def test_bad_input(run: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run()
+
+
+def _multiply(w: Tensor) -> Tensor:
+    work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
+    return matmul_experts_silu_and_mul(torch.zeros(2, 6), w, work, 1)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter's own tests")
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
