@@ -13,8 +13,27 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 @dataclass(frozen=True, kw_only=True)
+class Experts:
+    """MLPs of which each token goes through a few, and what the checkpoint calls them."""
+
+    count: int
+    each: int
+    """How many a token goes through."""
+    intermediate_size: int
+    """Of one of them."""
+    normed: bool
+    """Whether the weights of a token's experts add up to one."""
+    layers: frozenset[int]
+    """Which layers have them; others have one MLP."""
+    block: str
+    gate: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """One dense decoder. `layer_windows`: per layer, how many tokens back attention sees (itself included); 0: all.
+    """One decoder. `layer_windows`: per layer, how many tokens back attention sees (itself included); 0: all.
     `layer_ropes`: per layer, how positions turn its heads; None: not at all."""
 
     family: str
@@ -56,6 +75,7 @@ class ModelConfig:
     """Queries and keys are normed, each head by itself."""
     wide_qk_norm: bool = False
     """Queries and keys are normed, all heads of a token together."""
+    experts: Experts | None = None
     stacked: bool = False
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())
@@ -117,7 +137,12 @@ class ModelConfig:
 
     def check_tensor_parallel(self, size: int) -> None:
         """Refuse a number of ranks that the model cannot be cut into."""
-        for name, value in (("num_attention_heads", self.num_heads), ("intermediate_size", self.intermediate_size)):
+        wholes = [("num_attention_heads", self.num_heads)]
+        if self.experts is None or len(self.experts.layers) < self.num_layers:
+            wholes.append(("intermediate_size", self.intermediate_size))
+        if self.experts is not None:
+            wholes.append(("the experts' intermediate size", self.experts.intermediate_size))
+        for name, value in wholes:
             if value % size:
                 raise ValueError(f"--tensor-parallel-size is {size}; want a divisor of {name} ({value})")
         if self.num_kv_heads % size and size % self.num_kv_heads:

@@ -22,6 +22,8 @@ FAMILIES = {
     "Olmo2ForCausalLM": "olmo2",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -88,6 +90,24 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 10_000.0,
         "tie_word_embeddings": True,
     },
+    "mixtral": {
+        "max_position_embeddings": 131072,
+        "vocab_size": 32000,
+        "num_key_value_heads": 8,
+        "rope_theta": 1_000_000.0,
+        "rms_norm_eps": 1e-5,
+        "num_experts_per_tok": 2,
+    },
+    "qwen3_moe": {
+        "max_position_embeddings": 32768,
+        "vocab_size": 151936,
+        "num_key_value_heads": 4,
+        "sliding_window": 4096,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
 }
 _TELLING_NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
 """Where null is a choice and not silence: no window, as many as attention heads, no cap."""
@@ -132,12 +152,22 @@ _GEMMA: dict[str, tuple[Any, ...] | None] = {
     "query_pre_attn_scalar": None,
     "final_logit_softcapping": None,
 }
+_EXPERTS: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok")),
+    # Of training alone.
+    **dict.fromkeys(("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")),
+}
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
     "granite": dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
     "gemma2": {**_GEMMA, "attn_logit_softcapping": None},
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
+    "mixtral": _EXPERTS,
+    "qwen3_moe": {
+        **_EXPERTS,
+        **dict.fromkeys(("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")),
+    },
 }
 
 # Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
@@ -216,6 +246,13 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
+    "mixtral": {
+        "use_sliding_window": (None, True),
+        "max_window_layers": (None, 0),
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+    },
+    "qwen3_moe": {"mlp_bias": (None, False)},
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from tercet.model.config import DTYPES, ModelConfig
+from tercet.model.config_experts import experts
 from tercet.model.config_fields import FAMILIES, check_fields, flag, number, positive, with_defaults
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 
@@ -45,7 +46,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
-    attention_bias = family not in ("mistral", "phi3") and flag(config, "attention_bias")
+    attention_bias = family not in ("mistral", "mixtral", "phi3") and flag(config, "attention_bias")
     head_dim = positive(config, "head_dim", hidden_size // num_heads)
     num_layers = positive(config, "num_hidden_layers")
     ropes = ropes_by_type(config, family)
@@ -79,8 +80,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=family != "qwen2" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite") and flag(config, "mlp_bias"),
-        qk_norm=family in ("qwen3", "gemma3_text"),
+        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
         wide_qk_norm=family == "olmo2",
+        experts=experts(config, family),
         stacked=family == "phi3",
         layer_windows=layer_windows(config, family),
         layer_ropes=layer_ropes(config, family, ropes),

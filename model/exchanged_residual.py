@@ -5,7 +5,7 @@ Knows the order of products and messages; `exchange.py` knows how messages trave
 Shape suffixes as in `residual.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -63,6 +63,10 @@ class ExchangedResidual(Residual):
         for half in self._halves:
             update_TD = linear(x_TN[half.rows], weight_DN, bias_D, deterministic=self._deterministic, rows=half.count_1)
             half.update = self._exchange.send(update_TD)
+
+    def add_block(self, norm_D: Tensor, block: Callable[[Tensor, Tensor | None], Tensor]) -> None:
+        for half in self._halves:
+            half.update = self._exchange.send(block(self._normed_half(half, norm_D), half.count_1))
 
     def of_rows(self, rows_R: Tensor) -> Residual:
         """Also ends the step's messages: few rows are summed as those of any short step."""

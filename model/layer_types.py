@@ -10,7 +10,7 @@ from tercet.model.config_fields import flag, positive
 from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_ALIKE = ("llama", "mistral", "phi3", "granite", "olmo2")
+_ALIKE = ("llama", "mistral", "mixtral", "phi3", "granite", "olmo2", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says."""
 
 
@@ -65,7 +65,7 @@ def _window(config: Mapping[str, Any], family: str) -> int | None:
     match family:
         case "llama" | "granite" | "olmo2":
             return None
-        case "qwen2" | "qwen3" | "smollm3" if not flag(config, "use_sliding_window"):
+        case "qwen2" | "qwen3" | "qwen3_moe" | "smollm3" if not flag(config, "use_sliding_window"):
             return None
     return None if config.get("sliding_window") is None else positive(config, "sliding_window")
 

@@ -8,15 +8,17 @@ R rotary dimension.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
+from tercet.model.experts import go_through_experts
 from tercet.model.linear import linear
 from tercet.model.parallel import Group
 from tercet.model.residual import Residual
-from tercet.model.shard import LayerWeights
+from tercet.model.shard import ExpertWeights, LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
@@ -89,13 +91,22 @@ class Layer:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
         weights = self.weights
         _add(residual, attended_TH, weights.o_DQ, weights.o_bias_D, weights.o_norm_D)
+        mlp = weights.mlp
+        if isinstance(mlp, ExpertWeights):
+            assert self.config.experts is not None
+            assert weights.post_norm_D is not None
+            through = partial(
+                go_through_experts, weights=mlp, experts=self.config.experts, deterministic=self.deterministic
+            )
+            residual.add_block(weights.post_norm_D, through)
+            return
         if self.interleaved:
-            norm_D, gate_up_2FD = weights.post_norm_D, weights.gate_up_2FD
-            gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
+            norm_D = weights.post_norm_D
+            gated_TF = residual.gate(mlp.gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, mlp.gate_up_2FD)
         else:
-            gate_up_T2F = _read(residual, weights.post_norm_D, weights.gate_up_2FD, weights.gate_up_bias_2F)
+            gate_up_T2F = _read(residual, weights.post_norm_D, mlp.gate_up_2FD, mlp.gate_up_bias_2F)
             gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
-        _add(residual, gated_TF, weights.down_DF, weights.down_bias_D, weights.down_norm_D)
+        _add(residual, gated_TF, mlp.down_DF, mlp.down_bias_D, weights.down_norm_D)
 
     def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
         """Whether the product of so many tokens also does what comes before attention.

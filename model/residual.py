@@ -8,7 +8,7 @@ Shape suffixes: T tokens of the step, D hidden size, N a block's inner size of t
 S parts of an update, R some of the tokens.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -101,6 +101,11 @@ class Residual:
         update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
         self._update_TD = self._group.all_reduce(update_TD, deterministic=self._deterministic)
         self._update_norm_D = norm_D
+
+    def add_block(self, norm_D: Tensor, block: Callable[[Tensor, Tensor | None], Tensor]) -> None:
+        """Add what `block` makes of the normed stream, a part on each rank. It is told how many rows there are."""
+        for part in self.normed(norm_D):
+            self._update_TD = block(part.x_TD, part.count_1)
 
     def of_rows(self, rows_R: Tensor) -> "Residual":
         """The stream of some tokens, right behind a norm; this one knows nothing of what is added to it."""

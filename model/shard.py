@@ -11,15 +11,34 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.config import ModelConfig
+from tercet.model.config import Experts, ModelConfig
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
+class MlpWeights:
+    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
+
+    gate_up_2FD: Tensor
+    gate_up_bias_2F: Tensor | None
+    down_DF: Tensor
+    down_bias_D: Tensor | None
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Many MLPs and what chooses among them; gate and up rows in turns."""
+
+    router_ED: Tensor
+    gate_up_E2FD: Tensor
+    down_EDF: Tensor
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One layer. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
+    """One layer."""
 
     input_norm_D: Tensor | None
     qkv_ND: Tensor
@@ -31,10 +50,7 @@ class LayerWeights:
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None
     post_norm_D: Tensor | None
-    gate_up_2FD: Tensor
-    gate_up_bias_2F: Tensor | None
-    down_DF: Tensor
-    down_bias_D: Tensor | None
+    mlp: MlpWeights | ExpertWeights
     down_norm_D: Tensor | None
 
 
@@ -85,15 +101,17 @@ class ShardBuilder:
 
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self._vocabulary(EMBEDDING)
-        layers = tuple(self._layer(f"model.layers.{i}.", interleaved) for i in range(self.config.num_layers))
+        layers = tuple(self._layer(index, interleaved) for index in range(self.config.num_layers))
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
         final_norm_D = self._norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
         lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
         return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved)
 
-    def _layer(self, prefix: str, interleaved: bool) -> LayerWeights:
+    def _layer(self, index: int, interleaved: bool) -> LayerWeights:
         config, hidden = self.config, self.config.hidden_size
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        prefix = f"model.layers.{index}."
+        attention = f"{prefix}self_attn."
+        many = config.experts if config.experts is not None and index in config.experts.layers else None
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
@@ -108,12 +126,33 @@ class ShardBuilder:
             o_bias_D=self._whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=self._norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
             post_norm_D=self._norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms else None,
-            gate_up_2FD=self._gate_up(mlp, "weight", interleaved, hidden),
-            gate_up_bias_2F=self._gate_up(mlp, "bias", False) if config.mlp_bias else None,
-            down_DF=self._columns(f"{mlp}down_proj.weight", hidden, config.intermediate_size),
-            down_bias_D=self._whole(f"{mlp}down_proj.bias", hidden) if config.mlp_bias else None,
+            mlp=self._mlp(f"{prefix}mlp.", interleaved) if many is None else self._experts(prefix, many),
             down_norm_D=self._norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
+
+    def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
+        config, hidden = self.config, self.config.hidden_size
+        return MlpWeights(
+            gate_up_2FD=self._gate_up(prefix, "weight", interleaved, hidden),
+            gate_up_bias_2F=self._gate_up(prefix, "bias", False) if config.mlp_bias else None,
+            down_DF=self._columns(f"{prefix}down_proj.weight", hidden, config.intermediate_size),
+            down_bias_D=self._whole(f"{prefix}down_proj.bias", hidden) if config.mlp_bias else None,
+        )
+
+    def _experts(self, prefix: str, experts: Experts) -> ExpertWeights:
+        hidden, whole = self.config.hidden_size, experts.intermediate_size
+        part = whole // self.size
+        start = self.rank * part
+        router_ED = self._empty(experts.count, hidden)
+        self._rows(f"{prefix}{experts.block}.gate.weight", experts.count, 0, router_ED)
+        gate_up_E2FD = self._empty(experts.count, 2 * part, hidden)
+        down_EDF = self._empty(experts.count, hidden, part)
+        for index, (gate_up, down) in enumerate(zip(gate_up_E2FD, down_EDF, strict=True)):
+            name = f"{prefix}{experts.block}.experts.{index}."
+            self._rows(f"{name}{experts.gate}.weight", whole, start, gate_up[0::2])
+            self._rows(f"{name}{experts.up}.weight", whole, start, gate_up[1::2])
+            self._share(f"{name}{experts.down}.weight", whole, down)
+        return ExpertWeights(router_ED, gate_up_E2FD, down_EDF)
 
     def _qkv(self, prefix: str, kind: str, *inputs: int) -> Tensor:
         (q_whole, q_start, query), (kv_whole, kv_start, kv) = self._head_rows()
@@ -188,7 +227,11 @@ class ShardBuilder:
 
     def _columns(self, name: str, rows: int, whole: int) -> Tensor:
         """This rank's share of the columns."""
-        count = whole // self.size
-        into = self._empty(rows, count)
-        self.moves.append(Move(name, (rows, whole), 1, self.rank * count, (self.rank + 1) * count, into))
+        into = self._empty(rows, whole // self.size)
+        self._share(name, whole, into)
         return into
+
+    def _share(self, name: str, whole: int, into: Tensor) -> None:
+        """Fill `into` with this rank's columns of a tensor that has `whole` columns."""
+        rows, count = into.shape
+        self.moves.append(Move(name, (rows, whole), 1, self.rank * count, (self.rank + 1) * count, into))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.linear import reorder_for_cpu
-from tercet.model.shard import LM_HEAD, Move, ShardBuilder, Weights
+from tercet.model.shard import LM_HEAD, MlpWeights, Move, ShardBuilder, Weights
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes to read, of this rank."""
@@ -113,14 +113,18 @@ def reordered_for_cpu(weights: Weights) -> Weights:
             layer,
             qkv_ND=_reordered(layer.qkv_ND),
             o_DQ=_reordered(layer.o_DQ),
-            gate_up_2FD=layer.gate_up_2FD if weights.interleaved else _reordered(layer.gate_up_2FD),
-            down_DF=_reordered(layer.down_DF),
+            mlp=_reordered_mlp(layer.mlp, weights.interleaved) if isinstance(layer.mlp, MlpWeights) else layer.mlp,
         )
         for layer in weights.layers
     )
     tied = weights.lm_head_VD is weights.embedding_VD
     lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _reordered(weights.lm_head_VD)
     return replace(weights, layers=layers, lm_head_VD=lm_head_VD)
+
+
+def _reordered_mlp(mlp: MlpWeights, interleaved: bool) -> MlpWeights:
+    gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
+    return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
 
 
 def _reordered(weight: Tensor) -> Tensor:

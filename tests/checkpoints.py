@@ -23,12 +23,14 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
+    MixtralConfig,
     Olmo2Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     SmolLM3Config,
 )
 
@@ -108,6 +110,17 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     "olmo2": (Olmo2Config, {}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 16}),
+    "qwen3-moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
     "granite": (
         GraniteConfig,
         {
@@ -167,10 +180,10 @@ def make_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) 
 def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim > 1:
                 # Layers as loud as the embedding and louder: else the residual stream just repeats the last token.
                 gain = 1.0 if "embed_tokens" in name else 4.0
-                deviation = gain / parameter.shape[1] ** 0.5
+                deviation = gain / parameter.shape[-1] ** 0.5
                 parameter.normal_(0.0, deviation, generator=generator)
             elif name.endswith("norm.weight"):
                 parameter.uniform_(0.5, 1.5, generator=generator)

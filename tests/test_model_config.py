@@ -32,44 +32,15 @@ def test_agrees_with_transformers(family: str) -> None:
         bool(getattr(layer.self_attn, "use_rope", True)) for layer in layers
     ]
     windows = [getattr(layer.self_attn, "sliding_window", None) for layer in layers]
-    if ours.family in ("mistral", "phi3"):
+    if ours.family in ("mistral", "mixtral", "phi3"):
         windows = [theirs.sliding_window] * len(layers)
     assert list(ours.layer_windows) == [window or 0 for window in windows]
 
 
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name != "LlamaForCausalLM"])
-def test_silent_fields_mean_what_transformers_assumes(architecture: str, tmp_path: Path) -> None:
-    family = ARCHITECTURES[architecture]
-    needed = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "num_attention_heads": 32}
-    raw = {**needed, "architectures": [architecture], "model_type": family}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
-    assert ours.num_kv_heads == theirs.num_key_value_heads
-    assert ours.head_dim == (getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads)
-    assert ours.max_position_embeddings == theirs.max_position_embeddings
-    rope = theirs.rope_parameters
-    types = ["full_attention"] * 7 if "rope_theta" in rope else theirs.layer_types
-    thetas = [rope.get(kind, rope)["rope_theta"] for kind in types]
-    assert ours.rope.theta == rope.get("full_attention", rope)["rope_theta"]
-    assert [layer.theta for layer in ours.layer_ropes if layer is not None] == thetas[: 6 if family == "smollm3" else 7]
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
-    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
-    scalar = getattr(theirs, "query_pre_attn_scalar", ours.head_dim)
-    assert ours.attention_scale == getattr(theirs, "attention_multiplier", scalar**-0.5)
-    assert ours.attention_softcap == (getattr(theirs, "attn_logit_softcapping", None) or 0)
-    assert ours.logit_softcap == (getattr(theirs, "final_logit_softcapping", None) or 0)
-    slide = [kind == "sliding_attention" for kind in getattr(theirs, "layer_types", None) or [None] * 7]
-    assert list(ours.layer_windows) == [4096 if family == "mistral" or slides else 0 for slides in slide]
+WANT_A_NUMBER = ("Mistral", "Mixtral", "Gemma", "Qwen3Moe")
 
 
-def test_null_fields_count_as_absent() -> None:
-    nulls = dict.fromkeys(["rope_scaling", "head_dim", "sliding_window", "quantization_config", "num_key_value_heads"])
-    config = parse_config({**LLAMA, **nulls})
-    assert config.head_dim == 16
-    assert config.num_kv_heads == config.num_heads
-
-
-@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if not name.startswith(("Mistral", "Gemma"))])
+@pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if not name.startswith(WANT_A_NUMBER)])
 def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: Path) -> None:
     family = ARCHITECTURES[architecture]
     raw = {**LLAMA, "architectures": [architecture], "model_type": family, "num_key_value_heads": None}
@@ -114,6 +85,48 @@ def test_spellings_of_gemma_agree() -> None:
 def test_refuses_of_gemma(name: str, value: object) -> None:
     with pytest.raises(ValueError, match="rope_" if name == "rope_parameters" else name):
         parse_config({**GEMMA, name: value})
+
+
+QWEN: dict[str, Any] = {**LLAMA, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
+
+
+def test_experts_are_where_transformers_has_them() -> None:
+    theirs = reference_model(checkpoint("qwen3-moe"))
+    ours = parse_config(read_config_json(checkpoint("qwen3-moe"))).experts
+    sparse = {index for index, layer in enumerate(theirs.model.layers) if hasattr(layer.mlp, "experts")}
+    assert ours is not None
+    assert (ours.layers, ours.count, ours.each, ours.normed) == (sparse, 6, 3, False)
+    more = parse_config({**QWEN, "num_experts": 9, "num_local_experts": 9, "decoder_sparse_step": 2}).experts
+    assert more is not None
+    assert (more.layers, more.count, more.each) == ({1}, 9, 8)
+    assert parse_config({**QWEN, "mlp_only_layers": [0, 1, 2]}).experts is None
+    silent = parse_config(QWEN).experts
+    assert silent is not None
+    assert (silent.layers, silent.count, silent.each, silent.intermediate_size) == ({0, 1, 2}, 128, 8, 768)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_experts": 4}, "num_experts_per_tok is 8; want no more than there are experts \\(4\\)"),
+        ({"num_experts": 0}, "num_experts is 0; want a positive whole number"),
+        ({"num_experts": 16, "num_local_experts": 8}, "num_experts is 16 and num_local_experts is 8; want one number"),
+        ({"mlp_only_layers": "all"}, "mlp_only_layers is 'all'; want a list of layers"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0"),
+        ({"norm_topk_prob": 1}, "norm_topk_prob is 1; want true or false"),
+        ({"moe_intermediate_size": 7.5}, "moe_intermediate_size is 7.5"),
+    ],
+)
+def test_refuses_of_experts(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_config({**QWEN, **fields})
+
+
+def test_ranks_must_divide_an_expert() -> None:
+    config = parse_config({**QWEN, "moe_intermediate_size": 45, "intermediate_size": 97})
+    with pytest.raises(ValueError, match="is 2; want a divisor of the experts' intermediate size \\(45\\)"):
+        config.check_tensor_parallel(2)
+    parse_config({**QWEN, "moe_intermediate_size": 46, "intermediate_size": 97}).check_tensor_parallel(2)
 
 
 @pytest.mark.parametrize("value", [0, -1.0, "x", float("inf")])

@@ -103,7 +103,7 @@ group.close()
 @pytest.mark.parametrize(
     ("size", "families"),
     [
-        (2, ["llama-bias-tied", "qwen3", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2"]),
+        (2, ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2", "mixtral", "qwen3-moe"]),
         (4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2"]),
     ],
 )

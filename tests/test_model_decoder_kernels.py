@@ -28,6 +28,8 @@ from tercet.triton_kernels.sample import sample
         ("gemma2", False),
         ("gemma3", True),
         ("olmo2", False),
+        ("mixtral", False),
+        ("qwen3-moe", True),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from checkpoints import checkpoint
 from loaded_weights import load
 from tercet.model.checkpoint import read_config
+from tercet.model.shard import ExpertWeights, MlpWeights
 
 
 @pytest.mark.parametrize("family", ["llama-bias-tied", "qwen2", "qwen3", "llama-mha-head-dim"])
@@ -24,21 +25,21 @@ def test_whole_model(family: str) -> None:
         qkv = [f"self_attn.{name}_proj" for name in "qkv"]
         gate_up = ["mlp.gate_proj", "mlp.up_proj"]
         assert torch.equal(layer.qkv_ND, torch.cat([part[f"{name}.weight"] for name in qkv]))
-        assert torch.equal(layer.gate_up_2FD, torch.cat([part[f"{name}.weight"] for name in gate_up]))
+        assert torch.equal(layer.mlp.gate_up_2FD, torch.cat([part[f"{name}.weight"] for name in gate_up]))
         assert torch.equal(layer.o_DQ, part["self_attn.o_proj.weight"])
-        assert torch.equal(layer.down_DF, part["mlp.down_proj.weight"])
+        assert torch.equal(layer.mlp.down_DF, part["mlp.down_proj.weight"])
         assert torch.equal(layer.input_norm_D, part["input_layernorm.weight"])
         assert torch.equal(layer.post_norm_D, part["post_attention_layernorm.weight"])
         if family in ("llama-bias-tied", "qwen2"):
             assert layer.qkv_bias_N is not None
             assert torch.equal(layer.qkv_bias_N, torch.cat([part[f"{name}.bias"] for name in qkv]))
         if family == "llama-bias-tied":
-            assert layer.gate_up_bias_2F is not None
+            assert layer.mlp.gate_up_bias_2F is not None
             assert layer.o_bias_D is not None
-            assert layer.down_bias_D is not None
-            assert torch.equal(layer.gate_up_bias_2F, torch.cat([part[f"{name}.bias"] for name in gate_up]))
+            assert layer.mlp.down_bias_D is not None
+            assert torch.equal(layer.mlp.gate_up_bias_2F, torch.cat([part[f"{name}.bias"] for name in gate_up]))
             assert torch.equal(layer.o_bias_D, part["self_attn.o_proj.bias"])
-            assert torch.equal(layer.down_bias_D, part["mlp.down_proj.bias"])
+            assert torch.equal(layer.mlp.down_bias_D, part["mlp.down_proj.bias"])
         if family == "qwen3":
             assert layer.q_norm_H is not None
             assert layer.k_norm_H is not None
@@ -84,9 +85,9 @@ def test_ranks_together_are_the_whole(family: str, size: int) -> None:
     for index, layer in enumerate(whole.layers):
         parts = [rank.layers[index] for rank in ranks]
         assert torch.equal(torch.cat([part.o_DQ for part in parts], 1), layer.o_DQ)
-        assert torch.equal(torch.cat([part.down_DF for part in parts], 1), layer.down_DF)
-        gate, up = zip(*[part.gate_up_2FD.chunk(2) for part in parts], strict=True)
-        assert torch.equal(torch.cat([*gate, *up]), layer.gate_up_2FD)
+        assert torch.equal(torch.cat([part.mlp.down_DF for part in parts], 1), layer.mlp.down_DF)
+        gate, up = zip(*[part.mlp.gate_up_2FD.chunk(2) for part in parts], strict=True)
+        assert torch.equal(torch.cat([*gate, *up]), layer.mlp.gate_up_2FD)
         mine, keys = queries // size, max(config.head_dim, kv // size)
         q, k, v = zip(*[part.qkv_ND.split([mine, keys, keys]) for part in parts], strict=True)
         copies = size // len(range(0, kv, keys))
@@ -103,7 +104,31 @@ def test_stacked_tensors_are_those_of_the_file() -> None:
     raw, weights = load_file(path / "model.safetensors"), load(path)
     for index, layer in enumerate(weights.layers):
         assert torch.equal(layer.qkv_ND, raw[f"model.layers.{index}.self_attn.qkv_proj.weight"])
-        assert torch.equal(layer.gate_up_2FD, raw[f"model.layers.{index}.mlp.gate_up_proj.weight"])
+        assert torch.equal(layer.mlp.gate_up_2FD, raw[f"model.layers.{index}.mlp.gate_up_proj.weight"])
+
+
+@pytest.mark.parametrize(
+    ("family", "block", "names"),
+    [("qwen3-moe", "mlp", ("gate_proj", "up_proj", "down_proj")), ("mixtral", "block_sparse_moe", ("w1", "w3", "w2"))],
+)
+def test_every_rank_has_a_part_of_each_expert(family: str, block: str, names: tuple[str, str, str]) -> None:
+    path = checkpoint(family)
+    raw, ranks = load_file(path / "model.safetensors"), [load(path, rank, 2) for rank in range(2)]
+    for index in (0, 2):
+        prefix = f"model.layers.{index}.{block}"
+        parts = [rank.layers[index].mlp for rank in ranks]
+        for part in parts:
+            assert isinstance(part, ExpertWeights)
+            assert torch.equal(part.router_ED, raw[f"{prefix}.gate.weight"])
+        for expert in range(len(raw[f"{prefix}.gate.weight"])):
+            gate, up, down = (raw[f"{prefix}.experts.{expert}.{name}.weight"] for name in names)
+            assert torch.equal(torch.cat([part.gate_up_E2FD[expert, 0::2] for part in parts]), gate)
+            assert torch.equal(torch.cat([part.gate_up_E2FD[expert, 1::2] for part in parts]), up)
+            assert torch.equal(torch.cat([part.down_EDF[expert] for part in parts], 1), down)
+    if family == "qwen3-moe":
+        dense = ranks[1].layers[1].mlp
+        assert isinstance(dense, MlpWeights)
+        assert torch.equal(dense.down_DF, raw["model.layers.1.mlp.down_proj.weight"][:, 48:])
 
 
 def test_gate_and_up_rows_in_turns() -> None:
@@ -111,12 +136,12 @@ def test_gate_and_up_rows_in_turns() -> None:
     for rank in range(2):
         plain, fused = load(path, rank, 2), load(path, rank, 2, fused=True)
         assert fused.interleaved
-        gate, up = plain.layers[1].gate_up_2FD.chunk(2)
-        assert torch.equal(fused.layers[1].gate_up_2FD, torch.stack((gate, up), 1).flatten(0, 1))
+        gate, up = plain.layers[1].mlp.gate_up_2FD.chunk(2)
+        assert torch.equal(fused.layers[1].mlp.gate_up_2FD, torch.stack((gate, up), 1).flatten(0, 1))
 
 
 def test_biased_gate_and_up_stay_apart() -> None:
     path = checkpoint("llama-bias-tied")
     plain, fused = load(path), load(path, fused=True)
     assert not fused.interleaved
-    assert torch.equal(plain.layers[1].gate_up_2FD, fused.layers[1].gate_up_2FD)
+    assert torch.equal(plain.layers[1].mlp.gate_up_2FD, fused.layers[1].mlp.gate_up_2FD)

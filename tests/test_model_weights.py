@@ -2,7 +2,9 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from loaded_weights import CPU, load
 from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
-from tercet.model.shard import Weights
+from tercet.model.shard import ExpertWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.weights import load_weights, reordered_for_cpu
 from weight_sizes import num_in_matrices
 
@@ -34,7 +36,7 @@ def test_sharded_files_hold_the_same(tmp_path: Path) -> None:
     assert torch.equal(single.embedding_VD, sharded.embedding_VD)
     for ours, theirs in zip(single.layers, sharded.layers, strict=True):
         assert torch.equal(ours.qkv_ND, theirs.qkv_ND)
-        assert torch.equal(ours.down_DF, theirs.down_DF)
+        assert torch.equal(ours.o_DQ, theirs.o_DQ)
     victim = sorted(tmp_path.glob("*.safetensors"))[1]
     victim.unlink()
     with pytest.raises(ValueError, match=f"files that are not there: {victim.name}"):
@@ -113,9 +115,19 @@ def test_truncated_file(keep: int, tmp_path: Path) -> None:
         load(path)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_weights_come_piece_by_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = checkpoint("qwen2")
+def matrices_of(part: LayerWeights | MlpWeights | ExpertWeights) -> Iterator[Tensor]:
+    """And vectors: all that is there."""
+    for field in fields(part):
+        match getattr(part, field.name):
+            case Tensor() as tensor:
+                yield tensor
+            case MlpWeights() | ExpertWeights() as block:
+                yield from matrices_of(block)
+
+
+@pytest.mark.parametrize(("family", "size"), [("qwen2", 1), ("qwen2", 2), ("qwen3-moe", 2)])
+def test_weights_come_piece_by_piece(family: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = checkpoint(family)
     for fused in (False, True):
         at_once = [load(path, rank, size, fused=fused) for rank in range(size)]
         for num_bytes in (1, 1000):  # row by row, and some rows at a time
@@ -126,8 +138,8 @@ def test_weights_come_piece_by_piece(size: int, monkeypatch: pytest.MonkeyPatch)
                     assert torch.equal(pieces.embedding_VD, whole.embedding_VD)
                     assert torch.equal(pieces.lm_head_VD, whole.lm_head_VD)
                     for got, wanted in zip(pieces.layers, whole.layers, strict=True):
-                        pairs = [(getattr(got, field.name), getattr(wanted, field.name)) for field in fields(got)]
-                        assert all(torch.equal(*pair) for pair in pairs if pair[1] is not None)
+                        pairs = zip(matrices_of(got), matrices_of(wanted), strict=True)
+                        assert all(torch.equal(*pair) for pair in pairs)
 
 
 def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
@@ -164,11 +176,11 @@ def test_quantized_tensors_are_refused(tmp_path: Path) -> None:
 def test_reordering_for_the_cpu_holds_no_matrix_twice(family: str) -> None:
     weights, kept = load(checkpoint(family)), load(checkpoint(family))
     reordered = reordered_for_cpu(weights)
-    matrices = ["qkv_ND", "o_DQ", "gate_up_2FD", "down_DF"]
+    matrices = [attrgetter(name) for name in ("qkv_ND", "o_DQ", "mlp.gate_up_2FD", "mlp.down_DF")]
     for before, after, plain in zip(weights.layers, reordered.layers, kept.layers, strict=True):
-        for name in matrices:
-            assert getattr(before, name).untyped_storage().nbytes() == 0
-            assert torch.equal(getattr(after, name).to_dense(), getattr(plain, name))
+        for matrix in matrices:
+            assert matrix(before).untyped_storage().nbytes() == 0
+            assert torch.equal(matrix(after).to_dense(), matrix(plain))
         assert torch.equal(after.input_norm_D, plain.input_norm_D)
     tied = weights.lm_head_VD is weights.embedding_VD
     assert (weights.lm_head_VD.untyped_storage().nbytes() > 0) == tied

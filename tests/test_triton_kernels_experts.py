@@ -1,4 +1,4 @@
-"""Experts from their choice to their sum against float64 and plain PyTorch: in the interpreter, on a GPU, by references.
+"""Experts, from their choice to their sum, against float64: in the interpreter, on a GPU, by references.
 
 Nothing is where no pair is: tables and rows begin as what must not be read.
 """

@@ -8,7 +8,6 @@ Shape suffixes: T tokens, E experts, K experts of a token, B blocks of pairs, Q 
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -80,9 +80,9 @@ def route_reference(
     """The same in PyTorch."""
     shares_TE = logits_TE.float().softmax(1)
     weights_TE, experts_TE = shares_TE.sort(dim=1, descending=True, stable=True)
-    weights_TK, experts_TK = weights_TE[:, :num_experts], experts_TE[:, :num_experts].int()
+    weights_TK, experts_TK = weights_TE[:, :num_experts], experts_TE[:, :num_experts].int().contiguous()
     if normed:
         weights_TK = weights_TK / weights_TK.sum(1, keepdim=True)
     if rows is not None:
         experts_TK[int(rows) :] = logits_TE.shape[1]
-    return experts_TK, weights_TK.to(logits_TE.dtype)
+    return experts_TK, weights_TK.contiguous().to(logits_TE.dtype)

@@ -3,7 +3,6 @@
 Shape suffixes: T tokens, K experts of a token, P pairs of both (T * K), D hidden size.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -1,0 +1,29 @@
+"""A layer's block of many MLPs, of which each token goes through a few: which ones, and the sum of what they make.
+
+Every rank holds a part of each expert's inner size, as it does of a single MLP's, and routes all tokens by itself: the
+same product of the same numbers on each, so all route alike. Knows no stream, no layer.
+
+Shape suffixes: T tokens, D hidden size, E experts, K experts of a token, P pairs of both, F inner size of an expert on
+this rank, 2F gate and up rows in turns.
+"""
+
+from torch import Tensor
+
+from tercet.model.config import Experts
+from tercet.model.linear import linear
+from tercet.model.shard import ExpertWeights
+from tercet.triton_kernels.expert_work import deal_out
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.route import route
+from tercet.triton_kernels.sum_experts import sum_experts
+
+
+def go_through_experts(
+    x_TD: Tensor, rows: Tensor | None, *, weights: ExpertWeights, experts: Experts, deterministic: bool
+) -> Tensor:
+    """What its experts make of each token, this rank's part: [T, D]. `rows`: see `linear.py`."""
+    logits_TE = linear(x_TD, weights.router_ED, None, deterministic=deterministic, rows=rows)
+    chosen_TK, counts_TK = route(logits_TE, experts.each, normed=experts.normed, rows=rows)
+    work = deal_out(chosen_TK, experts.count, expert_tile(chosen_TK.numel(), experts.count))
+    gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each)
+    return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows)
