@@ -63,12 +63,24 @@ def _llama(hidden: int, intermediate: int, layers: int, head_dim: int, *, tied: 
     }
 
 
+def _experts(dense: dict[str, Any], **experts: int | bool) -> dict[str, Any]:
+    """The same with many MLPs in each layer."""
+    return {**dense, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **experts}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
     "qwen3-8b": _qwen3(4096, 12288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64),
+    "qwen3-30b-a3b": _experts(
+        {**_qwen3(2048, 6144, 48, 32), "num_key_value_heads": 4},
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
 }

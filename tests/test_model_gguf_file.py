@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from checkpoints import checkpoint
+from loaded_weights import tensors_of
 from tercet.model import gguf_file
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.gguf_file import GgufCheckpoint
@@ -100,7 +101,7 @@ def load(path: Path, rank: int = 0, size: int = 1) -> Weights:
 
 
 def all_tensors(weights: Weights) -> list[Tensor]:
-    layers = [tensor for layer in weights.layers for tensor in vars(layer).values() if tensor is not None]
+    layers = [tensor for layer in weights.layers for tensor in tensors_of(layer)]
     return [weights.embedding_VD, weights.final_norm_D, weights.lm_head_VD, *layers]
 
 

@@ -2,8 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
-from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 
@@ -14,11 +12,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from checkpoints import checkpoint
-from loaded_weights import CPU, load
+from loaded_weights import CPU, load, tensors_of
 from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
-from tercet.model.shard import ExpertWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.shard import Weights
 from tercet.model.weights import load_weights, reordered_for_cpu
 from weight_sizes import num_in_matrices
 
@@ -115,16 +113,6 @@ def test_truncated_file(keep: int, tmp_path: Path) -> None:
         load(path)
 
 
-def matrices_of(part: LayerWeights | MlpWeights | ExpertWeights) -> Iterator[Tensor]:
-    """And vectors: all that is there."""
-    for field in fields(part):
-        match getattr(part, field.name):
-            case Tensor() as tensor:
-                yield tensor
-            case MlpWeights() | ExpertWeights() as block:
-                yield from matrices_of(block)
-
-
 @pytest.mark.parametrize(("family", "size"), [("qwen2", 1), ("qwen2", 2), ("qwen3-moe", 2)])
 def test_weights_come_piece_by_piece(family: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     path = checkpoint(family)
@@ -138,7 +126,7 @@ def test_weights_come_piece_by_piece(family: str, size: int, monkeypatch: pytest
                     assert torch.equal(pieces.embedding_VD, whole.embedding_VD)
                     assert torch.equal(pieces.lm_head_VD, whole.lm_head_VD)
                     for got, wanted in zip(pieces.layers, whole.layers, strict=True):
-                        pairs = zip(matrices_of(got), matrices_of(wanted), strict=True)
+                        pairs = zip(tensors_of(got), tensors_of(wanted), strict=True)
                         assert all(torch.equal(*pair) for pair in pairs)
 
 
