@@ -1,4 +1,4 @@
-"""The dense decoder on one rank: embedding, layers, final norm, logits.
+"""The decoder on one rank: embedding, layers, final norm, logits.
 
 One class serves every family: what sets them apart is in the ModelConfig and in which weights are there.
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
+from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out, deal_out_reference, most_tiles
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
@@ -146,6 +147,29 @@ def test_bad_input(run: Callable[[], object], message: str) -> None:
 def _multiply(w: Tensor) -> Tensor:
     work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
     return matmul_experts_silu_and_mul(torch.zeros(2, 6), w, work, 1)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
+    """Every size of tiles, few pairs and many; each waits for the kernel ahead of it."""
+
+    def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    rows, names = meta(1, dtype=torch.int32), set()
+    for tokens, tile in ((1, 16), (256, 32), (512, 64), (2048, 128)):
+        with compiling_for(capability) as kernels:
+            experts, weights = route(meta(tokens, 128), 8, normed=True, rows=rows)
+            assert expert_tile(tokens * 8, 128) == tile
+            work = deal_out(experts, 128, tile)
+            gated = matmul_experts_silu_and_mul(meta(tokens, 2048), meta(128, 1536, 2048), work, 8)
+            sum_experts(matmul_experts(gated, meta(128, 2048, 768), work), weights, rows)
+        for kernel in kernels:
+            assert kernel.asm["cubin"]
+            assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
+        names |= {kernel.name for kernel in kernels}
+    assert len(names) == 5
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter's own tests")

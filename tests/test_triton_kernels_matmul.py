@@ -137,6 +137,7 @@ def bad_calls() -> Iterator[tuple[str, object]]:
     yield "residual: got shape", lambda: matmul_add(x, w, torch.randn(3, 5))
     yield "residual: got strides", lambda: matmul_add(x, w, torch.randn(6, 3).T)
     yield "w: got 5 rows", lambda: matmul_silu_and_mul(x, torch.randn(5, 8))
+    yield "norm: got torch.float64", lambda: rms_norm_matmul(x, torch.randn(x.shape[1]).double(), EPS, w)
     yield "norm: got shape", lambda: rms_norm_matmul(x, torch.randn(7), EPS, w)
 
 

@@ -82,6 +82,8 @@ def test_embedding(place: Place, width: int, vocab_start: int) -> None:
 def test_norms(place: Place, shape: tuple[int, ...]) -> None:
     x, residual, weight = place.random(*shape) * 3, place.random(*shape), place.random(shape[-1])
     place.check_rounded(rms_norm(x, weight, EPS), normed(x, weight))
+    shifted = 1 + weight.float() / 7  # which 16 bits cannot hold
+    place.check_rounded(rms_norm(x, shifted, EPS), normed(x, shifted))
     before = residual.double()
     got = add_rms_norm(x, residual, weight, EPS)
     place.check_rounded(residual, before + x.double())
@@ -91,8 +93,8 @@ def test_norms(place: Place, shape: tuple[int, ...]) -> None:
         assert add_normed(x, residual, weight, EPS) is residual
         place.check_rounded(residual, before + normed(x, weight))
         before, following = residual.double(), place.random(shape[-1])
-        got = add_normed_rms_norm(x, residual, weight, following, EPS)
-        place.check_rounded(residual, before + normed(x, weight))
+        got = add_normed_rms_norm(x, residual, shifted, following, EPS)
+        place.check_rounded(residual, before + normed(x, shifted))
         place.check_rounded(got, normed(residual, following))
 
 
@@ -200,7 +202,7 @@ def test_prologue(
     qkv = place.random(count, (heads + 2 * kv_heads) * dim)
     cells, positions = cells_of(place, count, num_pages), torch.randint(0, 900, (count,)).tolist()
     angles, table = rotary_angles(900, rotary_dim, place.device)
-    norms = (place.random(dim), place.random(dim)) if with_norms else (None, None)
+    norms = (place.random(dim), 1 + place.random(dim).float() / 7) if with_norms else (None, None)
     q, k, v = qkv.clone().view(count, -1, dim).split([heads, kv_heads, kv_heads], 1)
     got = attention_prologue(
         qkv, place.ints(positions), place.ints(cells, torch.int64), table, *norms, EPS, *caches, heads

@@ -140,13 +140,13 @@ def add_rms_norm_reference(x_TD: Tensor, residual_TD: Tensor, weight_D: Tensor, 
 
 
 def check_norm(x_TD: Tensor, weight_D: Tensor) -> None:
-    """Rows to be normed and what they are scaled by, or raise."""
+    """Rows to be normed and what they are scaled by, in their type or in fp32, or raise."""
     check_dtype("x", x_TD, *FLOATS)
     check_contiguous("x", x_TD)
     if x_TD.ndim < 1 or not 0 < x_TD.shape[-1] <= _MAX_D:
         raise ValueError(f"x: got shape {list(x_TD.shape)}, wanted a last dimension of 1 to {_MAX_D}")
     check_shape("weight", weight_D, x_TD.shape[-1])
-    check_same("weight", weight_D, x_TD)
+    check_same("weight", weight_D, x_TD, torch.float32)
 
 
 def row_warps(D: int) -> int:

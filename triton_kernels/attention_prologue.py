@@ -210,7 +210,7 @@ def check_heads(
     for name, norm in (("q_norm_weight", q_norm_weight_D), ("k_norm_weight", k_norm_weight_D)):
         if norm is not None:
             check_shape(name, norm, k_cache.shape[3])
-            check_same(name, norm, x_TN)
+            check_same(name, norm, x_TN, torch.float32)
 
 
 def attention_prologue_reference(

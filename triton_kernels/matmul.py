@@ -174,11 +174,12 @@ def norming_config(
 ) -> MatmulConfig | None:  # fmt: skip
     """The kernel that norms its own rows, or None: then the norm runs first, on its own.
 
-    Deterministic mode always norms on its own: a fused norm sums in another order.
+    Deterministic mode always norms on its own: a fused norm sums in another order. So do weights of a norm in fp32,
+    which few models have.
     """
     check_shape("norm", norm_K, x_MK.shape[1])
-    check_same("norm", norm_K, x_MK)
-    if deterministic or not x_MK.numel() or not use_kernels(x_MK):
+    check_same("norm", norm_K, x_MK, torch.float32)
+    if deterministic or not x_MK.numel() or not use_kernels(x_MK) or norm_K.dtype != x_MK.dtype:
         return None
     config = _choose(op, x_MK, w_NK, deterministic)
     return config if config.kernel in _NORMING else None

@@ -1,0 +1,89 @@
+"""What sets families of models apart, on a GPU: transformers' tokens in fp32, the same bits in bf16, Triton alone."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from msgspec import structs
+
+from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint, random_prompts, reference_greedy
+from launched_kernels import foreign_kernels, launched_kernels
+from plan_driver import GREEDY as GREEDY_STEPS
+from plan_driver import Job, run_jobs
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+from tercet.model.checkpoint import open_model
+from tercet.model.decoder import Decoder
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.parallel import Group
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
+from tercet.model.weights import load_weights
+from whole_engine import GREEDY, generate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+FAMILIES = ["phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "mixtral", "qwen3-moe"]
+MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
+LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
+
+
+def larger(family: str, folder: Path) -> Path:
+    """With as many rows, columns and experts as make kernels of several blocks run."""
+    experts = {
+        "mixtral": {"num_local_experts": 8},
+        "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
+    }.get(family, {})
+    heads = {} if family in ("phi3", "granite", "olmo2") else {"head_dim": 128}
+    return make_checkpoint(family, folder, **MANY, **heads, **experts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp32_greedy_is_transformers(family: str) -> None:
+    prompts = random_prompts(22, 3, 90, seed=7)
+    answers = reference_greedy(checkpoint(family), prompts, 24)
+    assert len(set(map(tuple, answers))) == len(answers)
+    params = structs.replace(GREEDY, max_tokens=24)
+    with LLM(str(checkpoint(family)), dtype="float32", device="cuda", **LIMITS) as llm:
+        assert generate(llm, prompts, params) == answers
+        assert generate(llm, prompts, params) == answers  # with prefix hits
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_request_has_its_tokens_whatever_else_runs(family: str, tmp_path: Path) -> None:
+    """Batch-invariant in bf16: alone, among others, in chunks."""
+    rng = random.Random(3)
+    prompts = [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, 400))] for _ in range(40)]
+    params = [SamplingParams(temperature=(0, 1)[i % 2], seed=i, max_tokens=24, ignore_eos=True) for i in range(40)]
+    options = {**LIMITS, "dtype": "bfloat16", "deterministic": True, "device": "cuda", "max_num_seqs": 40}
+    model = str(larger(family, tmp_path))
+    with LLM(model, enable_prefix_caching=False, **options) as llm:
+        alone = [generate(llm, [prompt], [param])[0] for prompt, param in zip(prompts[:10], params[:10], strict=True)]
+        assert len(set(map(tuple, alone))) == len(alone)
+        assert generate(llm, prompts, params)[:10] == alone
+    with LLM(model, **{**options, "max_num_batched_tokens": 64}) as llm:
+        assert generate(llm, prompts, params)[:10] == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_only_triton_runs(family: str, tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    config, tensors = open_model(larger(family, tmp_path))
+    config = replace(config, dtype=torch.bfloat16)
+    weights = load_weights(tensors, config, rank=0, size=1, dtype=torch.bfloat16, device=device, interleaved=True)
+    decoder = Decoder(config, weights, Group.single(device), 1024)
+    settings = RunnerSettings(max_num_seqs=9, max_model_len=1024, max_num_batched_tokens=512, enforce_eager=True)
+    cache = make_kv_cache(config, 100, 64, torch.bfloat16, device, 1)
+    runner = Runner(decoder, cache, settings)
+    rng = random.Random(5)
+    sampling = [structs.replace(GREEDY_STEPS, temperature=float(i % 2), max_tokens=9) for i in range(8)]
+    batch = [Job([rng.randrange(3, VOCAB_SIZE) for _ in range(50 * i + 1)], one) for i, one in enumerate(sampling)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run_jobs(runner, batch, max_seqs=8, page_size=64, seed=1, budget=300)
+        torch.cuda.synchronize()
+    assert all(len(job.output) == 9 for job in batch)
+    names = launched_kernels(profiler)
+    assert any(name.endswith("_prepare_kernel") for name in names)
+    assert foreign_kernels(names) == []
