@@ -57,13 +57,13 @@ def test_numbers_that_are_none_have_some_expert(place: Place) -> None:
 
 def same_work(got: ExpertWork, wanted: ExpertWork) -> None:
     assert torch.equal(got.experts_N.cpu(), wanted.experts_N)
-    used = int((wanted.experts_N >= 0).sum()) * wanted.tile
-    assert torch.equal(got.pairs_Q[:used].cpu(), wanted.pairs_Q[:used])
+    used = wanted.experts_N >= 0
+    assert torch.equal(got.pairs_Q.cpu().view(-1, got.tile)[used], wanted.pairs_Q.view(-1, wanted.tile)[used])
 
 
 @pytest.mark.parametrize("tile", [16, 64])
 @pytest.mark.parametrize(
-    ("tokens", "num_experts", "each"), [(1, 8, 2), (3, 128, 8), (40, 5, 3), (300, 60, 4), (700, 16, 4)]
+    ("tokens", "num_experts", "each"), [(1, 8, 2), (3, 128, 8), (6, 128, 8), (40, 5, 3), (300, 60, 4), (700, 16, 4)]
 )
 def test_pairs_are_dealt_out(place: Place, tokens: int, num_experts: int, each: int, tile: int) -> None:
     some = torch.randint(0, num_experts + 1, (tokens, each)).int()  # with experts that nobody is
@@ -77,9 +77,10 @@ def test_pairs_are_dealt_out(place: Place, tokens: int, num_experts: int, each: 
         (expert, pair)
         for expert, pairs in zip(work.experts_N.tolist(), work.pairs_Q.view(-1, tile).tolist(), strict=True)
         for pair in pairs
-        if pair >= 0
+        if pair >= 0 and expert >= 0
     ]
-    assert dealt == sorted((expert, pair) for pair, expert in enumerate(flat) if expert < num_experts)
+    wanted = [(expert, pair) for pair, expert in enumerate(flat) if expert < num_experts]
+    assert dealt == (wanted if 4 * len(flat) <= num_experts else sorted(wanted))
 
 
 def exact_rows(x: Tensor, w: Tensor, experts: Tensor, per_row: int) -> Tensor:
@@ -169,7 +170,7 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             assert kernel.asm["cubin"]
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
         names |= {kernel.name for kernel in kernels}
-    assert len(names) == 5
+    assert len(names) == 6
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter's own tests")

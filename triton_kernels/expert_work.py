@@ -1,13 +1,16 @@
 """How a step's tokens are dealt out to their experts: pairs of a token and an expert, sorted by expert, in tiles.
 
 A pair's number is its place in `route`'s tables: token * K + which of the token's experts. Pairs of one expert come in
-the order of their tokens and begin with a tile of their own. Knows no weights; `matmul_experts.py` walks over tiles.
+the order of their tokens and begin with a tile of their own. Where there are few for so many experts, each pair has a
+tile: that takes no sorting, and hardly any two are of the same expert. Knows no weights; `matmul_experts.py` walks over
+tiles.
 
 Shape suffixes: T tokens, E experts, K experts of a token, B blocks of pairs, Q places in tiles, N tiles.
 """
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,7 +37,7 @@ class ExpertWork:
     pairs_Q: Tensor
     """int32, tile after tile; -1: nobody."""
     experts_N: Tensor
-    """Each tile's expert, int32; -1: an empty tile, as all behind it are."""
+    """Each tile's expert, int32; -1: an empty tile."""
     tile: int
     """Places of one tile."""
     num_experts: int
@@ -126,6 +129,20 @@ def _deal_kernel(
             places += tl.sum(has, 0)
 
 
+@triton.jit
+def _part_kernel(
+    experts_ptr, pairs_ptr, tile_experts_ptr, E: tl.constexpr, TILE: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Grid (pairs,): one program gives a pair a tile."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    pair = tl.program_id(0)
+    expert = tl.load(experts_ptr + pair)
+    tl.store(tile_experts_ptr + pair, tl.where((expert >= 0) & (expert < E), expert, -1))
+    places = tl.arange(0, TILE)
+    tl.store(pairs_ptr + pair * TILE + places, tl.where(places == 0, pair, -1))
+
+
 def deal_out(experts_TK: Tensor, num_experts: int, tile: int) -> ExpertWork:
     """Sort pairs by expert into tiles of `tile` places. `experts_TK` as from `route`. Graph-safe, without atomics."""
     check_indices("experts", experts_TK, experts_TK, None, None)
@@ -135,7 +152,11 @@ def deal_out(experts_TK: Tensor, num_experts: int, tile: int) -> ExpertWork:
         return deal_out_reference(experts_TK, num_experts, tile)
     pairs_Q = experts_TK.new_empty(num_tiles * tile)
     tile_experts_N = experts_TK.new_empty(num_tiles)
-    if num_pairs:
+    if num_tiles and _are_few(num_pairs, num_experts):
+        _part_kernel[(num_pairs,)](
+            experts_TK, pairs_Q, tile_experts_N, E=num_experts, TILE=tile, num_warps=1, **overlap_options(experts_TK)
+        )
+    elif num_pairs:
         counted = num_pairs > _FEW
         block = _BLOCK if counted else _BLOCK_OF_FEW
         num_blocks = cdiv(num_pairs, block)
@@ -157,12 +178,20 @@ def most_tiles(num_pairs: int, num_experts: int, tile: int) -> int:
     return min(num_pairs, num_pairs // tile + num_experts)
 
 
+def _are_few(num_pairs: int, num_experts: int) -> bool:
+    return 4 * num_pairs <= num_experts
+
+
 def deal_out_reference(experts_TK: Tensor, num_experts: int, tile: int) -> ExpertWork:
     """The same in PyTorch."""
     experts_P = experts_TK.flatten()
     num_tiles = most_tiles(len(experts_P), num_experts, tile)
     pairs_Q = experts_P.new_full((num_tiles * tile,), -1)
     tile_experts_N = experts_P.new_full((num_tiles,), -1)
+    if _are_few(len(experts_P), num_experts):
+        pairs_Q[::tile] = torch.arange(num_tiles, device=pairs_Q.device)
+        tile_experts_N = torch.where((experts_P >= 0) & (experts_P < num_experts), experts_P, tile_experts_N)
+        return ExpertWork(pairs_Q, tile_experts_N, tile, num_experts)
     used = 0
     for expert in range(num_experts):
         pairs = (experts_P == expert).nonzero().squeeze(1)
