@@ -80,6 +80,8 @@ class ModelConfig:
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())
     layer_ropes: tuple[Rope | None, ...] = field(default=())
+    fits_float16: bool = True
+    """Whether hidden states stay within what 16 bits with a long fraction can hold."""
     dtype: torch.dtype | None = None
     """The checkpoint's own type; None: its configuration names none, and nobody has looked at its weights."""
 

@@ -73,6 +73,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         activation="gelu" if is_gemma else "silu",
         norm_shift=1.0 if is_gemma else 0.0,
         input_norms=family != "olmo2",
+        fits_float16=not is_gemma,
         block_norms=is_gemma or family == "olmo2",
         rope=rope,
         max_position_embeddings=max_positions,

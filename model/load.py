@@ -76,10 +76,14 @@ def load_decoder(
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
     """`auto`: on a GPU the checkpoint's own type, or float32 where that is not known or not supported; on the CPU
-    float32."""
+    float32. No model gets a type that its numbers outgrow."""
     if wanted == "auto":
         own = config.dtype
+        if own is torch.float16 and not config.fits_float16:
+            own = torch.bfloat16
         return torch.float32 if device.type == "cpu" or own is None or own not in DTYPES.values() else own
     if wanted not in DTYPES:
         raise ValueError(f"dtype is {wanted!r}; supported: {', '.join(DTYPES)}")
+    if wanted == "float16" and not config.fits_float16:
+        raise ValueError(f"dtype is 'float16', which {config.family}'s hidden states outgrow; want bfloat16 or float32")
     return DTYPES[wanted]

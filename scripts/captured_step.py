@@ -40,8 +40,12 @@ _FAR = 1.05
 def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfig:
     """What one of `size` ranks computes of a model cut to its first layers, as a model."""
     config.check_tensor_parallel(size)
+    experts = config.experts
+    if experts is not None:
+        experts = replace(experts, intermediate_size=experts.intermediate_size // size)
     return replace(
         config,
+        experts=experts,
         num_layers=num_layers,
         num_heads=config.num_heads // size,
         num_kv_heads=config.kv_heads_per_rank(size),

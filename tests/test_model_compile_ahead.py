@@ -67,6 +67,17 @@ def test_parts_are_the_whole(tmp_path: Path) -> None:
     assert min(parts) > 0
 
 
+def test_a_layer_of_each_kind_stands_for_all() -> None:
+    few = module._few_layers(read_config(checkpoint("qwen3-moe")))  # experts, one MLP, experts
+    assert few.experts is not None
+    assert (few.num_layers, few.experts.layers) == (3, {0, 2})
+    few = module._few_layers(read_config(checkpoint("mixtral")))
+    assert few.experts is not None
+    assert (few.num_layers, few.layer_windows, few.experts.layers) == (2, (16, 16), {0, 1})
+    few = module._few_layers(read_config(checkpoint("gemma2")))
+    assert few.layer_windows == (12, 0, 12)
+
+
 def test_a_claim_stays_its_own(tmp_path: Path) -> None:
     """A kernel may be launched with numbers that make it another one, and nobody else compiles that."""
     first, second = Claims(tmp_path), Claims(tmp_path)

@@ -1,6 +1,7 @@
 """From a path to a decoder: settings that go with a model, and settings that do not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,10 @@ def test_auto_dtype() -> None:
     assert resolve_dtype("auto", config, CPU) == torch.float32
     assert resolve_dtype("bfloat16", config, CPU) == torch.bfloat16
     assert resolve_dtype("auto", config, torch.device("cuda")) == torch.float32  # the checkpoint's own
+    gemma = replace(read_config(checkpoint("gemma3")), dtype=torch.float16)
+    assert resolve_dtype("auto", gemma, torch.device("cuda")) == torch.bfloat16
+    with pytest.raises(ValueError, match="which gemma3_text's hidden states outgrow; want bfloat16 or float32"):
+        resolve_dtype("float16", gemma, CPU)
     with pytest.raises(ValueError, match="dtype is 'int8'; supported: bfloat16, float16, float32"):
         resolve_dtype("int8", config, CPU)
 
@@ -83,6 +88,7 @@ def test_too_long_and_too_many() -> None:
 
 _BILLIONS = {
     "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.2, "qwen3-32b": 32.8,
+    "qwen3-30b-a3b": 30.5,
     "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0,
 }  # fmt: skip
 

@@ -19,7 +19,7 @@ from tercet.triton_kernels.decode_pair import (
     store_part,
     store_whole,
 )
-from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 _SPLIT_WORDS = gl.constexpr(4)  # as in fixed_splits.py
 

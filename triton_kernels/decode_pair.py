@@ -20,7 +20,7 @@ from tercet.triton_kernels.decode_cells import (
     load_values,
     numbers_of_half,
 )
-from tercet.triton_kernels.overlap_gluon import wait_for_previous
+from tercet.triton_kernels.overlap import wait_for_previous
 
 
 @gluon.constexpr_function

@@ -17,7 +17,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from tercet.triton_kernels.overlap_gluon import let_next_start
+from tercet.triton_kernels.overlap import let_next_start
 
 _ADD = gl.constexpr(1)
 _GATE = gl.constexpr(2)

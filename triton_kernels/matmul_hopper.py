@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 _ADD = gl.constexpr(1)
 _GATE = gl.constexpr(2)

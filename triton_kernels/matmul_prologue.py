@@ -20,7 +20,7 @@ from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul import matmul_reference
 from tercet.triton_kernels.matmul_hopper import load_stages, make_ring, multiply_stages, tile_of
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.overlap_gluon import let_next_start, wait_for_previous
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
 _HEAD_DIM = 128

@@ -53,8 +53,8 @@ def choose_matmul_sample(
     """The same for a product that ends in a draw: logits have the bits that `matmul` gives them.
 
     All kernels of the plain order give the same, so the table may have another for "matmul_sample", for a bucket and no
-    other. "apart": the draw reads logits from memory. Gluon has no noise: its tiles are taken by the kernel next
-    to it, or their logits are read from memory.
+    other. "apart": the draw reads logits from memory. The kernel in Gluon does not draw: its tiles are taken by the
+    kernel next to it, or their logits are read from memory.
     """
     plain = choose_matmul("matmul", num_rows, N, K, dtype, deterministic, device)
     tuned = _tuned(gpu_name(device), "matmul_sample", N, K, dtype, deterministic)
