@@ -127,10 +127,16 @@ def _from_gguf(path: Path) -> TextCodec:
     )
 
 
+def _ends_of_config(config: dict[str, Any]) -> Any:
+    """What ends an answer, by the whole model or, where it is silent, by its part that speaks."""
+    said, part = config.get("eos_token_id"), config.get("text_config")
+    return part.get("eos_token_id") if said is None and isinstance(part, dict) else said
+
+
 def _from_folder(folder: Path) -> TextCodec:
     generation = _read_json(folder / "generation_config.json")
     said = generation.get("eos_token_id")
-    ends = _ids(_read_json(folder / "config.json").get("eos_token_id") if said is None else said)
+    ends = _ids(_ends_of_config(_read_json(folder / "config.json")) if said is None else said)
     try:
         defaults = msgspec.convert(generation, GenerationDefaults)
     except msgspec.ValidationError as error:

@@ -8,6 +8,7 @@ from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING
+from tercet.model.text_part import TextPart, has_text_part, text_part_of
 from tercet.model.weights import Checkpoint
 
 
@@ -15,7 +16,8 @@ def read_config(path: Path) -> ModelConfig:
     """The ModelConfig of a model folder or a .gguf file; ValueError names what is wrong or not supported."""
     if path.suffix == ".gguf":
         return GgufCheckpoint(path).config
-    return parse_config(read_config_json(path))
+    raw = read_config_json(path)
+    return parse_config(text_part_of(raw) if has_text_part(raw) else raw)
 
 
 def open_model(path: Path, *, pinned: bool = False) -> tuple[ModelConfig, Checkpoint]:
@@ -26,7 +28,8 @@ def open_model(path: Path, *, pinned: bool = False) -> tuple[ModelConfig, Checkp
     if path.suffix == ".gguf":
         file = GgufCheckpoint(path)
         return file.config, file
-    config, tensors = read_config(path), SafetensorsCheckpoint(path, pinned=pinned)
+    config, whole = read_config(path), SafetensorsCheckpoint(path, pinned=pinned)
+    tensors = TextPart(whole) if has_text_part(read_config_json(path)) else whole
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
     return config, tensors

@@ -1,4 +1,4 @@
-"""What fields of a config.json mean for each family: defaults, what is read, and what is refused by name.
+"""What fields of a config.json mean for each family: what is read, and what is refused by name.
 
 A field that would change the result and is not supported is refused, so that no model ever runs wrong without a word.
 Fields that transformers does not read for a family either are named in the log.
@@ -10,107 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 log = logging.getLogger(__name__)
-
-FAMILIES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Phi3ForCausalLM": "phi3",
-    "SmolLM3ForCausalLM": "smollm3",
-    "GraniteForCausalLM": "granite",
-    "Olmo2ForCausalLM": "olmo2",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3_text",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-}
-# What transformers assumes where config.json is silent.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {"max_position_embeddings": 2048, "vocab_size": 32000},
-    "mistral": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 32000,
-        "num_key_value_heads": 8,
-        "sliding_window": 4096,
-    },
-    "qwen2": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-    "qwen3": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-    "phi3": {
-        "max_position_embeddings": 4096,
-        "original_max_position_embeddings": 4096,
-        "vocab_size": 32064,
-        "rms_norm_eps": 1e-5,
-    },
-    "smollm3": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 128256,
-        "num_key_value_heads": 4,
-        "rope_theta": 2_000_000.0,
-        "tie_word_embeddings": True,
-        "no_rope_layer_interval": 4,
-    },
-    "granite": {"max_position_embeddings": 2048, "vocab_size": 32000, "attention_multiplier": 1.0},
-    "olmo2": {"max_position_embeddings": 2048, "vocab_size": 50304, "rms_norm_eps": 1e-5},
-    "gemma2": {
-        "max_position_embeddings": 8192,
-        "vocab_size": 256000,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": 4096,
-        "query_pre_attn_scalar": 256,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "tie_word_embeddings": True,
-    },
-    "gemma3_text": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 262208,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "query_pre_attn_scalar": 256,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        "tie_word_embeddings": True,
-    },
-    "mixtral": {
-        "max_position_embeddings": 131072,
-        "vocab_size": 32000,
-        "num_key_value_heads": 8,
-        "rope_theta": 1_000_000.0,
-        "rms_norm_eps": 1e-5,
-        "num_experts_per_tok": 2,
-    },
-    "qwen3_moe": {
-        "max_position_embeddings": 32768,
-        "vocab_size": 151936,
-        "num_key_value_heads": 4,
-        "sliding_window": 4096,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": 768,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-}
-_TELLING_NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
-"""Where null is a choice and not silence: no window, as many as attention heads, no cap."""
 
 # Fields that change the result in models near ours, with the values that leave it alone.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -254,11 +153,6 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "qwen3_moe": {"mlp_bias": (None, False)},
 }
-
-
-def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """The fields that say something, and what transformers assumes for those that are not there."""
-    return {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k in _TELLING_NULLS}}
 
 
 def check_fields(config: Mapping[str, Any], family: str) -> None:

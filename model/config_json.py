@@ -12,9 +12,11 @@ from typing import Any
 import torch
 
 from tercet.model.config import DTYPES, ModelConfig
+from tercet.model.config_defaults import FAMILIES, with_defaults
 from tercet.model.config_experts import experts
-from tercet.model.config_fields import FAMILIES, check_fields, flag, number, positive, with_defaults
+from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
+from tercet.model.text_part import WHOLES
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
@@ -93,7 +95,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _family(raw: Mapping[str, Any]) -> str:
     architectures = raw.get("architectures")
-    supported = ", ".join(FAMILIES)
+    supported = ", ".join((*FAMILIES, *WHOLES))
     if not isinstance(architectures, list) or len(architectures) != 1 or str(architectures[0]) not in FAMILIES:
         raise ValueError(f"config.json: architectures is {architectures!r}; supported: one of {supported}")
     family = FAMILIES[architectures[0]]

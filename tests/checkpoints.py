@@ -37,7 +37,7 @@ from transformers import (
 VOCAB_SIZE = 419
 """Prime: no number of ranks divides it."""
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -169,15 +169,15 @@ def checkpoint(family: str) -> Path:
 def make_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
     """Write a checkpoint into `folder`; `overrides` go into its config.json."""
     kind, settings = FAMILIES[family]
-    config = kind(**{**_SHAPE, **settings, **overrides})
+    config = kind(**{**SHAPE, **settings, **overrides})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    _randomize(model, torch.Generator().manual_seed(seed))
+    randomize(model, torch.Generator().manual_seed(seed))
     model.save_pretrained(folder)
     tokenizer(config.vocab_size).save_pretrained(folder)
     return folder
 
 
-def _randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
+def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:

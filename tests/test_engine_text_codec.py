@@ -99,6 +99,8 @@ def test_beginnings_as_transformers_makes_them(tmp_path: Path, settings: dict[st
         ({"eos_token_id": 0}, {"eos_token_id": 9}, (0, 256)),
         ({"eos_token_id": None}, {"eos_token_id": 0}, (0, 256)),
         ({}, {"eos_token_id": [9, 256]}, (9, 256)),
+        ({}, {"text_config": {"eos_token_id": [9, 7]}}, (9, 7, 256)),
+        ({}, {"eos_token_id": 5, "text_config": {"eos_token_id": 9}}, (5, 256)),
         ({}, {}, (256,)),
     ],
 )

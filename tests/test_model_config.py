@@ -12,7 +12,7 @@ from transformers import AutoConfig
 import checkpoints
 from checkpoints import FAMILIES, checkpoint, reference_model
 from llama_fields import LLAMA
-from tercet.model.config_fields import FAMILIES as ARCHITECTURES
+from tercet.model.config_defaults import FAMILIES as ARCHITECTURES
 from tercet.model.config_json import parse_config, read_config_json
 from weight_sizes import num_in_matrices
 

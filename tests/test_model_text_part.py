@@ -1,0 +1,106 @@
+"""The language model of checkpoints that can also see: transformers' logits, both kinds of names, clear refusals."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Config
+
+from checkpoints import FAMILIES, SHAPE, random_prompts, randomize
+from loaded_weights import load, tensors_of
+from paged_sequences import Sequences, make_decoder
+from tercet.model.checkpoint import open_model, read_config
+
+_EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_IMAGE = {"image_size": 28, "patch_size": 14}
+_KINDS: dict[str, tuple[Any, str, dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (Gemma3Config, "gemma3", {}, {"mm_tokens_per_image": 1}),
+    "mistral3": (Mistral3Config, "mistral", {"model_type": "pixtral", "head_dim": 16}, {"tie_word_embeddings": False}),
+}
+
+
+@pytest.fixture(scope="module", params=_KINDS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder as from the hub, and what transformers makes of it."""
+    kind, family, eyes, more = _KINDS[request.param]
+    text_kind, settings = FAMILIES[family]
+    alike = {"final_logit_softcapping": None} if family == "gemma3" else {"tie_word_embeddings": False}
+    text = text_kind(**{**SHAPE, **settings, **alike})
+    config = kind(text_config=text.to_dict(), vision_config={**_EYES, **_IMAGE, **eyes}, **more)
+    whole = AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
+    randomize(whole, torch.Generator().manual_seed(3))
+    folder = tmp_path_factory.mktemp(request.param)
+    whole.save_pretrained(folder)
+    return folder, whole
+
+
+def test_logits_are_those_of_the_whole(model: tuple[Path, Any], caplog: pytest.LogCaptureFixture) -> None:
+    folder, whole = model
+    (ids,) = random_prompts(1, 40, 40, seed=9)
+    with torch.inference_mode():
+        wanted_TV = whole(input_ids=torch.tensor([ids])).logits[0]
+    with caplog.at_level(logging.WARNING):
+        run = Sequences(make_decoder(folder), 1)
+    assert "only the language model is served" in caplog.text
+    got = [run.step({}, {0: ids[:-3]})[0], *(run.step({0: token}, {})[0] for token in ids[-3:])]
+    wanted = wanted_TV[-4:]
+    torch.testing.assert_close(torch.stack(got), wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
+
+
+def test_both_kinds_of_names(model: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = model
+    tensors = load_file(folder / "model.safetensors")
+    inside = ("language_model.model.", "vision_tower.", "multi_modal_projector.")
+    renamed = {
+        "model." + name.replace("language_model.model.", "language_model.")
+        if name.startswith(inside)
+        else name.removeprefix("language_model."): tensor
+        for name, tensor in tensors.items()
+    }
+    assert not set(renamed) & set(tensors)
+    save_file(renamed, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    one, other = load(folder), load(tmp_path)
+    assert torch.equal(one.lm_head_VD, other.lm_head_VD)
+    for ours, theirs in zip(one.layers, other.layers, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(tensors_of(ours), tensors_of(theirs), strict=True))
+
+
+def test_the_type_of_all_is_that_of_the_embedding(model: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = model
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["dtype"], raw["text_config"]["dtype"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    halves = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(halves, tmp_path / "model.safetensors")
+    assert read_config(tmp_path).dtype is None
+    assert open_model(tmp_path)[0].dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gemma2"}, "model_type is 'gemma2'"),
+        ({"text_config": None}, "text_config is None"),
+        ({"text_config": {"model_type": "llama"}}, "wants one of model_type"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is"),
+        ({"text_config": {"final_logit_softcapping": 30.0}}, "final_logit_softcapping is 30.0; supported for"),
+    ],
+)
+def test_refusals(model: tuple[Path, Any], changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    raw = json.loads((model[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **changes}))
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path)
+
+
+def test_other_tensors_are_not_passed_over(model: tuple[Path, Any], tmp_path: Path) -> None:
+    tensors = load_file(model[0] / "model.safetensors")
+    save_file({**tensors, "audio_tower.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((model[0] / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"tensors not part of this model: audio_tower\.weight"):
+        load(tmp_path)
