@@ -38,7 +38,7 @@ def test_phases_then_one_ready_line_then_service(tmp_path: Path, capfd: pytest.C
     (account,) = [line for line in said.splitlines() if line.startswith("start ")]
     assert account.startswith(f"start {seconds.strip().removesuffix('s')} s: ")
     assert ", imports " in account
-    assert "pages of 64 tokens" in said
+    assert "pages of 64 tokens in float32" in said
     assert "Traceback" not in said
     assert not (tmp_path / "door").exists()
 
