@@ -14,6 +14,7 @@ from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestRefuse
 _TOO_LONG = ("prompt_too_long", "too_long_for_context", "too_long_for_cache")
 _FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of) |(structured) ")
 _PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
+_PART_OF_CONTENT = re.compile(r"\.content\[\d*\.*\]")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
 
@@ -114,6 +115,8 @@ def from_decoding(error: msgspec.DecodeError) -> ApiError:
     field = _UNKNOWN_FIELD.search(message) or _MISSING_FIELD.search(message)
     param = ".".join(part for part in (where, field[1] if field else "") if part) or None
     if isinstance(error, msgspec.ValidationError):
+        if _PART_OF_CONTENT.search(where):
+            message += '; want {"type": "text", "text": …}: images and sounds are not served'
         return ApiError(400, f"the request cannot be read: {message}", param=param, code="invalid_request")
     return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")
 

@@ -150,6 +150,24 @@ async def test_turns_as_an_evaluation_harness_marks_them(engine: TokenizerProces
         await client.chat.completions.create(model="tiny", messages=[{**TURN[0], "type": "image"}])  # type: ignore[list-item]
 
 
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:,"}}, "type"),
+        ({"image_url": {"url": "data:,"}, "type": "image_url"}, "image_url"),
+        ({"type": "text"}, "text"),
+    ],
+)
+async def test_what_is_no_text_is_refused_with_what_is_wanted(
+    client: AsyncOpenAI, part: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match="images and sounds are not served") as refused:
+        turn: Any = {"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}
+        await client.chat.completions.create(model="tiny", messages=[turn])
+    assert refused.value.param == f"messages[0].content[1].{param}"
+    assert '; want {"type": "text", "text": …}' in str(refused.value.body)
+
+
 @pytest.mark.parametrize("mark", [{"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}, None])
 async def test_marks_of_what_is_to_be_cached_say_nothing(
     engine: TokenizerProcess, client: AsyncOpenAI, mark: dict[str, str] | None
