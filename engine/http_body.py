@@ -31,7 +31,7 @@ async def read_body(request: Request, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:
-        raise from_decoding(error) from None
+        raise from_decoding(error, kind) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body cannot be read: {error}", code="invalid_json") from None
 

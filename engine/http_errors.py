@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 from starlette.responses import Response
 
+from tercet.engine.choices import choices
 from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 
@@ -107,8 +108,8 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
     return ApiError(400, param + message.removeprefix(field), param=param, code=code)
 
 
-def from_decoding(error: msgspec.DecodeError) -> ApiError:
-    """The body was no JSON, or not of the wanted shape: name the field."""
+def from_decoding(error: msgspec.DecodeError, kind: type) -> ApiError:
+    """The body was no JSON, or not of the wanted shape: name the field, and what it may be if that is one of a few."""
     message = str(error)
     path = _PATH.search(message)
     where = path[1] if path else ""
@@ -117,6 +118,8 @@ def from_decoding(error: msgspec.DecodeError) -> ApiError:
     if isinstance(error, msgspec.ValidationError):
         if _PART_OF_CONTENT.search(where):
             message += '; want {"type": "text", "text": …}: images and sounds are not served'
+        elif message.startswith("Invalid enum value"):
+            message += f"; want {', '.join(map(repr, choices(kind, where)))}"
         return ApiError(400, f"the request cannot be read: {message}", param=param, code="invalid_request")
     return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")
 
