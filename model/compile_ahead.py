@@ -149,12 +149,10 @@ def launch_all(steps: Steps, rank: int) -> None:
 
 def _few_layers(config: ModelConfig) -> ModelConfig:
     """The same model with one layer of each kind, and the last: kernels are the same for all rotary tables."""
-    experts = config.experts
-    sparse = frozenset[int]() if experts is None else experts.layers
-    *others, last = ((window, layer in sparse) for layer, window in enumerate(config.layer_windows))
+    *others, last = ((window, config.experts_of(layer)) for layer, window in enumerate(config.layer_windows))
     few = (*dict.fromkeys(others), last)
+    experts = config.experts
     if experts is not None:
-        layers = frozenset(layer for layer, (_, is_sparse) in enumerate(few) if is_sparse)
-        experts = replace(experts, layers=layers)
+        experts = replace(experts, layers=frozenset(layer for layer, (_, many) in enumerate(few) if many))
     windows = tuple(window for window, _ in few)
     return replace(config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts)

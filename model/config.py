@@ -102,6 +102,10 @@ class ModelConfig:
             if rope is not None:
                 self._check_rope(rope)
 
+    def experts_of(self, layer: int) -> Experts | None:
+        """What a layer has in place of one MLP, if it has."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
+
     @property
     def gates_in_product(self) -> bool:
         """Whether the product of gate and up can end with the gate, if their rows are in turns."""

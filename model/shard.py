@@ -111,7 +111,7 @@ class ShardBuilder:
         config, hidden = self.config, self.config.hidden_size
         prefix = f"model.layers.{index}."
         attention = f"{prefix}self_attn."
-        many = config.experts if config.experts is not None and index in config.experts.layers else None
+        many = config.experts_of(index)
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"

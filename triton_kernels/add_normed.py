@@ -23,11 +23,14 @@ def _normed(x, weight, eps, D: tl.constexpr):
 
 
 @triton.jit
-def _add_normed_kernel(
+def _add_row(
     x_ptr, residual_ptr, weight_ptr, rows_ptr, eps,
     D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (T,): one program norms one row and adds it to the residual's."""
+    """Norm the program's row and add it to the residual's; the sum, its places, and which of them there are.
+
+    Rounded before any norm behind it, as in `_add_rms_norm_kernel`.
+    """
     columns = tl.arange(0, BLOCK_D)
     places = tl.program_id(0).to(tl.int64) * D + columns
     mask = columns < D
@@ -38,8 +41,18 @@ def _add_normed_kernel(
         mask &= tl.program_id(0) < tl.load(rows_ptr)
     x = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
     residual = tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
-    total = residual + _normed(x, weight, eps, D)
-    tl.store(residual_ptr + places, total.to(residual_ptr.dtype.element_ty), mask=mask)
+    total = (residual + _normed(x, weight, eps, D)).to(residual_ptr.dtype.element_ty)
+    tl.store(residual_ptr + places, total, mask=mask)
+    return total, places, mask
+
+
+@triton.jit
+def _add_normed_kernel(
+    x_ptr, residual_ptr, weight_ptr, rows_ptr, eps,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T,): one program norms one row and adds it to the residual's."""
+    _add_row(x_ptr, residual_ptr, weight_ptr, rows_ptr, eps, D, BLOCK_D, HAS_ROWS, PDL)
 
 
 @triton.jit
@@ -49,19 +62,8 @@ def _add_normed_rms_norm_kernel(
 ):  # fmt: skip
     """Grid (T,): one program norms one row, adds it to the residual's and norms the rounded sum."""
     columns = tl.arange(0, BLOCK_D)
-    places = tl.program_id(0).to(tl.int64) * D + columns
-    mask = columns < D
-    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    next_weight = tl.load(next_weight_ptr + columns, mask=mask, other=0.0).to(tl.float32)
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    if HAS_ROWS:
-        mask &= tl.program_id(0) < tl.load(rows_ptr)
-    x = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
-    residual = tl.load(residual_ptr + places, mask=mask, other=0.0).to(tl.float32)
-    # Rounded before the norm, as in `_add_rms_norm_kernel`.
-    total = (residual + _normed(x, weight, eps, D)).to(residual_ptr.dtype.element_ty)
-    tl.store(residual_ptr + places, total, mask=mask)
+    next_weight = tl.load(next_weight_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+    total, places, mask = _add_row(x_ptr, residual_ptr, weight_ptr, rows_ptr, eps, D, BLOCK_D, HAS_ROWS, PDL)
     y = _normed(total.to(tl.float32), next_weight, eps, D)
     tl.store(out_ptr + places, y.to(out_ptr.dtype.element_ty), mask=mask)
 

@@ -3,11 +3,14 @@
 Shape suffixes: T tokens, V vocabulary rows of this rank, D hidden size.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
@@ -35,15 +38,7 @@ def embedding(ids_T: Tensor, weight_VD: Tensor, vocab_start: int = 0) -> Tensor:
     check_embedding(ids_T, weight_VD)
     if not use_kernels(ids_T):
         return embedding_reference(ids_T, weight_VD, vocab_start)
-    T, D = ids_T.shape[0], weight_VD.shape[1]
-    out_TD = torch.empty(T, D, dtype=weight_VD.dtype, device=ids_T.device)
-    if T:
-        block = next_power_of_2(D)
-        num_warps = min(max(block // 512, 1), 8)
-        _embedding_kernel[(T,)](
-            ids_T, weight_VD, out_TD, vocab_start, weight_VD.shape[0], D=D, BLOCK_D=block, num_warps=num_warps
-        )
-    return out_TD
+    return launch_embedding(_embedding_kernel, ids_T, weight_VD, vocab_start)
 
 
 def check_embedding(ids_T: Tensor, weight_VD: Tensor) -> None:
@@ -55,6 +50,21 @@ def check_embedding(ids_T: Tensor, weight_VD: Tensor) -> None:
     check_dtype("weight", weight_VD, *FLOATS)
     check_contiguous("weight", weight_VD)
     check_device("weight", weight_VD, ids_T)
+
+
+def launch_embedding(
+    kernel: JITFunction[Any], ids_T: Tensor, weight_VD: Tensor, vocab_start: int, *factor: float
+) -> Tensor:
+    """The rows that a kernel of this grid makes: [T, D]. Without overlap: who plans ahead of it relies on that."""
+    T, D = ids_T.shape[0], weight_VD.shape[1]
+    out_TD = torch.empty(T, D, dtype=weight_VD.dtype, device=ids_T.device)
+    if T:
+        block = next_power_of_2(D)
+        num_warps = min(max(block // 512, 1), 8)
+        kernel[(T,)](
+            ids_T, weight_VD, out_TD, vocab_start, weight_VD.shape[0], *factor, D=D, BLOCK_D=block, num_warps=num_warps
+        )
+    return out_TD
 
 
 def embedding_reference(ids_T: Tensor, weight_VD: Tensor, vocab_start: int = 0) -> Tensor:

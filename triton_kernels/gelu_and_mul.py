@@ -11,10 +11,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.silu_and_mul import check_gate_up
-from tercet.triton_kernels.tiles import cdiv
-
-_BLOCK_F = 1024
+from tercet.triton_kernels.silu_and_mul import check_gate_up, launch_gate
 
 
 @triton.jit
@@ -39,14 +36,7 @@ def gelu_and_mul(x_T2F: Tensor) -> Tensor:
     check_gate_up(x_T2F)
     if not use_kernels(x_T2F):
         return gelu_and_mul_reference(*x_T2F.chunk(2, dim=1))
-    T, num_columns = x_T2F.shape[0], x_T2F.shape[1] // 2
-    out_TF = torch.empty(T, num_columns, dtype=x_T2F.dtype, device=x_T2F.device)
-    if T and num_columns:
-        grid = (T, cdiv(num_columns, _BLOCK_F))
-        _gelu_and_mul_kernel[grid](
-            x_T2F, out_TF, F=num_columns, BLOCK_F=_BLOCK_F, num_warps=4, **overlap_options(x_T2F)
-        )
-    return out_TF
+    return launch_gate(_gelu_and_mul_kernel, x_T2F, **overlap_options(x_T2F))
 
 
 def gelu_and_mul_reference(gate_TF: Tensor, up_TF: Tensor) -> Tensor:

@@ -5,14 +5,12 @@ A kernel of its own: the table itself stays as it is, since it may be the head's
 Shape suffixes: T tokens, V vocabulary rows of this rank, D hidden size.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.embedding import check_embedding, embedding_reference
-from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.embedding import check_embedding, embedding_reference, launch_embedding
 
 
 @triton.jit(do_not_specialize=["vocab_start", "num_rows"], do_not_specialize_on_alignment=["vocab_start", "num_rows"])
@@ -33,15 +31,7 @@ def scaled_embedding(ids_T: Tensor, weight_VD: Tensor, vocab_start: int, factor:
     check_embedding(ids_T, weight_VD)
     if not use_kernels(ids_T):
         return scaled_embedding_reference(ids_T, weight_VD, vocab_start, factor)
-    T, D = ids_T.shape[0], weight_VD.shape[1]
-    out_TD = torch.empty(T, D, dtype=weight_VD.dtype, device=ids_T.device)
-    if T:
-        block = next_power_of_2(D)
-        num_warps = min(max(block // 512, 1), 8)
-        _scaled_embedding_kernel[(T,)](
-            ids_T, weight_VD, out_TD, vocab_start, weight_VD.shape[0], factor, D=D, BLOCK_D=block, num_warps=num_warps
-        )
-    return out_TD
+    return launch_embedding(_scaled_embedding_kernel, ids_T, weight_VD, vocab_start, factor)
 
 
 def scaled_embedding_reference(ids_T: Tensor, weight_VD: Tensor, vocab_start: int, factor: float) -> Tensor:

@@ -3,11 +3,14 @@
 Shape suffixes: T tokens, F intermediate size; 2F gate columns then up columns.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.jit import JITFunction
 
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype
 from tercet.triton_kernels.dispatch import use_kernels
@@ -34,12 +37,7 @@ def silu_and_mul(x_T2F: Tensor) -> Tensor:
     check_gate_up(x_T2F)
     if not use_kernels(x_T2F):
         return silu_and_mul_reference(*x_T2F.chunk(2, dim=1))
-    T, num_columns = x_T2F.shape[0], x_T2F.shape[1] // 2
-    out_TF = torch.empty(T, num_columns, dtype=x_T2F.dtype, device=x_T2F.device)
-    if T and num_columns:
-        grid = (T, cdiv(num_columns, _BLOCK_F))
-        _silu_and_mul_kernel[grid](x_T2F, out_TF, F=num_columns, BLOCK_F=_BLOCK_F, num_warps=4)
-    return out_TF
+    return launch_gate(_silu_and_mul_kernel, x_T2F)
 
 
 def check_gate_up(x_T2F: Tensor) -> None:
@@ -48,6 +46,16 @@ def check_gate_up(x_T2F: Tensor) -> None:
     if x_T2F.ndim != 2 or x_T2F.shape[1] % 2:
         raise ValueError(f"x: got shape {list(x_T2F.shape)}, wanted [*, an even number]")
     check_contiguous("x", x_T2F)
+
+
+def launch_gate(kernel: JITFunction[Any], x_T2F: Tensor, **options: bool) -> Tensor:
+    """What a kernel of this grid makes of gate and up columns: [T, F]. `options`: how it overlaps."""
+    T, num_columns = x_T2F.shape[0], x_T2F.shape[1] // 2
+    out_TF = torch.empty(T, num_columns, dtype=x_T2F.dtype, device=x_T2F.device)
+    if T and num_columns:
+        grid = (T, cdiv(num_columns, _BLOCK_F))
+        kernel[grid](x_T2F, out_TF, F=num_columns, BLOCK_F=_BLOCK_F, num_warps=4, **options)
+    return out_TF
 
 
 def silu_and_mul_reference(gate_TF: Tensor, up_TF: Tensor) -> Tensor:
