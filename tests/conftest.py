@@ -49,6 +49,8 @@ class _Share:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell's background ignores interrupts, in Python too and in all that it starts; half of `make test` runs there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if (folder := config.getoption("--share")) is not None:
         config.pluginmanager.register(_Share(folder))
 
@@ -91,11 +93,3 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     yield context
     context.destroy(linger=0)
-
-
-@pytest.fixture
-def heeds_interrupts() -> Iterator[None]:
-    """Python does not where it was started in the background of a shell."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

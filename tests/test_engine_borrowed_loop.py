@@ -95,7 +95,6 @@ def test_callbacks_wait_for_the_next_turn(loop: BorrowedLoop) -> None:
     assert said == [8]
 
 
-@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("beside", [False, True])
 def test_an_interrupt_cancels_the_work(loop: BorrowedLoop, beside: bool) -> None:
     cancelled = threading.Event()

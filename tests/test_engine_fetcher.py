@@ -46,7 +46,6 @@ def slow_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pid
 
 
-@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize(
     ("command", "end"),
     [

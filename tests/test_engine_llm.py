@@ -148,7 +148,6 @@ def test_threads_generate_at_once(llm: LLM) -> None:
     assert ids_of(several) == alone
 
 
-@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_from_the_keyboard_cancels_all(llm: LLM) -> None:
     alone = ids_of(llm.generate([[5, 6]], SHORT, use_tqdm=False))
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
@@ -226,7 +225,6 @@ async def test_closed_within_a_running_loop(ids_only_model: Path) -> None:
     LLM(str(ids_only_model), load_format="null").close()
 
 
-@pytest.mark.usefixtures("heeds_interrupts")
 @pytest.mark.parametrize("moment", ["__aenter__", "__aexit__"])
 def test_interrupted_while_it_opens_or_closes(
     ids_only_model: Path, moment: str, monkeypatch: pytest.MonkeyPatch

@@ -76,7 +76,6 @@ class Terminal:
     def __init__(self) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
             os.execv(sys.executable, CHAT)
         self.seen = ""
 
