@@ -5,24 +5,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
+from tercet.model.expanded_checkpoint import ExpandedCheckpoint
 from tercet.model.gguf_file import GgufCheckpoint
+from tercet.model.quantization import quantization_of, without_quantization
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING
 from tercet.model.text_part import TextPart, has_text_part, text_part_of
 from tercet.model.weights import Checkpoint
+
+_CPU = torch.device("cpu")
 
 
 def read_config(path: Path) -> ModelConfig:
     """The ModelConfig of a model folder or a .gguf file; ValueError names what is wrong or not supported."""
     if path.suffix == ".gguf":
         return GgufCheckpoint(path).config
-    return _config_of(read_config_json(path))
+    raw = read_config_json(path)
+    quantization_of(raw)  # refuses what is not supported
+    return _config_of(raw)
 
 
-def open_model(path: Path, *, pinned: bool = False) -> tuple[ModelConfig, Checkpoint]:
-    """ModelConfig and tensors of a model folder or a .gguf file. `pinned`: they are to go to a GPU.
+def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Checkpoint]:
+    """ModelConfig and tensors of a model folder or a .gguf file, to go to this device.
 
     Where config.json names no type, the checkpoint's own is its embedding's.
     """
@@ -30,12 +38,16 @@ def open_model(path: Path, *, pinned: bool = False) -> tuple[ModelConfig, Checkp
         file = GgufCheckpoint(path)
         return file.config, file
     raw = read_config_json(path)
-    config, whole = _config_of(raw), SafetensorsCheckpoint(path, pinned=pinned)
+    config, quantization = _config_of(raw), quantization_of(raw)
+    whole = SafetensorsCheckpoint(path, pinned=device.type == "cuda")
+    if quantization is None:
+        whole.check_plain()
     tensors = TextPart(whole) if has_text_part(raw) else whole
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
-    return config, tensors
+    return config, tensors if quantization is None else ExpandedCheckpoint(tensors, quantization, device)
 
 
 def _config_of(raw: Mapping[str, Any]) -> ModelConfig:
-    return parse_config(text_part_of(raw) if has_text_part(raw) else raw)
+    plain = without_quantization(raw)
+    return parse_config(text_part_of(plain) if has_text_part(plain) else plain)

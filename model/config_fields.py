@@ -15,8 +15,6 @@ log = logging.getLogger(__name__)
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": (None, "silu", "swish"),
-    "quantization_config": (None,),
-    "compression_config": (None,),
     "per_layer_config": (None, {}),
     "attn_logit_softcapping": (None, 0, 0.0),
     "final_logit_softcapping": (None, 0, 0.0),

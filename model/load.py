@@ -38,7 +38,7 @@ def open_for(
     config.json is needed). ValueError names what is wrong with the model, or with the settings for this model."""
     tensors: Checkpoint
     if dummy_seed is None:
-        config, tensors = open_model(path, pinned=device.type == "cuda")
+        config, tensors = open_model(path, device)
         torch_dtype = resolve_dtype(dtype, config, device)
     else:
         config = read_config(path)

@@ -19,7 +19,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""Types of numbers that stand for themselves."""
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+}
 _PIECE_BYTES = 8 * 2**20
 """Of one read, unless a row is longer."""
 
@@ -51,6 +62,16 @@ class SafetensorsCheckpoint:
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: place.shape for name, place in self._places.items()}
+
+    def check_plain(self) -> None:
+        """ValueError names a tensor whose numbers stand for others."""
+        for name, place in self._places.items():
+            if place.dtype not in PLAIN:
+                kind = next(kind for kind, dtype in _DTYPES.items() if dtype is place.dtype)
+                raise ValueError(
+                    f"{place.path}: tensor {name} is of type {kind}, as quantized weights are; config.json has no "
+                    f"quantization_config that says how"
+                )
 
     def dtype_of(self, name: str) -> torch.dtype | None:
         """The type that a tensor is stored in; None if there is no such tensor."""
@@ -94,10 +115,7 @@ class SafetensorsCheckpoint:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             if entry["dtype"] not in _DTYPES:
-                raise ValueError(
-                    f"{path}: tensor {name} is of type {entry['dtype']}; supported: {', '.join(_DTYPES)} "
-                    f"(quantized checkpoints are not)"
-                )
+                raise ValueError(f"{path}: tensor {name} is of type {entry['dtype']}; supported: {', '.join(_DTYPES)}")
             if name in self._places:
                 raise ValueError(f"{path}: tensor {name} is also in another file of this folder")
             offset = 8 + header_bytes + entry["data_offsets"][0]

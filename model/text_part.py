@@ -36,9 +36,6 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     text = raw.get("text_config")
     if not isinstance(text, Mapping) or text.get("model_type", text_type) != text_type:
         raise ValueError(f"config.json: text_config is {text!r}; {architecture} wants one of model_type {text_type!r}")
-    for name in ("quantization_config", "compression_config"):
-        if raw.get(name) is not None:
-            raise ValueError(f"config.json: {name} is {raw[name]!r}, which would change the result; supported: none")
     if text.get("final_logit_softcapping") is not None:  # transformers caps those of the language model alone
         raise ValueError(
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "

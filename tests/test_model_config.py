@@ -147,7 +147,6 @@ def test_refuses_multipliers_that_are_none(name: str, value: object) -> None:
         ("architectures", ["LlamaForCausalLM", "LlamaForCausalLM"]),
         ("model_type", "qwen2"),
         ("hidden_act", "gelu"),
-        ("quantization_config", {"quant_method": "fp8"}),
         ("partial_rotary_factor", 0.5),
         ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", 50.0),

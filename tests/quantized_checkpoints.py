@@ -1,0 +1,160 @@
+"""Checkpoints whose matrices are quantized as others quantize them, beside what the stored numbers stand for.
+
+Written from the definitions of the formats, number by number, and not from our loader.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+Quantized = tuple[dict[str, Tensor], Tensor]
+"""Parts of a module, and the weight that they stand for."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """Of storing matrices: what config.json says of it, and how it is done."""
+
+    settings: dict[str, Any]
+    quantize: Callable[[Tensor, np.random.Generator], Quantized]
+
+
+def quantized(path: Path, way: Way, folder: Path, seed: int = 0) -> tuple[Path, Path]:
+    """The checkpoint with quantized matrices; and the plain one of the numbers that they stand for."""
+    rng = np.random.default_rng(seed)
+    stored, plain = (Path(shutil.copytree(path, folder / name)) for name in ("stored", "plain"))
+    parts: dict[str, Tensor] = {}
+    meant: dict[str, Tensor] = {}
+    for name, tensor in load_file(path / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            module = name.removesuffix("weight")
+            pieces, meant[name] = way.quantize(tensor.float(), rng)
+            parts |= {module + part: piece.contiguous() for part, piece in pieces.items()}
+        else:
+            parts[name] = meant[name] = tensor
+    save_file(parts, stored / "model.safetensors", {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in meant.items()}, plain / "model.safetensors", {"format": "pt"}
+    )
+    config = json.loads((stored / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps({**config, "quantization_config": way.settings}))
+    return stored, plain
+
+
+def fp8(rows: int, columns: int, scale: str = "weight_scale_inv", dtype: torch.dtype = torch.float32) -> Any:
+    """A scale for each block of so many rows and columns; 0: of all of them."""
+
+    def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
+        high, wide = rows or len(weight), columns or weight.shape[1]
+        meant, numbers = torch.empty_like(weight), torch.empty(weight.shape, dtype=torch.float8_e4m3fn)
+        scales = torch.empty(-(-weight.shape[0] // high), -(-weight.shape[1] // wide), dtype=dtype)
+        for i in range(scales.shape[0]):
+            for j in range(scales.shape[1]):
+                place = (slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide))
+                scales[i, j] = weight[place].abs().max() / 448
+                numbers[place] = (weight[place] / scales[i, j].float()).to(torch.float8_e4m3fn)
+                meant[place] = numbers[place].float() * scales[i, j].float()
+        one = scales.reshape(()) if scales.numel() == 1 and not rows else scales
+        return {"weight": numbers, scale: one, "input_scale": torch.ones(1)}, meant
+
+    return quantize
+
+
+def int8(group: int, asymmetric: bool) -> Any:
+    """Rows of groups of columns."""
+
+    def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
+        numbers, zeros, scales, meant = _rounded(weight, 8, group, asymmetric)
+        parts = {"weight": _signed(numbers, 8), "weight_scale": scales}
+        return parts | ({"weight_zero_point": _signed(zeros, 8)} if asymmetric else {}), meant
+
+    return quantize
+
+
+def packed(bits: int, group: int, asymmetric: bool, ordered: bool = False) -> Any:
+    """Of compressed-tensors. `ordered`: columns are of groups here and there."""
+
+    def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
+        order = rng.permutation(weight.shape[1]) if ordered else np.arange(weight.shape[1])
+        numbers, zeros, scales, meant = _rounded(weight[:, order], bits, group, asymmetric)
+        back = np.argsort(order)
+        parts = {
+            "weight_packed": _words(numbers[:, back], bits),
+            "weight_scale": scales,
+            "weight_shape": torch.tensor(weight.shape),
+        }
+        if asymmetric:
+            parts["weight_zero_point"] = _words(zeros.T, bits).T
+        if ordered:
+            parts["weight_g_idx"] = torch.from_numpy(back // (group or len(order))).to(torch.int32)
+        return parts, meant[:, back]
+
+    return quantize
+
+
+def gptq(bits: int, group: int, offset: int, ordered: bool = False) -> Any:
+    """`offset`: what the format's version takes off zeros."""
+
+    def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
+        order = rng.permutation(weight.shape[1]) if ordered else np.arange(weight.shape[1])
+        numbers, zeros, scales, meant = _rounded(weight[:, order], bits, group, True)
+        back = np.argsort(order)
+        parts = {
+            "qweight": _words(numbers[:, back], bits).T,
+            "qzeros": _words((zeros.T - offset) % 2**bits, bits),
+            "scales": scales.T,
+            "g_idx": torch.from_numpy(back // (group or len(order))).to(torch.int32),
+        }
+        return parts, meant[:, back]
+
+    return quantize
+
+
+def awq(group: int) -> Any:
+    """Eight neighbours lie in a word as 0, 2, 4, 6, 1, 3, 5, 7."""
+
+    def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
+        numbers, zeros, scales, meant = _rounded(weight, 4, group, True)
+        order = np.arange(len(weight)).reshape(-1, 8)[:, [0, 2, 4, 6, 1, 3, 5, 7]].reshape(-1)
+        parts = {"qweight": _words(numbers.T[:, order], 4), "qzeros": _words(zeros.T[:, order], 4), "scales": scales.T}
+        return parts, meant
+
+    return quantize
+
+
+def _rounded(weight: Tensor, bits: int, group: int, asymmetric: bool) -> tuple[Any, Any, Tensor, Tensor]:
+    """Numbers and zeros from 0 on, scales in fp16, and what they stand for."""
+    groups = weight.double().numpy().reshape(len(weight), -1, group or weight.shape[1])
+    low, high = groups.min(axis=2), groups.max(axis=2)
+    top = 2**bits - 1
+    if asymmetric:
+        scales = torch.from_numpy((high - low) / top).half()
+        zeros = np.clip(np.round(-low / scales.double().numpy()), 0, top).astype(np.int64)
+    else:
+        scales = torch.from_numpy(np.maximum(high, -low) / (top / 2)).half()
+        zeros = np.full(low.shape, 2 ** (bits - 1))
+    steps = scales.double().numpy()[..., None]
+    numbers = np.clip(np.round(groups / steps) + zeros[..., None], 0, top).astype(np.int64)
+    meant = torch.from_numpy((numbers - zeros[..., None]) * steps).float()
+    return numbers.reshape(weight.shape), zeros, scales, meant.reshape(weight.shape)
+
+
+def _signed(numbers: Any, bits: int) -> Tensor:
+    return torch.from_numpy(numbers - 2 ** (bits - 1)).to(torch.int8)
+
+
+def _words(numbers: Any, bits: int) -> Tensor:
+    """Rows of numbers as rows of words; the last one is filled up with zeros."""
+    each = 32 // bits
+    words = np.zeros((len(numbers), -(-numbers.shape[1] // each)), dtype=np.int64)
+    for column in range(numbers.shape[1]):
+        words[:, column // each] |= numbers[:, column] << (bits * (column % each))
+    return torch.from_numpy(words.astype(np.uint32).view(np.int32).reshape(words.shape))

@@ -1,0 +1,172 @@
+"""Quantized checkpoints: the numbers that are stored stand for the same in transformers and here."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from checkpoints import checkpoint, random_prompts, reference_greedy
+from loaded_weights import load, tensors_of
+from quantized_checkpoints import Way, awq, fp8, gptq, int8, packed, quantized
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+from tercet.model import quantized_matrices
+from tercet.model.quantization import quantization_of
+from whole_engine import ids_of
+
+FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+GPTQ: dict[str, Any] = {"quant_method": "gptq", "desc_act": True, "sym": False, "group_size": 32}
+AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    kind = "float" if form == "float-quantized" else "int"
+    group = {"targets": ["Linear"], "weights": {"type": kind, **weights}, "input_activations": None}
+    groups = {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+    return {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", **groups}
+
+
+WAYS = {
+    "fp8, blocks": Way({**FP8, "weight_block_size": [32, 16]}, fp8(32, 16)),
+    "fp8, blocks that do not fit": Way({**FP8, "weight_block_size": [40, 36]}, fp8(40, 36, dtype=torch.bfloat16)),
+    "fp8, one scale": Way({**FP8, "activation_scheme": "static"}, fp8(0, 0, "weight_scale")),
+    "fbgemm": Way({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, fp8(1, 0, "weight_scale")),
+    "float, rows": Way(compressed("float-quantized", num_bits=8, strategy="channel"), fp8(1, 0, "weight_scale")),
+    "float, blocks": Way(
+        compressed("float-quantized", num_bits=8, strategy="block", block_structure=[16, 32]),
+        fp8(16, 32, "weight_scale"),
+    ),
+    "int8, rows": Way(compressed("int-quantized", num_bits=8, strategy="channel"), int8(0, False)),
+    "int8, groups": Way(compressed("int-quantized", num_bits=8, strategy="group"), int8(16, True)),
+    "packed 4": Way(compressed("pack-quantized", num_bits=4, strategy="group"), packed(4, 32, False)),
+    "packed 4, zeros": Way(compressed("pack-quantized", num_bits=4, strategy="group"), packed(4, 16, True)),
+    "packed 4, order": Way(compressed("pack-quantized", num_bits=4), packed(4, 16, True, ordered=True)),
+    "packed 8": Way(compressed("pack-quantized", num_bits=8, strategy="channel"), packed(8, 0, False)),
+    "gptq 4": Way({**GPTQ, "bits": 4, "group_size": 32}, gptq(4, 32, 1)),
+    "gptq 4, order": Way({**GPTQ, "bits": 4, "group_size": 16}, gptq(4, 16, 1, ordered=True)),
+    "gptq 8, version 2": Way({**GPTQ, "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}, gptq(8, 0, 0)),
+    "gptq 2": Way({**GPTQ, "bits": 2, "group_size": 16}, gptq(2, 16, 1)),
+    "awq": Way({**AWQ, "group_size": 16}, awq(16)),
+    "awq, rows": Way({**AWQ, "group_size": -1}, awq(0)),
+}
+
+
+def all_tensors(path: Path, rank: int = 0, size: int = 1) -> list[Tensor]:
+    weights = load(path, rank, size)
+    return [weights.embedding_VD, *(tensor for layer in weights.layers for tensor in tensors_of(layer))]
+
+
+FAMILIES = dict.fromkeys(WAYS, "qwen3") | {"gptq 4": "llama-bias-tied", "fp8, blocks": "qwen3-moe", "awq": "gemma3"}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_are_what_they_stand_for(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every rank, and whatever the pieces in which they come."""
+    stored, plain = quantized(checkpoint(FAMILIES[way]), WAYS[way], tmp_path)
+    for rank, size, numbers in [(0, 1, 2**22), (0, 2, 300), (1, 2, 1000), (3, 4, 1)]:
+        monkeypatch.setattr(quantized_matrices, "_PIECE_NUMBERS", numbers)
+        for ours, meant in zip(all_tensors(stored, rank, size), all_tensors(plain, rank, size), strict=True):
+            torch.testing.assert_close(ours, meant, rtol=1e-6, atol=0)
+
+
+def test_an_engine_says_what_transformers_says(tmp_path: Path) -> None:
+    """A model whose matrices are stacked."""
+    way = Way(compressed("pack-quantized", num_bits=4, strategy="group"), packed(4, 8, True))
+    stored, plain = quantized(checkpoint("phi3"), way, tmp_path)
+    prompts = random_prompts(4, 5, 60)
+    with LLM(str(stored), device="cpu", kv_cache_memory=2**23) as llm:
+        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+    assert ids_of(outputs) == reference_greedy(plain, prompts, 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("int4", "quantization_config is 'int4'; want one object"),
+        ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; supported: 'fp8', 'fbgemm_fp8', "),
+        ({"bits": 4}, "quant_method is None; supported"),
+        ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\]; supported: two whole numbers over 0"),
+        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; supported: none, 'e4m3'"),
+        ({**GPTQ, "bits": 3}, "bits is 3; supported: 2, 4, 8"),
+        ({**GPTQ, "bits": 4, "group_size": None}, "group_size is None; supported: whole numbers from -1 on"),
+        (
+            {**GPTQ, "bits": 4, "group_size": 32, "dynamic": {"+:.*down.*": {"bits": 8}}},
+            "dynamic is .*; supported: none",
+        ),
+        ({**GPTQ, "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: none, 'gemm', 'GEMM'"),
+        ({**AWQ, "zero_point": False}, "zero_point is False; supported: True"),
+        (
+            compressed("nvfp4-pack-quantized", num_bits=4),
+            "format is 'nvfp4-pack-quantized'; supported: ",
+        ),
+        (compressed("pack-quantized", num_bits=3), r"group_0.weights.num_bits is 3; supported: 4, 8"),
+        ({**compressed("dense", num_bits=8), "quantization_status": "frozen"}, "quantization_status is 'frozen'"),
+        (
+            {**compressed("dense", num_bits=8), "sparsity_config": {"format": "sparse-24-bitmask"}},
+            "sparsity_config.format",
+        ),
+        ({**compressed("dense", num_bits=8), "transform_config": {"config_groups": {"a": 1}}}, "transform_config is"),
+    ],
+)
+def test_settings_that_are_refused(settings: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        quantization_of({"quantization_config": settings})
+
+
+O_PROJ = "model.layers.0.self_attn.o_proj."
+
+
+@pytest.mark.parametrize(
+    ("way", "changes", "message"),
+    [
+        ("fp8, blocks", {"weight_scale_inv": None}, r"o_proj.weight is float8_e4m3fn \[64, 64\]; want a weight_scale"),
+        (
+            "fp8, blocks",
+            {"weight_scale_inv": torch.ones(3, 4)},
+            r"scale_inv is float32 \[3, 4\]; want .* of 32 x 16",
+        ),
+        (
+            "int8, groups",
+            {"weight_zero_point": torch.ones(64, 1, dtype=torch.int8)},
+            r"scale's shape, \[64, 4\]",
+        ),
+        ("packed 4", {"weight_shape": None}, "weight_packed is .*; want weight_shape beside it"),
+        ("packed 4", {"weight_shape": torch.tensor([64, 40])}, "weight_packed is .* for 64 x 40 of them"),
+        ("packed 4", {"weight_packed": torch.zeros(64, 8, dtype=torch.uint8)}, "is of type U8; supported: "),
+        ("packed 4", {"weight_scale": torch.ones(64, 3)}, "weight_scale is .* want groups of which 64 columns"),
+        (
+            "packed 4, order",
+            {"weight_g_idx": torch.full((64,), 4, dtype=torch.int32)},
+            "want numbers of 4 groups",
+        ),
+        ("gptq 4", {"scales": None}, "qweight is .* want scales beside it"),
+        ("gptq 4", {"scales": torch.ones(3, 64)}, r"scales is .* want 2 groups of 64"),
+        ("gptq 4", {"qzeros": torch.ones(2, 9, dtype=torch.int32)}, r"qzeros is .* want 2 groups of 8 words"),
+        ("gptq 4", {"g_idx": torch.zeros(63, dtype=torch.int32)}, "g_idx is .* 64 columns"),
+        ("awq", {"qweight": torch.ones(64, 8)}, "qweight is float32 .* want words of type I32"),
+        ("awq", {"weight": torch.ones(64, 64, dtype=torch.int8)}, "o_proj.weight is int8"),
+        ("awq", {"surprise": torch.ones(1)}, "not part of this model: model.layers.0.self_attn.o_proj.surprise"),
+    ],
+)
+def test_tensors_that_do_not_fit(way: str, changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
+    stored, _ = quantized(checkpoint("llama"), WAYS[way], tmp_path)
+    file = stored / "model.safetensors"
+    changed = load_file(file) | {O_PROJ + part: tensor for part, tensor in changes.items()}
+    save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, file)
+    with pytest.raises(ValueError, match=message):
+        load(stored)
+
+
+def test_what_is_not_used_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A setting that nobody knows; scales of a cache; and those of activations, which are not quantized: no word."""
+    stored, _ = quantized(checkpoint("qwen3"), Way({**FP8, "surprise": 1}, fp8(0, 0, "weight_scale")), tmp_path)
+    file = stored / "model.safetensors"
+    save_file(load_file(file) | {"model.layers.0.self_attn.k_scale": torch.ones(1)}, file)
+    load(stored)
+    first, second = (record.message for record in caplog.records)
+    assert first == "config.json: fields of quantization_config that are not used: surprise"
+    assert second.endswith("its scales of keys and values are not used: an FP8 cache has none here")
