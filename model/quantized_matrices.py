@@ -164,7 +164,7 @@ class TransposedMatrix:
         scales_RG = stored.slice("scales", 1, start, stop).T.float()
         zeros_RG = self._across("qzeros", start, stop).T
         zeros_RG = (zeros_RG + self._settings.zero_offset) % 2**bits
-        packed = stored.slice("qweight", 1, start, stop).T if down else None
+        packed = stored.slice("qweight", 1, start, stop).T.contiguous() if down else None
         for first, last in _steps(start, stop, columns):
             piece = slice(first - start, last - start)
             numbers_RI = self._across("qweight", first, last).T if packed is None else _unpacked(packed[piece], bits)
@@ -180,10 +180,17 @@ class TransposedMatrix:
 
 
 def _expanded(numbers_RI: Tensor, zeros_RG: Tensor | None, scales_RG: Tensor, group_I: Tensor) -> Tensor:
-    group_I = group_I.to(scales_RG.device)
-    if zeros_RG is not None:
-        numbers_RI = numbers_RI - zeros_RG[:, group_I]
-    return numbers_RI * scales_RG[:, group_I]
+    size, left = divmod(numbers_RI.shape[1], scales_RG.shape[1])
+    if not left and torch.equal(group_I, torch.arange(len(group_I)) // size):  # as nearly always: to index takes longer
+        numbers = numbers_RI.unflatten(1, (-1, size))
+        scales = scales_RG[..., None]
+        zeros = None if zeros_RG is None else zeros_RG[..., None]
+    else:
+        group_I = group_I.to(numbers_RI.device)
+        numbers, scales = numbers_RI, scales_RG[:, group_I]
+        zeros = None if zeros_RG is None else zeros_RG[:, group_I]
+    expanded: Tensor = (numbers if zeros is None else numbers - zeros) * scales
+    return expanded.reshape(numbers_RI.shape)
 
 
 def _unpacked(words_NW: Tensor, bits: int, places: tuple[int, ...] | None = None) -> Tensor:
@@ -199,7 +206,7 @@ def _groups(stored: Stored, index: str | None, columns: int, groups: int, size: 
     """Of each column; a number that is of no group is refused."""
     if index is None:
         return torch.arange(columns) // (size or columns // groups)
-    group_I = stored.slice(index, 0, 0, columns).long()
+    group_I = stored.slice(index, 0, 0, columns).cpu().long()
     if not ((group_I >= 0) & (group_I < groups)).all():
         raise stored.wrong(index, f"numbers of {groups} groups")
     return group_I
