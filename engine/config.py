@@ -111,6 +111,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_choice("tool-call-parser", self.tool_call_parser, get_args(ToolCallParser))
         _check_choice("reasoning-parser", self.reasoning_parser, get_args(ReasoningParser))
         _check_choice("page-size", self.page_size, PAGE_SIZES)
+        self._check_types()
         for name in ("tensor_parallel_size", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)
         _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)  # kernels that plan a step compile for so many rows
@@ -141,6 +142,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.listen_key is not None:
             check_key(self.listen_key)
         check_http(self.http, self.api_key)
+
+    def _check_types(self) -> None:
+        """Of values that no parser of flags made."""
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            try:
+                msgspec.convert(value, field.type)
+            except msgspec.ValidationError as error:
+                shown = type(value).__name__ if field.name in ("listen_key", "api_key") else repr(value)
+                raise ValueError(f"{_flag(field.name)} got {shown}; {error}") from None
 
 
 def _flag(name: str) -> str:

@@ -68,13 +68,13 @@ class LLM:
     Options are the fields of `EngineConfig`; one that does not exist is a TypeError.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         known = {field.name for field in msgspec.structs.fields(EngineConfig)}
         if unknown := sorted(set(options) - known):
             raise TypeError(f"LLM got unknown options {', '.join(unknown)}; known are {', '.join(sorted(known))}")
         # Nobody else asks, and `generate` bounds what it has in the engine by itself.
         unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
-        config = EngineConfig(model=model, **{**unbounded, **options})
+        config = EngineConfig(model=os.fspath(model), **{**unbounded, **options})
         self._owner = os.getpid()
         self._open = False
         self._closer: int | None = None

@@ -19,6 +19,9 @@ from tercet.engine.config import EngineConfig
         ({"gpu_memory_utilization": float("nan")}, ["--gpu-memory-utilization", "nan"]),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, ["--max-num-batched-tokens", "32", "64"]),
         ({"null_step_ms": 5.0}, ["--null-step-ms", "5.0", "--load-format null"]),
+        ({"kv_cache_memory": "8GiB"}, ["--kv-cache-memory", "'8GiB'", "int | null"]),
+        ({"max_num_seqs": 64.0}, ["--max-num-seqs", "64.0", "int"]),
+        ({"deterministic": "no"}, ["--deterministic", "'no'", "bool"]),
         ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
     ],
 )
@@ -27,6 +30,13 @@ def test_wrong_values_name_flag_value_and_want(options: dict[str, object], words
         EngineConfig(model="m", **options)  # type: ignore[arg-type]
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["api_key", "listen_key"])
+def test_a_key_of_the_wrong_type_is_not_shown(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"--{name.replace('_', '-')} got \w+; Expected") as caught:
+        EngineConfig(model="m", **{name: "open sesame" if name == "api_key" else b"open sesame"})  # type: ignore[arg-type]
+    assert "sesame" not in str(caught.value)
 
 
 def test_config_survives_the_pipe_to_a_child() -> None:

@@ -77,7 +77,7 @@ def test_an_engine_says_what_transformers_says(tmp_path: Path) -> None:
     way = Way(compressed("pack-quantized", num_bits=4, strategy="group"), packed(4, 8, True))
     stored, plain = quantized(checkpoint("phi3"), way, tmp_path)
     prompts = random_prompts(4, 5, 60)
-    with LLM(str(stored), device="cpu", kv_cache_memory=2**23) as llm:
+    with LLM(stored, device="cpu", kv_cache_memory=2**23) as llm:
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
     assert ids_of(outputs) == reference_greedy(plain, prompts, 12)
 
