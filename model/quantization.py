@@ -16,12 +16,16 @@ _FIELDS = ("quantization_config", "compression_config")
 
 @dataclass(frozen=True)
 class Quantization:
-    """How numbers are stored. `block`: rows and columns that share a scale, where scales lie in two dimensions."""
+    """How numbers are stored. `block`: rows and columns that share a scale, where scales lie in two dimensions.
+
+    `ordered`: columns are of groups here and there, and a tensor must say of which.
+    """
 
     way: Literal["scaled", "compressed", "gptq", "awq"]
     bits: int = 8
     group_size: int = 0
     zero_offset: int = 0
+    ordered: bool = False
     block: tuple[int, int] | None = None
 
 
@@ -154,10 +158,12 @@ def _gptq(take: _Settings) -> Quantization:
     other = take.one_of("format", None, *formats)
     take.one_of("pack_dtype", None, "int32")
     take.empty("dynamic")
-    take.drop("desc_act", "sym", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "lm_head")
+    ordered = take.one_of("desc_act", None, False, True)
+    take.drop("sym", "damp_percent", "damp_auto_increment", "static_groups", "true_sequential", "lm_head")
     take.drop("model_name_or_path", "model_file_base_name", "meta", "quantizer")
     # The first format stores zeros less one.
-    return Quantization("gptq", bits, max(group_size, 0), zero_offset=0 if "gptq_v2" in (kind, other) else 1)
+    offset = 0 if "gptq_v2" in (kind, other) else 1
+    return Quantization("gptq", bits, max(group_size, 0), offset, bool(ordered))
 
 
 def _awq(take: _Settings) -> Quantization:

@@ -140,7 +140,7 @@ class TransposedMatrix:
         shapes = stored.shapes()
         self._stored = stored
         self._settings = quantization
-        self._index = "g_idx" in shapes and quantization.way == "gptq"
+        self._index = quantization.ordered or ("g_idx" in shapes and quantization.way == "gptq")
         self.parts = frozenset({"qweight", "qzeros", "scales", *(["g_idx"] if self._index else [])})
         if lacking := self.parts - shapes.keys():
             raise stored.wrong("qweight", f"{', '.join(sorted(lacking))} beside it")

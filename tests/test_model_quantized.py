@@ -143,6 +143,7 @@ O_PROJ = "model.layers.0.self_attn.o_proj."
             {"weight_g_idx": torch.full((64,), 4, dtype=torch.int32)},
             "want numbers of 4 groups",
         ),
+        ("gptq 4", {"g_idx": None}, "qweight is .* want g_idx beside it"),
         ("gptq 4", {"scales": None}, "qweight is .* want scales beside it"),
         ("gptq 4", {"scales": torch.ones(3, 64)}, r"scales is .* want 2 groups of 64"),
         ("gptq 4", {"qzeros": torch.ones(2, 9, dtype=torch.int32)}, r"qzeros is .* want 2 groups of 8 words"),
