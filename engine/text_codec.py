@@ -232,7 +232,10 @@ def _mark_special(tokenizer: Tokenizer, names: list[str]) -> None:
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """By name. As in transformers, those in files count and not those in the settings; these fill in for a default."""
+    """By name. As in transformers, those in files count and not those in the settings; these fill in for a default.
+
+    Models that can also see may have theirs in a file for what prepares images, too.
+    """
     more = folder / "additional_chat_templates"
     files = [
         ("default", folder / "chat_template.jinja"),
@@ -241,7 +244,7 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     ]
     sources: dict[str, Any] = {name: _read_text(file) for name, file in files if file.exists()}
     if "default" not in sources:
-        said = settings.get("chat_template")
+        said = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
         named = said if isinstance(said, list) else [{"name": "default", "template": said}]
         known = [one for one in named if isinstance(one, dict) and one.get("name") in ("default", "tool_use")]
         sources = {one["name"]: one.get("template") for one in known} | sources

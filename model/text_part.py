@@ -5,6 +5,7 @@ What looks at images is not read, and no request can bring any. Knows names; rea
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,12 +15,47 @@ from tercet.model.safetensors_files import SafetensorsCheckpoint
 
 log = logging.getLogger(__name__)
 
-# Architecture and model_type of the whole, then of what it speaks with.
-WHOLES = {
-    "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM", "gemma3_text"),
-    "Mistral3ForConditionalGeneration": ("mistral3", "MistralForCausalLM", "mistral"),
+
+@dataclass(frozen=True)
+class _Whole:
+    """Its model_type and its language model's, then what serves that: an architecture and a model_type. And what
+    transformers assumes of this language model where config.json is silent, unless it is what it always assumes."""
+
+    model_type: str
+    text_type: str
+    architecture: str
+    served_type: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_QWEN2_VL = {
+    "vocab_size": 152064,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1_000_000.0,
+    "max_window_layers": 80,
 }
-_OF_IMAGES = ("vision_tower.", "multi_modal_projector.")
+_QWEN3_VL = {"num_key_value_heads": 32, "rope_theta": 500_000.0, "max_position_embeddings": 128_000}
+WHOLES = {
+    "Gemma3ForConditionalGeneration": _Whole("gemma3", "gemma3_text", "Gemma3ForCausalLM", "gemma3_text"),
+    "Mistral3ForConditionalGeneration": _Whole("mistral3", "mistral", "MistralForCausalLM", "mistral"),
+    "Qwen2VLForConditionalGeneration": _Whole("qwen2_vl", "qwen2_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL),
+    "Qwen2_5_VLForConditionalGeneration": _Whole(
+        "qwen2_5_vl", "qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL
+    ),
+    "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl", "qwen3_vl_text", "Qwen3ForCausalLM", "qwen3", _QWEN3_VL),
+}
+_OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
+_ABOUT_IMAGES = frozenset(
+    {
+        "vision_config",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_token_id",
+        "image_token_id",
+        "video_token_id",
+    }
+)
 
 
 def has_text_part(raw: Mapping[str, Any]) -> bool:
@@ -30,12 +66,16 @@ def has_text_part(raw: Mapping[str, Any]) -> bool:
 def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     """What this config.json says of the language model, as if that were alone."""
     (architecture,) = raw["architectures"]
-    whole_type, text_architecture, text_type = WHOLES[architecture]
-    if raw.get("model_type", whole_type) != whole_type:
-        raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architecture} wants {whole_type!r}")
+    whole = WHOLES[architecture]
+    if raw.get("model_type", whole.model_type) != whole.model_type:
+        raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architecture} wants {whole.model_type!r}")
     text = raw.get("text_config")
-    if not isinstance(text, Mapping) or text.get("model_type", text_type) != text_type:
-        raise ValueError(f"config.json: text_config is {text!r}; {architecture} wants one of model_type {text_type!r}")
+    if whole.defaults and text is None:  # the first files of Qwen's say all of it on one level
+        text = {name: value for name, value in raw.items() if name not in _ABOUT_IMAGES} | {"model_type": None}
+    if not isinstance(text, Mapping) or (text.get("model_type") or whole.text_type) != whole.text_type:
+        raise ValueError(
+            f"config.json: text_config is {text!r}; {architecture} wants one of model_type {whole.text_type!r}"
+        )
     if text.get("final_logit_softcapping") is not None:  # transformers caps those of the language model alone
         raise ValueError(
             f"config.json: final_logit_softcapping is {text['final_logit_softcapping']!r}; supported for "
@@ -44,7 +84,19 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     log.warning("config.json: of %s only the language model is served; what looks at images is left out", architecture)
     # Said of the whole: the type of all weights, and whether words have one matrix.
     shared = {name: raw[name] for name in ("dtype", "torch_dtype", "tie_word_embeddings") if raw.get(name) is not None}
-    return {**text, **shared, "architectures": [text_architecture], "model_type": text_type}
+    if whole.defaults and text.get("tie_word_embeddings"):
+        shared["tie_word_embeddings"] = True
+    alone = {**whole.defaults, **text, **shared, "architectures": [whole.architecture], "model_type": whole.served_type}
+    return _with_plain_positions(alone)
+
+
+def _with_plain_positions(config: dict[str, Any]) -> dict[str, Any]:
+    """Qwen's images have positions in three dimensions; in text the three are one and the same."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
+            plain = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
+            config[name] = {key: "default" if value == "mrope" else value for key, value in plain.items()}
+    return config
 
 
 class TextPart:

@@ -121,14 +121,17 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert load_codec(folder).defaults == defaults
 
 
-@pytest.mark.parametrize("where", ["chat_template.jinja", "string", "list", "none"])
+@pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json", "string", "list", "none"])
 def test_where_a_template_may_be(tmp_path: Path, where: str) -> None:
     folder = byte_checkpoint(tmp_path, template=None)
     match where:
         case "chat_template.jinja":
             (folder / where).write_text(TEMPLATE)
             rewrite(folder / "tokenizer_config.json", {"chat_template": "the old place"})
+        case "chat_template.json":
+            (folder / where).write_text(json.dumps({"chat_template": TEMPLATE}))
         case "string":
+            (folder / "chat_template.json").write_text(json.dumps({"chat_template": "of images"}))
             rewrite(folder / "tokenizer_config.json", {"chat_template": TEMPLATE})
         case "list":
             named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": TEMPLATE}]
