@@ -16,6 +16,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu", "swish"),
     "hidden_activation": (None, "silu", "swish"),
     "per_layer_config": (None, {}),
+    "attention_out_bias": (None, False),
     "attn_logit_softcapping": (None, 0, 0.0),
     "final_logit_softcapping": (None, 0, 0.0),
     "logit_scale": (None, 1, 1.0),
@@ -60,6 +61,7 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "granite": dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
     "gemma2": {**_GEMMA, "attn_logit_softcapping": None},
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
+    "seed_oss": {"attention_out_bias": None},
     "mixtral": _EXPERTS,
     "qwen3_moe": {
         **_EXPERTS,
@@ -81,6 +83,7 @@ _HARMLESS = frozenset(
         "attention_dropout",
         "embd_pdrop",
         "resid_pdrop",
+        "residual_dropout",
         "auto_map",
         "cache_implementation",
         "_sliding_window_pattern",
@@ -141,6 +144,8 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "smollm3": {"max_window_layers": (None, 0, 28)},
     "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "olmo3": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
     "gemma2": {"mlp_bias": (None, False)},
     "gemma3_text": {"mlp_bias": (None, False)},
     "mixtral": {

@@ -53,7 +53,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     num_layers = positive(config, "num_hidden_layers")
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
-    is_gemma = family in ("gemma2", "gemma3_text")
+    is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
     if family == "gemma3_text" and rope.kind == "linear":
         max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
     return ModelConfig(
@@ -74,17 +74,17 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         logit_softcap=_cap(config, "final_logit_softcapping"),
         activation="gelu" if is_gemma else "silu",
         norm_shift=1.0 if is_gemma else 0.0,
-        input_norms=family != "olmo2",
+        input_norms=not is_olmo,
         fits_float16=not is_gemma,
-        block_norms=is_gemma or family == "olmo2",
+        block_norms=is_gemma or is_olmo,
         rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
-        o_bias=family != "qwen2" and attention_bias,
-        mlp_bias=family in ("llama", "smollm3", "granite") and flag(config, "mlp_bias"),
+        o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "qwen2" and attention_bias,
+        mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
-        wide_qk_norm=family == "olmo2",
+        wide_qk_norm=is_olmo,
         experts=experts(config, family),
         stacked=family == "phi3",
         layer_windows=layer_windows(config, family),

@@ -10,7 +10,7 @@ from tercet.model.config_fields import flag, positive
 from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_ALIKE = ("llama", "mistral", "mixtral", "phi3", "granite", "olmo2", "qwen3_moe")
+_ALIKE = ("llama", "mistral", "mixtral", "phi3", "granite", "olmo2", "qwen3_moe", "seed_oss")
 """Families whose layers are all alike, whatever layer_types says."""
 
 
@@ -37,11 +37,11 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
 
 def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     """How positions turn heads of layers of each type."""
-    if family != "gemma3_text":
+    if family not in ("gemma3_text", "olmo3"):
         return dict.fromkeys((FULL, SLIDING), parse_rope(config, partial=family == "phi3"))
     both = config.get("rope_parameters")
     if both is None:
-        # As files had it before transformers 5: what is scaled is the base of layers that see all.
+        # As files had it before transformers 5: what is scaled is that of layers that see all.
         return {FULL: parse_rope(config), SLIDING: parse_rope({**_unscaled(config), **_local_base(config)})}
     if not isinstance(both, Mapping) or set(both) != {FULL, SLIDING} or "rope_scaling" in config:
         raise ValueError(f"rope_parameters is {both!r}; want {FULL} and {SLIDING}, and no rope_scaling beside them")
@@ -57,13 +57,14 @@ def _unscaled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _local_base(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rope_theta": config["rope_local_base_freq"]}
+    """Gemma's is another one."""
+    return {"rope_theta": config["rope_local_base_freq"]} if "rope_local_base_freq" in config else {}
 
 
 def _window(config: Mapping[str, Any], family: str) -> int | None:
     """Of layers that have one."""
     match family:
-        case "llama" | "granite" | "olmo2":
+        case "llama" | "granite" | "olmo2" | "seed_oss":
             return None
         case "qwen2" | "qwen3" | "qwen3_moe" | "smollm3" if not flag(config, "use_sliding_window"):
             return None
@@ -93,6 +94,8 @@ def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
         case "gemma3_text":
             pattern = positive(config, "sliding_window_pattern")
             slides = [(layer + 1) % pattern != 0 for layer in layers]
+        case "olmo3":
+            slides = [(layer + 1) % 4 != 0 for layer in layers]
         case _ if _window(config, family) is None:
             slides = [False for _ in layers]
         case "smollm3":

@@ -25,12 +25,14 @@ from transformers import (
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
 )
 
@@ -110,6 +112,18 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         },
     ),
     "olmo2": (Olmo2Config, {}),
+    "olmo3": (
+        Olmo3Config,
+        {
+            "num_hidden_layers": 4,
+            "sliding_window": 12,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1_000.0},
+            },
+        },
+    ),
+    "seed-oss": (SeedOssConfig, {"head_dim": 24, "attention_out_bias": True, "mlp_bias": True}),
     "mixtral": (MixtralConfig, {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 16}),
     "qwen3-moe": (
         Qwen3MoeConfig,

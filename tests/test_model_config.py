@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, Olmo3Config
 
 import checkpoints
 from checkpoints import FAMILIES, checkpoint, reference_model
@@ -51,6 +51,20 @@ def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: 
 
 GEMMA: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
 ROPES = {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}, "sliding_attention": {}}
+
+
+def test_spellings_of_olmo_3_agree() -> None:
+    """What is scaled is that of layers that see all; both have the same base."""
+    olmo = {**LLAMA, "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "num_hidden_layers": 5}
+    scaled = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+    old = parse_config({**olmo, "rope_theta": 5e5, "rope_scaling": scaled})
+    both = {"full_attention": {**scaled, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}
+    types = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
+    assert old == parse_config({**olmo, "rope_parameters": both, "layer_types": types})
+    assert [rope.kind for rope in old.layer_ropes if rope] == ["default"] * 3 + ["yarn", "default"]
+    theirs = Olmo3Config(**olmo, rope_theta=5e5, rope_scaling=dict(scaled))
+    assert theirs.layer_types == types
+    assert theirs.rope_parameters["sliding_attention"] == {"rope_type": "default", "rope_theta": 5e5}
 
 
 def test_spellings_of_gemma_agree() -> None:
