@@ -60,6 +60,8 @@ class ModelConfig:
     """Of the gate: "silu", or "gelu" in its approximation by tanh."""
     norm_shift: float = 0.0
     """What is added to the checkpoint's weights of norms."""
+    float32_norms: bool = False
+    """Weights of norms keep 32 bits, whatever the other weights have: they are one and a bit."""
     input_norms: bool = True
     """What attention and MLP read of the stream is normed."""
     block_norms: bool = False

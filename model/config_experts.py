@@ -9,6 +9,12 @@ from typing import Any
 from tercet.model.config import Experts
 from tercet.model.config_fields import flag, positive
 
+EXPERT_NAMES = {
+    "mixtral": {"block": "block_sparse_moe", "gate": "w1", "up": "w3", "down": "w2"},
+    "qwen3_moe": {"block": "mlp", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+}
+"""What the families that have experts call them."""
+
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     """The model's experts, if its family has any."""
@@ -16,10 +22,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     match family:
         case "mixtral":
             size, normed = positive(config, "intermediate_size"), True
-            names = {"block": "block_sparse_moe", "gate": "w1", "up": "w3", "down": "w2"}
         case "qwen3_moe":
             size, normed = positive(config, "moe_intermediate_size"), flag(config, "norm_topk_prob")
-            names = {"block": "mlp", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
             layers = _sparse_layers(config)
         case _:
             return None
@@ -28,7 +32,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     count, each = _count(config, family), positive(config, "num_experts_per_tok")
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
-    return Experts(count=count, each=each, intermediate_size=size, normed=normed, layers=layers, **names)
+    return Experts(count=count, each=each, intermediate_size=size, normed=normed, layers=layers, **EXPERT_NAMES[family])
 
 
 def _count(config: Mapping[str, Any], family: str) -> int:

@@ -74,6 +74,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         logit_softcap=_cap(config, "final_logit_softcapping"),
         activation="gelu" if is_gemma else "silu",
         norm_shift=1.0 if is_gemma else 0.0,
+        float32_norms=is_gemma,
         input_norms=not is_olmo,
         fits_float16=not is_gemma,
         block_norms=is_gemma or is_olmo,

@@ -213,9 +213,9 @@ class ShardBuilder:
     def _norm(self, name: str, length: int, factor: float = 1.0) -> Tensor:
         """The weight of a norm: with what is added to it, so that kernels need not know of that.
 
-        In fp32 then: one and a bit, rounded to 16 bits, would be nearly another number.
+        Some are in fp32 then: one and a bit, rounded to 16 bits, would be nearly another number.
         """
-        dtype = torch.float32 if self.config.norm_shift else self._dtype
+        dtype = torch.float32 if self.config.float32_norms else self._dtype
         into = torch.empty(length, dtype=dtype, device=self._device)
         self.moves.append(Move(f"{name}.weight", (length,), 0, 0, length, into, self.config.norm_shift, factor))
         return into

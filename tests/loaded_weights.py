@@ -29,3 +29,9 @@ def tensors_of(part: LayerWeights | MlpWeights | ExpertWeights) -> Iterator[Tens
                 yield tensor
             case MlpWeights() | ExpertWeights() as block:
                 yield from tensors_of(block)
+
+
+def weight_list(weights: Weights) -> list[Tensor]:
+    """All of a rank's."""
+    layers = [tensor for layer in weights.layers for tensor in tensors_of(layer)]
+    return [weights.embedding_VD, weights.final_norm_D, weights.lm_head_VD, *layers]
