@@ -1,7 +1,8 @@
 """Builds the tokenizer that a GGUF file describes in its metadata.
 
-GGUF stores the vocabulary and the merges, but only a name for how text is cut into words before merging. The names
-below are the ones whose rules are known here; another name is refused, since it would give other token ids.
+Of byte-level tokenizers GGUF stores the vocabulary and the merges, but only a name for how text is cut into words
+before merging. The names below are the ones whose rules are known here; another name is refused, since it would give
+other token ids. Of sentencepiece's it stores the vocabulary with scores (`gguf_sentencepiece.py`).
 """
 
 from typing import Any
@@ -10,32 +11,81 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import Value
+from tercet.engine.gguf_sentencepiece import sentencepiece, with_marks
 from tercet.engine.refusal import short
 
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_REST = rf" ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_ENDING}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_ENDING}?"
+_LLAMA3 = rf"{_ENDING}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_ENDING}|{_WORDS}|\p{{N}}|{_REST}"
+_GPT4O = rf"{_CASED}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_PATTERNS = {
+    **dict.fromkeys((*_LLAMA3_NAMES, "smaug-bpe", "dbrx"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "gpt-4o": _GPT4O,
+}
 
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
+"""The special tokens of Phi-3 that do not take the spaces behind them; no metadata tells them from the others."""
 
 
 def build_tokenizer(metadata: dict[str, Value]) -> Tokenizer:
     """A tokenizer equal to the one that the file was made from."""
-    family = metadata.get("tokenizer.ggml.model")
-    if family != "gpt2":
-        raise UnsupportedModel(f"the GGUF file has tokenizer.ggml.model {family!r}; want 'gpt2' (byte-level BPE)")
-    name = metadata.get("tokenizer.ggml.pre")
-    tokens = _list(metadata, "tokens", str)
+    model, name = (metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModel(
+            f"the GGUF file has tokenizer.ggml.model {model!r}; want 'gpt2' (byte-level BPE) or 'llama' (sentencepiece)"
+        )
+    tokens, kinds = _list(metadata, "tokens", str), _kinds(metadata)
+    if model == "gpt2":
+        tokenizer = _byte_level(metadata, tokens, name)
+        _add_tokens(tokenizer, tokens, kinds)
+    else:
+        family = str(metadata.get("general.architecture"))
+        is_gemma = family.startswith("gemma")
+        tokens = with_marks(tokens) if is_gemma else tokens
+        tokenizer = _sentencepiece(metadata, tokens, kinds, is_gemma)
+        _add_tokens(tokenizer, tokens, kinds, greedy=family == "phi3")
+    _add_ends(tokenizer, tokens, metadata, begins=model == "llama" or name in _LLAMA3_NAMES)
+    return tokenizer
+
+
+def _byte_level(metadata: dict[str, Value], tokens: list[str], name: Value | None) -> Tokenizer:
     tokenizer = Tokenizer(_byte_pairs(tokens, _list(metadata, "merges", str), name))
     tokenizer.pre_tokenizer = _pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
     if name in ("qwen2", "deepseek-r1-qwen"):
         tokenizer.normalizer = normalizers.NFC()
-    _add_tokens(tokenizer, tokens, metadata)
-    _add_ends(tokenizer, tokens, metadata, name)
     return tokenizer
+
+
+def _sentencepiece(metadata: dict[str, Value], tokens: list[str], kinds: list[int], is_gemma: bool) -> Tokenizer:
+    for name in ("remove_extra_whitespaces", "precompiled_charsmap"):
+        if value := metadata.get(f"tokenizer.ggml.{name}"):
+            raise UnsupportedModel(f"the GGUF file has tokenizer.ggml.{name} {short(value)}; want none")
+    scores = _list(metadata, "scores", float)
+    if len(scores) != len(tokens):
+        raise UnsupportedModel(
+            f"the GGUF file has {len(scores)} tokenizer.ggml.scores; want {len(tokens)}, one a token"
+        )
+    if is_gemma:  # its encoder merges in the order of the vocabulary, which is not that of the scores
+        scores = [-float(token_id) for token_id in range(len(tokens))]
+    unknown = tokens[kinds.index(_UNKNOWN)] if _UNKNOWN in kinds else None
+    return sentencepiece(tokens, scores, unknown, prefixed=bool(metadata.get("tokenizer.ggml.add_space_prefix", True)))
+
+
+def _kinds(metadata: dict[str, Value]) -> list[int]:
+    count = len(_list(metadata, "tokens", str))
+    kinds = _list({"tokenizer.ggml.token_type": [1] * count, **metadata}, "token_type", int)
+    if len(kinds) != count:
+        raise UnsupportedModel(f"the GGUF file has {len(kinds)} tokenizer.ggml.token_type; want {count}, one a token")
+    return kinds
 
 
 def _list(metadata: dict[str, Value], name: str, kind: type) -> list[Any]:
@@ -43,7 +93,7 @@ def _list(metadata: dict[str, Value], name: str, kind: type) -> list[Any]:
     if not isinstance(value, list) or not all(isinstance(one, kind) for one in value):
         raise UnsupportedModel(
             f"the GGUF file has tokenizer.ggml.{name} {short(value)}; want a list of {kind.__name__}, "
-            "as byte-level BPE (tokenizer.ggml.model 'gpt2') needs it"
+            f"as tokenizer.ggml.model {metadata.get('tokenizer.ggml.model')!r} needs it"
         )
     return value
 
@@ -53,7 +103,7 @@ def _byte_pairs(tokens: list[str], merges: list[str], name: Value | None) -> mod
         return models.BPE(
             vocab={token: token_id for token_id, token in enumerate(tokens)},
             merges=[_pair(merge) for merge in merges],
-            ignore_merges=name in ("llama-bpe", "llama3", "llama-v3"),
+            ignore_merges=name in _LLAMA3_NAMES,
         )
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"the GGUF file's tokens and merges are no byte-level BPE: {error}") from None
@@ -68,44 +118,45 @@ def _pair(merge: str) -> tuple[str, str]:
 
 def _pre_tokenizer(name: Value | None) -> pre_tokenizers.PreTokenizer:
     match name:
-        case "smollm":
+        case "smollm" | "refact" | "starcoder":
             steps = [
                 pre_tokenizers.Digits(individual_digits=True),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
             ]
         case "gpt-2":
             steps = [pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)]
-        case "llama-bpe" | "llama3" | "llama-v3" | "qwen2" | "deepseek-r1-qwen":
-            pattern = _QWEN2 if "qwen" in name else _LLAMA3
+        case str() if name in _PATTERNS:
             steps = [
-                pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
+                pre_tokenizers.Split(Regex(_PATTERNS[name]), behavior="isolated"),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         case _:
             raise UnsupportedModel(
-                f"the GGUF file has tokenizer.ggml.pre {name!r}; want smollm, gpt-2, llama-bpe or qwen2"
+                f"the GGUF file has tokenizer.ggml.pre {name!r}; want smollm, refact, starcoder, gpt-2 or "
+                f"{', '.join(_PATTERNS)}"
             )
     return pre_tokenizers.Sequence(steps)
 
 
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], metadata: dict[str, Value]) -> None:
-    kinds = _list({"tokenizer.ggml.token_type": [1] * len(tokens), **metadata}, "token_type", int)
-    if len(kinds) != len(tokens):
-        raise UnsupportedModel(
-            f"the GGUF file has {len(kinds)} tokenizer.ggml.token_type; want {len(tokens)}, one a token"
-        )
+def _add_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int], *, greedy: bool = False) -> None:
+    """`greedy`: they take the spaces behind them."""
     added = [
-        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        AddedToken(
+            token,
+            special=kind in (_CONTROL, _UNKNOWN),
+            normalized=False,
+            rstrip=greedy and token not in _PHI3_PLAIN,
+        )
         for token, kind in zip(tokens, kinds, strict=True)
-        if kind in (_CONTROL, _USER_DEFINED)
+        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
     ]
     tokenizer.add_special_tokens([token for token in added if token.special])
     tokenizer.add_tokens([token for token in added if not token.special])
 
 
-def _add_ends(tokenizer: Tokenizer, tokens: list[str], metadata: dict[str, Value], name: Value | None) -> None:
-    """Have `encode` begin (and end) a plain prompt as the file says."""
-    begins = bool(metadata.get("tokenizer.ggml.add_bos_token", name in ("llama-bpe", "llama3", "llama-v3")))
+def _add_ends(tokenizer: Tokenizer, tokens: list[str], metadata: dict[str, Value], *, begins: bool) -> None:
+    """Have `encode` begin (and end) a plain prompt as the file says; `begins`: where it says nothing."""
+    begins = bool(metadata.get("tokenizer.ggml.add_bos_token", begins))
     ends = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     begin = _token(tokens, metadata, "bos") if begins else None
     end = _token(tokens, metadata, "eos") if ends else None

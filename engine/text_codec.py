@@ -27,6 +27,9 @@ _SHORT_CHARACTERS = 2000
 """Encoded in about a millisecond."""
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+_TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
+"""They end a turn wherever a GGUF file has them, which often names what ends a text alone."""
+
 _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """They show that a folder has a tokenizer, in a form that is not read."""
 
@@ -117,6 +120,8 @@ def _from_gguf(path: Path) -> TextCodec:
         if token is not None:
             names[f"{name}_token"] = token
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    ends += [special[name] for name in _TURN_ENDS if name in special]
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
     return _codec(
         tokenizer,
