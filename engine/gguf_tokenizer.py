@@ -30,7 +30,7 @@ _PATTERNS = {
     "gpt-4o": _GPT4O,
 }
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 """The special tokens of Phi-3 that do not take the spaces behind them; no metadata tells them from the others."""
 
@@ -74,6 +74,12 @@ def _sentencepiece(metadata: dict[str, Value], tokens: list[str], kinds: list[in
         raise UnsupportedModel(
             f"the GGUF file has {len(scores)} tokenizer.ggml.scores; want {len(tokens)}, one a token"
         )
+    usual = {score for score, kind in zip(scores, kinds, strict=True) if kind == _NORMAL}
+    if len(usual) == 1 and not is_gemma:
+        raise UnsupportedModel(
+            f"the GGUF file has tokenizer.ggml.scores that are {usual.pop()} for all usual tokens; want those by which "
+            "they merge"
+        )
     if is_gemma:  # its encoder merges in the order of the vocabulary, which is not that of the scores
         scores = [-float(token_id) for token_id in range(len(tokens))]
     unknown = tokens[kinds.index(_UNKNOWN)] if _UNKNOWN in kinds else None
@@ -82,7 +88,7 @@ def _sentencepiece(metadata: dict[str, Value], tokens: list[str], kinds: list[in
 
 def _kinds(metadata: dict[str, Value]) -> list[int]:
     count = len(_list(metadata, "tokens", str))
-    kinds = _list({"tokenizer.ggml.token_type": [1] * count, **metadata}, "token_type", int)
+    kinds = _list({"tokenizer.ggml.token_type": [_NORMAL] * count, **metadata}, "token_type", int)
     if len(kinds) != count:
         raise UnsupportedModel(f"the GGUF file has {len(kinds)} tokenizer.ggml.token_type; want {count}, one a token")
     return kinds

@@ -12,6 +12,7 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_t
 
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_tokenizer import build_tokenizer
+from tercet.engine.pieces import Pieces
 
 CORPUS = [
     "The first line asks, the second answers, and the third goes on; they're done: it's 12345 or 1,000,000.",
@@ -165,6 +166,17 @@ def test_special_tokens_of_sentencepiece() -> None:
     assert build_tokenizer(sentencepiece_metadata("llama", add_bos_token=False)).encode("the").ids == the
 
 
+@pytest.mark.parametrize(("architecture", "prefixed"), [("gemma3", False), ("llama", True)])
+def test_pieces_of_sentencepiece(architecture: str, prefixed: bool) -> None:
+    """Answers stream: what tokens add one by one is the text."""
+    tokenizer = build_tokenizer(sentencepiece_metadata(architecture, add_space_prefix=prefixed))
+    pieces_of = Pieces(tokenizer)
+    ids = tokenizer.encode("the  cat\n\tü🙂", add_special_tokens=False).ids
+    whole = b"".join(piece.encode() if isinstance(piece, str) else piece for piece in map(pieces_of.__getitem__, ids))
+    assert whole.decode()[pieces_of.strip :] == "the  cat\n\tü🙂"
+    assert pieces_of.strip == prefixed
+
+
 def test_special_tokens_of_phi_3_take_spaces() -> None:
     tokenizer = build_tokenizer(sentencepiece_metadata("phi3"))
     for text, without in zip(
@@ -179,6 +191,10 @@ def test_special_tokens_of_phi_3_take_spaces() -> None:
     [
         ({"scores": None}, "scores None; want a list of float, as tokenizer.ggml.model 'llama' needs it"),
         ({"scores": [1.0]}, "has 1 tokenizer.ggml.scores; want"),
+        (
+            {"scores": [-1000.0] * len(pieces()[0])},
+            "scores that are -1000.0 for all usual tokens; want those by which they",
+        ),
         ({"remove_extra_whitespaces": True}, "remove_extra_whitespaces True; want none"),
         ({"precompiled_charsmap": [1]}, r"precompiled_charsmap \[1\]; want none"),
     ],
