@@ -24,8 +24,10 @@ _LLAMA3 = rf"{_ENDING}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2 = rf"{_ENDING}|{_WORDS}|\p{{N}}|{_REST}"
 _GPT4O = rf"{_CASED}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
 _LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_WHOLE_WORDS = (*_LLAMA3_NAMES, "smaug-bpe")
+"""Llama 3's tokenizer, and the same without a first token: a word that is a token does not have to come of merges."""
 _PATTERNS = {
-    **dict.fromkeys((*_LLAMA3_NAMES, "smaug-bpe", "dbrx"), _LLAMA3),
+    **dict.fromkeys((*_WHOLE_WORDS, "dbrx"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     "gpt-4o": _GPT4O,
 }
@@ -109,7 +111,7 @@ def _byte_pairs(tokens: list[str], merges: list[str], name: Value | None) -> mod
         return models.BPE(
             vocab={token: token_id for token_id, token in enumerate(tokens)},
             merges=[_pair(merge) for merge in merges],
-            ignore_merges=name in _LLAMA3_NAMES,
+            ignore_merges=name in _WHOLE_WORDS,
         )
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"the GGUF file's tokens and merges are no byte-level BPE: {error}") from None

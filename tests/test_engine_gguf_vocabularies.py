@@ -114,6 +114,14 @@ def test_byte_level_patterns(name: str) -> None:
     assert_same(ours, theirs, [*texts, "the cat<|end|>the dog"])
 
 
+@pytest.mark.parametrize(("name", "is_whole"), [("llama-bpe", True), ("smaug-bpe", True), ("dbrx", False)])
+def test_words_that_no_merges_make(name: str, is_whole: bool) -> None:
+    tokens, merges = byte_level()
+    values = {"model": "gpt2", "pre": name, "tokens": [*tokens, "zzz"], "merges": merges, "add_bos_token": False}
+    tokenizer = build_tokenizer({f"tokenizer.ggml.{key}": value for key, value in values.items()})
+    assert tokenizer.encode("zzz").ids == ([len(tokens)] if is_whole else [tokens.index("z")] * 3)
+
+
 @pytest.mark.parametrize("name", ["smollm", "refact", "starcoder"])
 def test_digits_by_themselves(name: str) -> None:
     tokens, merges = byte_level()
