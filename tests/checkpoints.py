@@ -11,8 +11,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import gguf
-import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
@@ -21,7 +19,6 @@ from transformers import (
     Gemma3TextConfig,
     GraniteConfig,
     LlamaConfig,
-    LlamaForCausalLM,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -238,55 +235,6 @@ def random_prompts(count: int, shortest: int, longest: int, seed: int = 0) -> li
 def reference_model(path: Path) -> Any:
     """The checkpoint in transformers, fp32."""
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-
-
-@functools.cache
-def llama_gguf_in_transformers(file: Path) -> Any:
-    """A GGUF file of the llama family in transformers, fp32, dequantized and put in order here and not by our loader.
-
-    (transformers' own GGUF loading wants the package accelerate.)
-    """
-    reader = gguf.GGUFReader(file)
-    fields = {
-        name.removeprefix("llama."): field.contents() for name, field in reader.fields.items() if "llama." in name
-    }
-    tensors = {
-        tensor.name: torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
-        for tensor in reader.tensors
-    }
-    heads = {"q": fields["attention.head_count"], "k": fields["attention.head_count_kv"]}
-    config = LlamaConfig(
-        vocab_size=tensors["token_embd.weight"].shape[0],
-        hidden_size=fields["embedding_length"],
-        intermediate_size=fields["feed_forward_length"],
-        num_hidden_layers=fields["block_count"],
-        num_attention_heads=heads["q"],
-        num_key_value_heads=heads["k"],
-        max_position_embeddings=fields["context_length"],
-        rms_norm_eps=fields["attention.layer_norm_rms_epsilon"],
-        tie_word_embeddings="output.weight" not in tensors,
-        rope_parameters={"rope_type": "default", "rope_theta": fields["rope.freq_base"]},
-    )
-    state = {
-        "model.embed_tokens.weight": tensors["token_embd.weight"],
-        "model.norm.weight": tensors["output_norm.weight"],
-    }
-    state["lm_head.weight"] = tensors.get("output.weight", tensors["token_embd.weight"])
-    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
-    names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {
-        f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")
-    }
-    for layer in range(config.num_hidden_layers):
-        for theirs, ours in names.items():
-            tensor = tensors[f"blk.{layer}.{theirs}.weight"]
-            if num_heads := heads.get(theirs.removeprefix("attn_")):
-                # llama.cpp turns pairs of neighbours, transformers turns the two halves of a head.
-                pairs = tensor.view(num_heads, -1, 2, tensor.shape[1])
-                tensor = torch.cat((pairs[:, :, 0], pairs[:, :, 1]), 1).reshape(tensor.shape)
-            state[f"model.layers.{layer}.{ours}.weight"] = tensor
-    model = LlamaForCausalLM(config)
-    model.load_state_dict(state)
-    return model.eval()
 
 
 def reference_greedy(path: Path, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:

@@ -1,12 +1,15 @@
 """The demo model: a 4-bit GGUF file, through the whole engine, says what transformers says in fp32."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from checkpoints import llama_gguf_in_transformers
 from demo import demo_file
 from tercet.engine.llm import LLM
 from tercet.engine.text_codec import load_codec
@@ -25,6 +28,54 @@ PROMPTS = [
     "In 1969, people",
 ]
 NUM_TOKENS = 16
+
+
+def llama_gguf_in_transformers(file: Path) -> Any:
+    """A GGUF file of the llama family in transformers, fp32, dequantized and put in order here and not by our loader.
+
+    (transformers' own GGUF loading wants the package accelerate.)
+    """
+    reader = gguf.GGUFReader(file)
+    fields = {
+        name.removeprefix("llama."): field.contents() for name, field in reader.fields.items() if "llama." in name
+    }
+    tensors = {
+        tensor.name: torch.from_numpy(np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type)))
+        for tensor in reader.tensors
+    }
+    heads = {"q": fields["attention.head_count"], "k": fields["attention.head_count_kv"]}
+    config = LlamaConfig(
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        hidden_size=fields["embedding_length"],
+        intermediate_size=fields["feed_forward_length"],
+        num_hidden_layers=fields["block_count"],
+        num_attention_heads=heads["q"],
+        num_key_value_heads=heads["k"],
+        max_position_embeddings=fields["context_length"],
+        rms_norm_eps=fields["attention.layer_norm_rms_epsilon"],
+        tie_word_embeddings="output.weight" not in tensors,
+        rope_parameters={"rope_type": "default", "rope_theta": fields["rope.freq_base"]},
+    )
+    state = {
+        "model.embed_tokens.weight": tensors["token_embd.weight"],
+        "model.norm.weight": tensors["output_norm.weight"],
+    }
+    state["lm_head.weight"] = tensors.get("output.weight", tensors["token_embd.weight"])
+    names = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm", "attn_output": "self_attn.o_proj"}
+    names |= {f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"} | {
+        f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")
+    }
+    for layer in range(config.num_hidden_layers):
+        for theirs, ours in names.items():
+            tensor = tensors[f"blk.{layer}.{theirs}.weight"]
+            if num_heads := heads.get(theirs.removeprefix("attn_")):
+                # llama.cpp turns pairs of neighbours, transformers turns the two halves of a head.
+                pairs = tensor.view(num_heads, -1, 2, tensor.shape[1])
+                tensor = torch.cat((pairs[:, :, 0], pairs[:, :, 1]), 1).reshape(tensor.shape)
+            state[f"model.layers.{layer}.{ours}.weight"] = tensor
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(state)
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
