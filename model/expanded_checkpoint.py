@@ -99,6 +99,6 @@ def _matrix(module: _Module, quantization: Quantization) -> QuantizedMatrix | No
         case "gptq" | "awq":
             return TransposedMatrix(module, quantization) if "qweight" in parts else None
         case "compressed" if "weight_packed" in parts:
-            return PackedMatrix(module)
+            return PackedMatrix(module, ordered=quantization.ordered)
     is_plain = "weight" not in parts or module.dtype("weight") in PLAIN
     return None if is_plain else ScaledMatrix(module, quantization.block)

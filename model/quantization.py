@@ -133,7 +133,7 @@ def _compressed(take: _Settings) -> Quantization:
         sparse.one_of("format", None, "dense")
     take.empty("transform_config")
     take.drop("ignore", "kv_cache_scheme", "global_compression_ratio", "version", "packed_modules_mapping")
-    blocks = set()
+    blocks, orders = set(), set()
     groups = take.part("config_groups")
     for group in groups.parts() if groups is not None else ():
         group.one_of("format", None, *formats)
@@ -142,12 +142,14 @@ def _compressed(take: _Settings) -> Quantization:
         kind = weights.one_of("type", "int", "float")
         # Packed tensors tell their bits themselves, others by their type.
         weights.one_of("num_bits", *((4, 8) if kind == "int" else (8,)))
+        order = weights.one_of("actorder", None, False, True, "weight", "static", "group", "dynamic")
+        orders.add(order in (True, "group", "dynamic"))
         strategy = weights.one_of("strategy", None, "tensor", "channel", "group", "block")
         if strategy == "block":
             blocks.add(weights.block("block_structure"))
     if len(blocks) > 1 or None in blocks:
         raise take.refused("config_groups", f"with blocks {sorted(map(str, blocks))}", "one block_structure")
-    return Quantization("compressed", block=blocks.pop() if blocks else None)
+    return Quantization("compressed", ordered=orders == {True}, block=blocks.pop() if blocks else None)
 
 
 def _gptq(take: _Settings) -> Quantization:

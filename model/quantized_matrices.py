@@ -93,30 +93,36 @@ class ScaledMatrix:
 class PackedMatrix:
     """Rows of words; zeros, where there are any, packed the other way. From 0 on: half of their range is taken off."""
 
-    def __init__(self, stored: Stored) -> None:
+    def __init__(self, stored: Stored, *, ordered: bool) -> None:
         shapes = stored.shapes()
         self._stored = stored
         self._zero = "weight_zero_point" in shapes
-        self._index = "weight_g_idx" in shapes
-        optional = ("weight_zero_point", "weight_g_idx")
-        self.parts = frozenset({"weight_packed", "weight_scale", "weight_shape", *(set(optional) & shapes.keys())})
+        self._index = ordered or "weight_g_idx" in shapes
+        extras = [*(["weight_zero_point"] if self._zero else []), *(["weight_g_idx"] if self._index else [])]
+        self.parts = frozenset({"weight_packed", "weight_scale", "weight_shape", *extras})
         if lacking := self.parts - shapes.keys():
             raise stored.wrong("weight_packed", f"{', '.join(sorted(lacking))} beside it")
-        rows, words = _words(stored, "weight_packed")
-        if shapes["weight_shape"] != (2,):
-            raise stored.wrong("weight_shape", "two numbers")
-        said, columns = stored.slice("weight_shape", 0, 0, 2).tolist()
-        fitting = [bits for bits in (4, 8) if words == -(-columns * bits // 32)]
-        if said != rows or not fitting:
-            raise stored.wrong("weight_packed", f"words of 8 or of 4 numbers for {said} x {columns} of them")
-        (self._bits,) = fitting
-        self.shape = rows, columns
-        groups = shapes["weight_scale"][1:]
-        if shapes["weight_scale"][:1] != (rows,) or groups not in [(n,) for n in range(1, columns + 1)]:
-            raise stored.wrong("weight_scale", f"{rows} rows of groups")
-        (self._groups,) = groups
-        if columns % self._groups:
-            raise stored.wrong("weight_scale", f"groups of which {columns} columns are a multiple")
+        self.shape, self._bits = self._unpacked_shape()
+        rows, columns = self.shape
+        self._groups = _two(stored, "weight_scale")[1]
+        if shapes["weight_scale"] != (rows, self._groups) or columns % self._groups:
+            raise stored.wrong("weight_scale", f"{rows} rows of groups of which {columns} columns are a multiple")
+        zeros = (-(-rows * self._bits // 32), self._groups)
+        if self._zero and _words(stored, "weight_zero_point") != zeros:
+            raise stored.wrong("weight_zero_point", f"{zeros[0]} x {zeros[1]} words")
+        if self._index and shapes["weight_g_idx"] != (columns,):
+            raise stored.wrong("weight_g_idx", f"a group's number for each of {columns} columns")
+
+    def _unpacked_shape(self) -> tuple[tuple[int, int], int]:
+        """And how many bits a number has."""
+        rows, words = _words(self._stored, "weight_packed")
+        if self._stored.shapes()["weight_shape"] != (2,):
+            raise self._stored.wrong("weight_shape", "two numbers")
+        said, columns = self._stored.slice("weight_shape", 0, 0, 2).tolist()
+        for bits in (4, 8):
+            if said == rows and words == -(-columns * bits // 32):
+                return (rows, columns), bits
+        raise self._stored.wrong("weight_packed", f"words of 8 or of 4 numbers for {said} x {columns} of them")
 
     def rows(self, start: int, stop: int) -> Iterator[Tensor]:
         rows, columns = self.shape

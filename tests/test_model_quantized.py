@@ -43,7 +43,9 @@ WAYS = {
     "int8, groups": Way(compressed("int-quantized", num_bits=8, strategy="group"), int8(16, True)),
     "packed 4": Way(compressed("pack-quantized", num_bits=4, strategy="group"), packed(4, 32, False)),
     "packed 4, zeros": Way(compressed("pack-quantized", num_bits=4, strategy="group"), packed(4, 16, True)),
-    "packed 4, order": Way(compressed("pack-quantized", num_bits=4), packed(4, 16, True, ordered=True)),
+    "packed 4, order": Way(
+        compressed("pack-quantized", num_bits=4, actorder="group"), packed(4, 16, True, ordered=True)
+    ),
     "packed 8": Way(compressed("pack-quantized", num_bits=8, strategy="channel"), packed(8, 0, False)),
     "gptq 4": Way({**GPTQ, "bits": 4, "group_size": 32}, gptq(4, 32, 1)),
     "gptq 4, order": Way({**GPTQ, "bits": 4, "group_size": 16}, gptq(4, 16, 1, ordered=True)),
@@ -137,12 +139,19 @@ O_PROJ = "model.layers.0.self_attn.o_proj."
         ("packed 4", {"weight_shape": None}, "weight_packed is .*; want weight_shape beside it"),
         ("packed 4", {"weight_shape": torch.tensor([64, 40])}, "weight_packed is .* for 64 x 40 of them"),
         ("packed 4", {"weight_packed": torch.zeros(64, 8, dtype=torch.uint8)}, "is of type U8; supported: "),
-        ("packed 4", {"weight_scale": torch.ones(64, 3)}, "weight_scale is .* want groups of which 64 columns"),
+        ("packed 4", {"weight_scale": torch.ones(64, 3)}, "weight_scale is .* groups of which 64 columns are"),
         (
             "packed 4, order",
             {"weight_g_idx": torch.full((64,), 4, dtype=torch.int32)},
             "want numbers of 4 groups",
         ),
+        ("packed 4, order", {"weight_g_idx": None}, "weight_packed is .* want weight_g_idx beside it"),
+        (
+            "packed 4, zeros",
+            {"weight_zero_point": torch.ones(64, 4).to(torch.int8)},
+            "point is int8 .* words of type I32",
+        ),
+        ("packed 4, zeros", {"weight_zero_point": torch.ones(8, 2).to(torch.int32)}, "point is .* want 8 x 4 words"),
         ("gptq 4", {"g_idx": None}, "qweight is .* want g_idx beside it"),
         ("gptq 4", {"scales": None}, "qweight is .* want scales beside it"),
         ("gptq 4", {"scales": torch.ones(3, 64)}, r"scales is .* want 2 groups of 64"),
