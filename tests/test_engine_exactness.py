@@ -35,7 +35,8 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 FEW = ("llama3", "qwen3", "mistral")
 RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2}
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
-IN_THE_DECODER = ("phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
+VARIANTS = ("llama-", "qwen2-window")
+IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
 ALONE = [family for family in FAMILIES if family not in RANKS and not family.startswith(IN_THE_DECODER)]
 
 
