@@ -25,7 +25,7 @@ from whole_engine import GREEDY, generate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-FAMILIES = ["phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "mixtral", "qwen3-moe"]
+FAMILIES = ["phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral", "qwen3-moe"]
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 
@@ -36,7 +36,7 @@ def larger(family: str, folder: Path) -> Path:
         "mixtral": {"num_local_experts": 8},
         "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
     }.get(family, {})
-    heads = {} if family in ("phi3", "granite", "olmo2") else {"head_dim": 128}
+    heads = {} if family in ("phi3", "granite", "olmo2", "olmo3") else {"head_dim": 128}
     return make_checkpoint(family, folder, **MANY, **heads, **experts)
 
 

@@ -14,7 +14,9 @@ from quantized_checkpoints import Way, awq, fp8, gptq, int8, packed, quantized
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from tercet.model import quantized_matrices
+from tercet.model.checkpoint import open_model
 from tercet.model.quantization import quantization_of
+from tercet.model.weights import load_weights
 from whole_engine import ids_of
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -72,6 +74,20 @@ def test_weights_are_what_they_stand_for(way: str, tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(quantized_matrices, "_PIECE_NUMBERS", numbers)
         for ours, meant in zip(all_tensors(stored, rank, size), all_tensors(plain, rank, size), strict=True):
             torch.testing.assert_close(ours, meant, rtol=1e-6, atol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_gpu_makes_the_same_numbers(way: str, tmp_path: Path) -> None:
+    stored, _ = quantized(checkpoint(FAMILIES[way]), WAYS[way], tmp_path)
+    device = torch.device("cuda", 0)
+    config, tensors = open_model(stored, device)
+    options: dict[str, Any] = {"rank": 1, "size": 2, "dtype": torch.bfloat16}
+    weights = load_weights(tensors, config, device=device, **options)
+    plain = load(stored, 1, 2, dtype=torch.bfloat16)
+    for there, here in zip(weights.layers, plain.layers, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(tensors_of(there), tensors_of(here), strict=True))
 
 
 def test_an_engine_says_what_transformers_says(tmp_path: Path) -> None:
