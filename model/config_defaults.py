@@ -128,3 +128,19 @@ _TELLING_NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcappi
 def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
     """The fields that say something, and what transformers assumes for those that are not there."""
     return {**_DEFAULTS[family], **{k: v for k, v in raw.items() if v is not None or k in _TELLING_NULLS}}
+
+
+def traits(family: str) -> dict[str, Any]:
+    """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
+    is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    return {
+        "family": family,
+        "activation": "gelu" if is_gemma else "silu",
+        "float32_norms": is_gemma,
+        "fits_float16": not is_gemma,
+        "input_norms": not is_olmo,
+        "block_norms": is_gemma or is_olmo,
+        "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text"),
+        "wide_qk_norm": is_olmo,
+        "stacked": family == "phi3",
+    }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tercet.model.config import DTYPES, ModelConfig
-from tercet.model.config_defaults import FAMILIES, with_defaults
+from tercet.model.config_defaults import FAMILIES, traits, with_defaults
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
@@ -53,11 +53,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     num_layers = positive(config, "num_hidden_layers")
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
-    is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    is_gemma = family in ("gemma2", "gemma3_text")
     if family == "gemma3_text" and rope.kind == "linear":
         max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
     return ModelConfig(
-        family=family,
+        **traits(family),
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=positive(config, "intermediate_size"),
@@ -72,22 +72,14 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         attention_scale=_attention_scale(config, head_dim),
         attention_softcap=_cap(config, "attn_logit_softcapping"),
         logit_softcap=_cap(config, "final_logit_softcapping"),
-        activation="gelu" if is_gemma else "silu",
         norm_shift=1.0 if is_gemma else 0.0,
-        float32_norms=is_gemma,
-        input_norms=not is_olmo,
-        fits_float16=not is_gemma,
-        block_norms=is_gemma or is_olmo,
         rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
         qkv_bias=family == "qwen2" or attention_bias,
         o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "qwen2" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
-        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
-        wide_qk_norm=is_olmo,
         experts=experts(config, family),
-        stacked=family == "phi3",
         layer_windows=layer_windows(config, family),
         layer_ropes=layer_ropes(config, family, ropes),
         dtype=_dtype(config),

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tercet.model.config import Experts, ModelConfig
+from tercet.model.config_defaults import traits
 from tercet.model.config_experts import EXPERT_NAMES
 from tercet.model.gguf_names import ARCHITECTURES, MIXTRAL, Architecture
 from tercet.model.gguf_rope import Factors, gguf_rope, turned_part
@@ -61,10 +62,9 @@ def parse_metadata(
     rope = gguf_rope(take, factors, context_length, turned_part(turned, head_dim))
     if family == "gemma3_text" and rope.kind == "linear":
         context_length = int(context_length / rope.factor)  # theirs is the scaled length
-    is_gemma = family in _LARGEST
     windows = _windows(take, family, num_layers)
     config = ModelConfig(
-        family=family,
+        **traits(family),  # but for norm_shift: these files have added it
         vocab_size=shapes[EMBEDDING][0],
         hidden_size=hidden_size,
         intermediate_size=intermediate_size,
@@ -73,22 +73,14 @@ def parse_metadata(
         num_kv_heads=take.whole("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         rms_norm_eps=take.number("attention.layer_norm_rms_epsilon"),
-        embedding_multiplier=hidden_size**0.5 if is_gemma else 1.0,
-        activation="gelu" if is_gemma else "silu",
-        float32_norms=is_gemma,  # what config.json's families add to weights of norms, these files' have
-        input_norms=family != "olmo2",
-        fits_float16=not is_gemma,
-        block_norms=is_gemma or family == "olmo2",
+        embedding_multiplier=hidden_size**0.5 if family in _LARGEST else 1.0,
         rope=rope,
         max_position_embeddings=context_length,
         tie_word_embeddings=LM_HEAD not in shapes,
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in shapes,
         o_bias="model.layers.0.self_attn.o_proj.bias" in shapes,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in shapes,
-        qk_norm=family in ("qwen3", "qwen3_moe", "gemma3_text"),
-        wide_qk_norm=family == "olmo2",
         experts=_experts(take, family, num_layers, intermediate_size),
-        stacked=family == "phi3",
         layer_windows=windows,
         layer_ropes=_layer_ropes(take, family, rope, windows, num_layers),
         dtype=dtype,
