@@ -33,9 +33,18 @@ def convert(
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
     settings: dict[str, Any] | None = None,
     extra: dict[str, Tensor] | None = None,
+    *,
+    leave_out: str = "",
+    tensors_each: int = 0,
 ) -> Path:
-    """A checkpoint's file, matrices quantized to `kind`. `settings`: other values of settings, None: left out."""
-    _Converter(folder, file, kind, settings or {}, extra or {})
+    """A checkpoint's file, matrices quantized to `kind`; several where a file has its fill of tensors.
+
+    `settings`: other values of settings, None: left out. `leave_out`: a tensor.
+    """
+    converter = _Converter(folder, file, kind, leave_out, tensors_each)
+    for name, value in (settings or {}).items():
+        converter.set(name, value)
+    converter.write(load_file(folder / "model.safetensors"), extra or {})
     return file
 
 
@@ -49,21 +58,20 @@ def rounded(folder: Path, kind: GGMLQuantizationType, into: Path) -> Path:
 
 
 class _Converter:
-    def __init__(
-        self, folder: Path, file: Path, kind: GGMLQuantizationType, settings: dict[str, Any], extra: dict[str, Tensor]
-    ) -> None:
+    def __init__(self, folder: Path, file: Path, kind: GGMLQuantizationType, leave_out: str, tensors_each: int) -> None:
         self._config = AutoConfig.from_pretrained(folder)
         self._family = self._config.model_type
         self._kind = kind
+        self._leave_out = leave_out
         self._arch = _ARCHITECTURES.get(self._family, self._family)
-        self._writer = gguf.GGUFWriter(file, self._arch)
+        self._writer = gguf.GGUFWriter(file, self._arch, split_max_tensors=tensors_each)
         architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == self._arch)
         self._names = gguf.get_tensor_name_map(architecture, self._config.num_hidden_layers)
         self._settings()
-        for name, value in settings.items():
-            self._set(name, value)
         self._vocabulary(folder)
-        self._tensors(load_file(folder / "model.safetensors"))
+
+    def write(self, state: dict[str, Tensor], extra: dict[str, Tensor]) -> None:
+        self._tensors(state)
         for name, tensor in extra.items():
             self._writer.add_tensor(name, tensor.numpy())
         self._writer.write_header_to_file()
@@ -71,7 +79,7 @@ class _Converter:
         self._writer.write_tensors_to_file()
         self._writer.close()
 
-    def _set(self, name: str, value: Any) -> None:
+    def set(self, name: str, value: Any) -> None:
         """The last word on a setting; None: it is left out."""
         key = f"{self._arch}.{name}"
         self._writer.kv_data[0].pop(key, None)
@@ -179,9 +187,12 @@ class _Converter:
 
     def _add(self, name: str, tensor: Tensor) -> None:
         stem, suffix = name.rsplit(".", 1)
+        theirs = f"{self._names.get_name(stem)}.{suffix}"
+        if theirs == self._leave_out:
+            return
         kind = _kind_of(name, tensor, self._kind)
         data = gguf.quants.quantize(np.ascontiguousarray(tensor.numpy()), kind)
-        self._writer.add_tensor(f"{self._names.get_name(stem)}.{suffix}", data, raw_dtype=kind)
+        self._writer.add_tensor(theirs, data, raw_dtype=kind)
 
 
 def _kind_of(name: str, tensor: Tensor, kind: GGMLQuantizationType) -> GGMLQuantizationType:

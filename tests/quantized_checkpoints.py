@@ -83,19 +83,18 @@ def packed(bits: int, group: int, asymmetric: bool, ordered: bool = False) -> An
     """Of compressed-tensors. `ordered`: columns are of groups here and there."""
 
     def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
-        order = rng.permutation(weight.shape[1]) if ordered else np.arange(weight.shape[1])
-        numbers, zeros, scales, meant = _rounded(weight[:, order], bits, group, asymmetric)
-        back = np.argsort(order)
+        order = _order(weight, ordered, rng)
+        numbers, zeros, scales, meant = _rounded(weight, bits, group, asymmetric, order)
         parts = {
-            "weight_packed": _words(numbers[:, back], bits),
+            "weight_packed": _words(numbers, bits),
             "weight_scale": scales,
             "weight_shape": torch.tensor(weight.shape),
         }
         if asymmetric:
             parts["weight_zero_point"] = _words(zeros.T, bits).T
         if ordered:
-            parts["weight_g_idx"] = torch.from_numpy(back // (group or len(order))).to(torch.int32)
-        return parts, meant[:, back]
+            parts["weight_g_idx"] = _index(order, group)
+        return parts, meant
 
     return quantize
 
@@ -104,16 +103,15 @@ def gptq(bits: int, group: int, offset: int, ordered: bool = False) -> Any:
     """`offset`: what the format's version takes off zeros."""
 
     def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
-        order = rng.permutation(weight.shape[1]) if ordered else np.arange(weight.shape[1])
-        numbers, zeros, scales, meant = _rounded(weight[:, order], bits, group, True)
-        back = np.argsort(order)
+        order = _order(weight, ordered, rng)
+        numbers, zeros, scales, meant = _rounded(weight, bits, group, True, order)
         parts = {
-            "qweight": _words(numbers[:, back], bits).T,
+            "qweight": _words(numbers, bits).T,
             "qzeros": _words((zeros.T - offset) % 2**bits, bits),
             "scales": scales.T,
-            "g_idx": torch.from_numpy(back // (group or len(order))).to(torch.int32),
+            "g_idx": _index(order, group),
         }
-        return parts, meant[:, back]
+        return parts, meant
 
     return quantize
 
@@ -130,8 +128,22 @@ def awq(group: int) -> Any:
     return quantize
 
 
-def _rounded(weight: Tensor, bits: int, group: int, asymmetric: bool) -> tuple[Any, Any, Tensor, Tensor]:
+def _order(weight: Tensor, ordered: bool, rng: np.random.Generator) -> Any:
+    """In which columns go through groups."""
+    return rng.permutation(weight.shape[1]) if ordered else np.arange(weight.shape[1])
+
+
+def _index(order: Any, group: int) -> Tensor:
+    """The group of each column."""
+    return torch.from_numpy(np.argsort(order) // (group or len(order))).to(torch.int32)
+
+
+def _rounded(
+    weight: Tensor, bits: int, group: int, asymmetric: bool, order: Any = None
+) -> tuple[Any, Any, Tensor, Tensor]:
     """Numbers and zeros from 0 on, scales in fp16, and what they stand for."""
+    back = slice(None) if order is None else np.argsort(order)
+    weight = weight if order is None else weight[:, order]
     groups = weight.double().numpy().reshape(len(weight), -1, group or weight.shape[1])
     low, high = groups.min(axis=2), groups.max(axis=2)
     top = 2**bits - 1
@@ -144,7 +156,7 @@ def _rounded(weight: Tensor, bits: int, group: int, asymmetric: bool) -> tuple[A
     steps = scales.double().numpy()[..., None]
     numbers = np.clip(np.round(groups / steps) + zeros[..., None], 0, top).astype(np.int64)
     meant = torch.from_numpy((numbers - zeros[..., None]) * steps).float()
-    return numbers.reshape(weight.shape), zeros, scales, meant.reshape(weight.shape)
+    return numbers.reshape(weight.shape)[:, back], zeros, scales, meant.reshape(weight.shape)[:, back]
 
 
 def _signed(numbers: Any, bits: int) -> Tensor:
