@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: chat test chaos lint clean
+.PHONY: chat test test-long chaos lint clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,12 +15,14 @@ chat: .venv/installed
 # The suite as two runs side by side, each of which takes the files that the other has not begun with. The second shows
 # its output at once, the first when both have ended. What is tiny is computed in one thread: more only wait for each
 # other, and take the cores from who has work.
-PYTEST := OMP_NUM_THREADS=1 PYTHONPATH='$(CURDIR)/tests/one_core' $(BIN)/python -m pytest -m 'not gpu'
+PYTEST := OMP_NUM_THREADS=1 PYTHONPATH='$(CURDIR)/tests/one_core' $(BIN)/python -m pytest
 
-test: .venv/installed
+test: MARK := not gpu and not long
+test-long: MARK := long and not gpu
+test test-long: .venv/installed
 	@share=$$(mktemp -d); trap 'kill $$other 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) --share=$$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
-	$(PYTEST) --share=$$share; here=$$?; \
+	$(PYTEST) -m '$(MARK)' --share=$$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
+	$(PYTEST) -m '$(MARK)' --share=$$share; here=$$?; \
 	wait $$other; there=$$?; \
 	cat $$share/log; exit $$((here ? here : there))
 

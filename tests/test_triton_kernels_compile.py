@@ -1,4 +1,7 @@
-"""The kernels compile for GPUs that are not here: every product of the tuned tables, and samples for older cards."""
+"""The kernels compile for GPUs that are not here: products of the tuned tables, and samples for older cards.
+
+Of each kind of product one size stands for all; what is marked `long` compiles every size.
+"""
 
 import json
 import re
@@ -43,12 +46,28 @@ def check(kernel: CompiledKernel, capability: int) -> None:
     assert f".target sm_{capability}{'a' if capability == 90 else ''}\n" in kernel.asm["ptx"]
 
 
+sizes = pytest.mark.parametrize(
+    "every_size", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each kind", "every size"]
+)
+
+
+def kind_of(op: str, config: MatmulConfig) -> tuple[object, ...]:
+    """What makes it other code; sizes are constants in the same code, but for what multiplies tiles of 64 rows."""
+    flags = config.hold, config.extra, config.tall, config.parts > 1, config.splits > 1, config.prefetch > 0
+    return config.kernel, *epilogue_of(op, config), config.block_m >= 64, *flags
+
+
+def epilogue_of(op: str, config: MatmulConfig) -> tuple[str, bool]:
+    """And whether the kernel norms its rows itself."""
+    epilogue = {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate"}[op.removeprefix("rms_norm_")]
+    return epilogue, op.startswith("rms_norm_") and config.kernel in ("vector", "split", "early")
+
+
 def compile_product(
     config: MatmulConfig, op: str, N: int, K: int, capability: int, dtype: torch.dtype = torch.bfloat16
 ) -> None:
     rows = {"vector": 1, "early": config.block_m}.get(config.kernel, 4 * config.block_m)
-    epilogue = {"matmul": "store", "matmul_add": "add", "matmul_silu_and_mul": "gate"}[op.removeprefix("rms_norm_")]
-    normed = op.startswith("rms_norm_") and config.kernel in ("vector", "split", "early")
+    epilogue, normed = epilogue_of(op, config)
     x, w = meta(rows, K, dtype=dtype), meta(N, K, dtype=dtype)
     out = meta(rows, N // 2 if epilogue == "gate" else N, dtype=dtype)
     # A program that has all its weights at once may have room for those of a part only: nothing asks it for the whole.
@@ -70,12 +89,13 @@ def compile_product(
             assert "setmaxnreg" in kernel.asm["ptx"]
 
 
+@sizes
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
-def test_tuned_products(table: Path) -> None:
-    """Each configuration once for each epilogue: other sizes are other constants in the same code."""
+def test_tuned_products(table: Path, every_size: bool) -> None:
+    """In both modes: each configuration once for each epilogue, or one of each kind."""
     rows = load_table(table.stem.replace("_", " "))
     assert rows.keys() == json.loads(table.read_text())["matmul"].keys()
-    seen = set()
+    seen: set[tuple[object, ...]] = set()
     for key, buckets in rows.items():
         found = re.fullmatch(r"(\w+) (\d+)x(\d+) bfloat16 (default|deterministic)", key)
         assert found, key
@@ -87,10 +107,14 @@ def test_tuned_products(table: Path) -> None:
             assert config.parts == 1 or (op in ("matmul", "matmul_add") and can_divide(config, K))
             assert config.kernel != "vector" or bucket == 1
             # What ends in a draw has a file of its own.
-            if (op, config) not in seen and config.kernel != "apart" and op != "matmul_sample":
-                seen.add((op, config))
+            if config.kernel == "apart" or op == "matmul_sample":
+                continue
+            epilogue = epilogue_of(op, config)
+            one = {(epilogue, config)} if every_size else {kind_of(op, config), (epilogue, config.kernel, mode)}
+            if not one <= seen:
+                seen |= one
                 compile_product(config, op, N, K, 90)
-    assert len(seen) > 20
+    assert len(seen) > (200 if every_size else 60)
 
 
 def test_tiles_of_192_rows() -> None:
@@ -122,16 +146,18 @@ def test_heuristic_products(capability: int, deterministic: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_small_cards_have_room(dtype: torch.dtype, deterministic: bool) -> None:
+@sizes
+def test_small_cards_have_room(dtype: torch.dtype, deterministic: bool, every_size: bool) -> None:
     """99 KiB of shared memory: `compiling_for` refuses what needs more."""
     K = 1024
     with compiling_for(89) as kernels:
         for rows in tuning.ROW_BUCKETS:
             x, w, norm = meta(rows, K, dtype=dtype), meta(1536, K, dtype=dtype), meta(K, dtype=dtype)
-            matmul.matmul(x, w, deterministic=deterministic)
-            matmul.matmul_add(x, w, meta(rows, 1536, dtype=dtype), deterministic=deterministic)
             matmul.rms_norm_matmul(x, norm, 1e-6, w, deterministic=deterministic)
             matmul.rms_norm_matmul_silu_and_mul(x, norm, 1e-6, w, deterministic=deterministic)
+            if every_size or rows in (1, 16, 256):  # of the same tiles, without a norm in front or with an add behind
+                matmul.matmul(x, w, deterministic=deterministic)
+                matmul.matmul_add(x, w, meta(rows, 1536, dtype=dtype), deterministic=deterministic)
     assert max(kernel.metadata.shared for kernel in kernels) <= 99 * 1024
     assert {kernel.name for kernel in kernels} >= {"skinny_kernel", "tile_kernel"}
 
@@ -145,8 +171,9 @@ def test_shared_memory_of_cards(capability: int, kibibytes: int) -> None:
     assert chosen == MatmulConfig("split", 16, 16, 64, 4, num_stages=4 if kibibytes > 99 else 3, splits=4)
 
 
-def test_heuristic_products_on_hopper() -> None:
-    """Each configuration that the weights of a Llama of 1B are given, and of a Qwen of 1.5B."""
+@sizes
+def test_heuristic_products_on_hopper(every_size: bool) -> None:
+    """Each configuration that the weights of a Llama of 1B are given, and of a Qwen of 1.5B, or one of each kind."""
     seen = {}
     for op, N, K in (
         ("rms_norm_matmul", 3072, 2048),
@@ -159,10 +186,11 @@ def test_heuristic_products_on_hopper() -> None:
             for deterministic in (False, True):
                 config = heuristic(op, bucket, N, K, torch.bfloat16, deterministic, hopper=True)
                 if config.kernel != "apart":
-                    seen.setdefault((op, config), (N, K))
-    assert {config.kernel for _, config in seen} >= {"vector", "early", "split", "skinny", "wave", "hopper"}
-    for (op, config), (N, K) in seen.items():
-        compile_product(config, op, N, K, 90)
+                    one = (epilogue_of(op, config), config) if every_size else kind_of(op, config)
+                    seen.setdefault(one, (config, op, N, K))
+    assert {config.kernel for config, *_ in seen.values()} >= {"vector", "early", "split", "skinny", "wave", "hopper"}
+    for product in seen.values():
+        compile_product(*product, 90)
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
