@@ -16,7 +16,7 @@ from tercet.engine.compiler_process import CompilerSpec
 from tercet.engine.compilers import start_compilers
 from tercet.engine.config import EngineConfig
 
-FEW = {"device": "cuda", "max_num_seqs": 1, "max_num_batched_tokens": 64, "load_format": "dummy"}
+FEW = {"device": "cuda", "max_num_seqs": 1, "max_num_batched_tokens": 64, "load_format": "dummy", "dtype": "bfloat16"}
 
 
 def config_of(family: str, **changes: object) -> EngineConfig:

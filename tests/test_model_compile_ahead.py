@@ -24,8 +24,8 @@ def steps_of(family: str, **changes: Any) -> Steps:
     config = read_config(checkpoint(family))
     few: dict[str, Any] = {
         "tensor_parallel_size": 1,
-        "dtype": torch.float32,
-        "cache_dtype": torch.float32,
+        "dtype": torch.bfloat16,
+        "cache_dtype": torch.bfloat16,
         "max_model_len": config.max_position_embeddings,
         "max_num_seqs": 1,
         "max_num_batched_tokens": 64,
@@ -54,7 +54,7 @@ class Few(Claims):
 
 @pytest.mark.usefixtures("_cache")
 def test_parts_are_the_whole(tmp_path: Path) -> None:
-    steps = steps_of("qwen3", tensor_parallel_size=2)
+    steps = steps_of("qwen3")
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
@@ -90,19 +90,25 @@ def test_a_claim_stays_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_over_ranks_are_among_them(dtype: torch.dtype) -> None:
-    """Of few rows, of more, and of long steps."""
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.long)], ids=["sums", "all"])
+def test_sums_over_ranks_are_among_them(dtype: torch.dtype, others: bool) -> None:
+    """Of few rows, of more, and of long steps. `others` are launched in any case, and may be compiled beside them."""
     steps = steps_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096, dtype=dtype, cache_dtype=dtype)
-    names: list[set[str]] = []
+    launched: list[set[str]] = [set(), set()]
     hashes: list[set[str]] = []
-    for rank in range(2):
-        with torch.inference_mode(), compiling_for(GPU) as kernels:
-            launch_all(steps, rank)
-        names.append({kernel.name for kernel in kernels})
-        hashes.append({kernel.hash for kernel in kernels})
-    assert names[0] == names[1]
     wanted = {"_all_reduce_add_rms_norm_kernel", "_all_reduce_rows_add_rms_norm_kernel", "_add_arrived_kernel"}
-    assert wanted <= names[0], names[0]
+    for rank, names in enumerate(launched):
+
+        def claim(what: str, names: set[str] = names) -> bool:
+            name = what.split()[0]
+            names.add(name)
+            return others or name in wanted
+
+        with torch.inference_mode(), compiling_for(GPU, claim) as kernels:
+            launch_all(steps, rank)
+        assert wanted <= {kernel.name for kernel in kernels}
+        hashes.append({kernel.hash for kernel in kernels})
+    assert launched[0] == launched[1]
     assert hashes[0] != hashes[1]
 
 

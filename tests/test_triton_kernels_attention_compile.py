@@ -6,6 +6,7 @@ import pytest
 import torch
 from triton.compiler import CompiledKernel
 
+from covering import covering
 from ptx_arithmetic import exponentials
 from tercet.triton_kernels import (
     attention,
@@ -27,6 +28,11 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
+def long(*sizes: object) -> object:
+    """Heads like others that have been compiled for this card or a like one."""
+    return pytest.param(*sizes, marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
     ("capability", "heads", "kv_heads", "head_dim", "num_tokens", "options"),
     [
@@ -36,12 +42,12 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         (90, 7, 1, 64, 300, {"softcap": 30.0}),
         (90, 8, 8, 80, 300, {"alibi_slopes_H": True}),
         (90, 8, 8, 64, 300, {"alibi_slopes_H": True, "softcap": 30.0}),
-        (90, 8, 2, 96, 300, {}),
+        long(90, 8, 2, 96, 300, {}),
         (90, 8, 4, 256, 300, {}),
         (80, 16, 8, 128, 300, {}),
-        (80, 8, 2, 256, 300, {}),
+        long(80, 8, 2, 256, 300, {}),
         (89, 9, 3, 64, 300, {"alibi_slopes_H": True}),
-        (89, 16, 8, 128, 300, {}),
+        long(89, 16, 8, 128, 300, {}),
         (89, 8, 2, 256, 300, {"softcap": 30.0}),
         (89, 64, 1, 192, 300, {}),
     ],
@@ -127,9 +133,7 @@ def test_float32_fits_small_cards(head_dim: int) -> None:
     assert {"_decode_kernel", "_prefill_kernel"} < {kernel.name for kernel in kernels}
 
 
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("head_dim", [2, 4, 8])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@covering(2, capability=[80, 90], head_dim=[2, 4, 8], dtype=[torch.bfloat16, torch.float16, torch.float32])
 def test_small_heads(capability: int, head_dim: int, dtype: torch.dtype) -> None:
     """Smaller than what `tl.dot` takes."""
     caches = [meta(100, 2, 64, head_dim, dtype=dtype) for _ in range(2)]
@@ -141,15 +145,14 @@ def test_small_heads(capability: int, head_dim: int, dtype: torch.dtype) -> None
     assert {"_decode_kernel", "_prefill_kernel"} < {kernel.name for kernel in kernels}
 
 
-@pytest.mark.parametrize("cells", [torch.bfloat16, FP8])
-@pytest.mark.parametrize("kernel", ["few", "many", "fixed"])
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (14, 2, 64)])
+@covering(
+    3, sizes=[(16, 8, 128), (14, 2, 64)], normed=[False, True], kernel=["few", "many", "fixed"],
+    cells=[torch.bfloat16, FP8],
+)  # fmt: skip
 def test_compile_fused_decode(
-    heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str, cells: torch.dtype,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    sizes = heads, kv_heads, head_dim
+    sizes: tuple[int, int, int], normed: bool, kernel: str, cells: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`sizes`: query heads, KV heads and their width."""
     plan, decode, merge = compile_fused_decode(90, *sizes, normed, kernel, monkeypatch, cells)
     assert ("cp.async.bulk.tensor" in decode.asm["ptx"]) == (kernel != "few")
     assert (decode.name == "fixed_decode_kernel") == (kernel == "fixed")

@@ -7,6 +7,7 @@ from math import prod
 import pytest
 import torch
 
+from covering import covering
 from slot_tables import empty_step, random_table
 from tercet.triton_kernels import log_probabilities as log_probabilities_module
 from tercet.triton_kernels import logits as logits_module
@@ -31,7 +32,7 @@ def on_meta(value: SlotTable | StepInputs | StepRows) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("capability", [80, 89, 90])
-def test_compile(capability: int) -> None:
+def test_compile_preparing(capability: int) -> None:
     table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
     inputs, rows = empty_step([1, 2], [(3, 0, 40)], 64)
     inputs, rows = StepInputs(**on_meta(inputs)), StepRows(**on_meta(rows))
@@ -39,16 +40,21 @@ def test_compile(capability: int) -> None:
     with compiling_for(capability) as kernels:
         prepare_module.prepare(rows, table, inputs, page_size=64, num_pages=100)
         write_plan_module.write_plan(words, words, RunSizes(20, 100, 2, 5000, 9), table, 100)
-        for dtype in (torch.bfloat16, torch.float16, torch.float32):
-            for num_rows in (1, 256):
-                logits = torch.empty(num_rows, 151936, dtype=dtype, device="meta")
-                slots = torch.empty(num_rows, dtype=torch.int32, device="meta")
-                sample_module.sample(logits, slots, slots, table)
-    assert len(kernels) == 2 + 3 * 2 * 4
+    assert all(kernel.asm["cubin"] for kernel in kernels)
+    assert ["griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels] == [capability == 90, False]
+
+
+@covering(2, capability=[80, 89, 90], dtype=[torch.bfloat16, torch.float16, torch.float32], num_rows=[1, 256])
+def test_compile_sampling(capability: int, dtype: torch.dtype, num_rows: int) -> None:
+    table = SlotTable(**on_meta(random_table(9, 4, 64, 1000, 0)))
+    logits = torch.empty(num_rows, 151936, dtype=dtype, device="meta")
+    slots = torch.empty(num_rows, dtype=torch.int32, device="meta")
+    with compiling_for(capability) as kernels:
+        sample_module.sample(logits, slots, slots, table)
+    assert len(kernels) == 4
     for kernel in kernels:
         assert kernel.asm["cubin"], kernel.name
-    waiting = [kernel.name for kernel in kernels if "griddepcontrol.wait" in kernel.asm["ptx"]]
-    assert len(waiting) == (1 + 3 * 2 * 4 if capability == 90 else 0)
+        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
 
 
 def test_plans_of_very_many_rows_compile_soon() -> None:
