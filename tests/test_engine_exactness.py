@@ -131,7 +131,11 @@ def test_preempted(family: str, caching: bool) -> None:
         wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize(("run_ahead", "max_lease"), [(1, 1), (1, 8), (3, 1), (3, 8)])
+# Neither, and both: with drawn tokens, in test_engine_sampling.py.
+@pytest.mark.parametrize(
+    ("run_ahead", "max_lease"),
+    [(1, 8), (3, 1), pytest.param(1, 1, marks=pytest.mark.long), pytest.param(3, 8, marks=pytest.mark.long)],
+)
 def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
     """Requests that end at all lengths, some by a stop token, while others enter."""
     prompts, answers = greedy_cases("llama")
@@ -156,7 +160,10 @@ def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
         wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize(("family", "ranks"), RANKS.items())
+@pytest.mark.parametrize(
+    ("family", "ranks"),
+    [pytest.param(*one, marks=pytest.mark.long if one[0] == "llama-linear" else ()) for one in RANKS.items()],
+)
 def test_ranks(family: str, ranks: int) -> None:
     """The vocabulary is divisible by neither; four ranks share two KV heads."""
     prompts, answers = greedy_cases(family)

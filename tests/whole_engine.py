@@ -15,8 +15,8 @@ from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 
-NUM_TOKENS = 64
 PAGE_SIZE = 16
+NUM_TOKENS = 3 * PAGE_SIZE
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 

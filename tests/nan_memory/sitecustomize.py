@@ -8,7 +8,8 @@ import sys
 if "tercet.engine.worker" in sys.orig_argv:
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `torch.use_deterministic_algorithms`, which imports a compiler for this and takes as long as torch itself.
+    torch._C._set_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.set_num_threads(1)
     torch.set_num_threads = lambda number: None
