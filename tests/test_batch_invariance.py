@@ -33,10 +33,11 @@ from tercet.triton_kernels.matmul import (
     rms_norm_matmul,
     rms_norm_matmul_silu_and_mul,
 )
+from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.sample import sample
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.tuning import load_table
+from tercet.triton_kernels.tuning import choose_matmul_sample, load_table
 
 DEVICE, DTYPE = ("cpu", torch.float32) if INTERPRETED else ("cuda", torch.bfloat16)
 SIZES = (1, 7, 8, 17) if INTERPRETED else (1, 2, 7, 8, 16, 17, 64, 65, 100, 180, 255, 256, 1000)
@@ -106,6 +107,15 @@ def test_products(product: str) -> None:
         matmul_add(x[rows], w, out, deterministic=True)
         return out
 
+    def drawn_from(rows: slice) -> Tensor:
+        """The logits of the kernel that would draw from them."""
+        config = choose_matmul_sample(len(x[rows]), N, K, DTYPE, True, x.device)
+        if config.kernel == "apart":
+            return matmul(x[rows], w, deterministic=True)
+        out = x.new_empty(len(x[rows]), N)
+        launch_matmul(config, x[rows], w, out)
+        return out
+
     match op:
         case "matmul":
             check_rows(lambda rows: matmul(x[rows], w, deterministic=True), most, sizes)
@@ -117,6 +127,9 @@ def test_products(product: str) -> None:
             check_rows(lambda rows: matmul_silu_and_mul(x[rows], w, deterministic=True), most, sizes)
             gate = partial(rms_norm_matmul_silu_and_mul, eps=EPS, w_2FK=w, deterministic=True)
             check_rows(lambda rows: gate(x[rows], norm), most, sizes)
+        case "matmul_sample":
+            assert torch.equal(drawn_from(slice(0, most)), matmul(x, w, deterministic=True))
+            check_rows(drawn_from, most, sizes)
         case _:
             raise AssertionError(f"{op}: deterministic mode has no test of it")
 
