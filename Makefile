@@ -17,14 +17,19 @@ chat: .venv/installed
 # other, and take the cores from who has work.
 PYTEST := OMP_NUM_THREADS=1 PYTHONPATH='$(CURDIR)/tests/one_core' $(BIN)/python -m pytest
 
-test: MARK := not gpu and not long
-test-long: MARK := long and not gpu
-test test-long: .venv/installed
+define side_by_side
 	@share=$$(mktemp -d); trap 'kill $$other 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \
-	$(PYTEST) -m '$(MARK)' --share=$$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
-	$(PYTEST) -m '$(MARK)' --share=$$share; here=$$?; \
+	$(PYTEST) -m '$(1)' --share=$$share -o cache_dir=.pytest_cache/other >$$share/log 2>&1 & other=$$!; \
+	$(PYTEST) -m '$(1)' --share=$$share; here=$$?; \
 	wait $$other; there=$$?; \
 	cat $$share/log; exit $$((here ? here : there))
+endef
+
+test: .venv/installed
+	$(call side_by_side,not gpu and not long)
+
+test-long: .venv/installed
+	$(call side_by_side,long and not gpu)
 
 chaos: .venv/installed
 	$(BIN)/python tests/chaos.py --faults 500
