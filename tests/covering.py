@@ -1,10 +1,18 @@
-"""Grids of tests of which a few stand for all: `make test` runs those few, `make test-long` the others."""
+"""Cases of which a few stand for all: `make test` runs those few, `make test-long` the others."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, product
 from typing import Any
 
 import pytest
+
+
+def long(*values: Any) -> Any:
+    """A case that another one stands for."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+kinds_and_sizes = pytest.mark.parametrize("every_size", [False, long(True)], ids=["each kind", "every size"])
 
 
 def covering(together: int, **parameters: Sequence[Any]) -> pytest.MarkDecorator:
@@ -22,9 +30,8 @@ def covering(together: int, **parameters: Sequence[Any]) -> pytest.MarkDecorator
     return pytest.mark.parametrize(
         list(parameters),
         [
-            pytest.param(
-                *(values[i] for values, i in zip(parameters.values(), one, strict=True)),
-                marks=() if one in few else pytest.mark.long,
+            (pytest.param if one in few else long)(
+                *(values[i] for values, i in zip(parameters.values(), one, strict=True))
             )
             for one in grid
         ],

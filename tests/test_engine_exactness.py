@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from checkpoints import FAMILIES, checkpoint, random_prompts, reference_greedy, tokenizer
+from covering import long
 from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client
@@ -132,10 +133,7 @@ def test_preempted(family: str, caching: bool) -> None:
 
 
 # Neither, and both: with drawn tokens, in test_engine_sampling.py.
-@pytest.mark.parametrize(
-    ("run_ahead", "max_lease"),
-    [(1, 8), (3, 1), pytest.param(1, 1, marks=pytest.mark.long), pytest.param(3, 8, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("run_ahead", "max_lease"), [(1, 8), (3, 1), long(1, 1), long(3, 8)])
 def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
     """Requests that end at all lengths, some by a stop token, while others enter."""
     prompts, answers = greedy_cases("llama")
@@ -161,8 +159,7 @@ def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks"),
-    [pytest.param(*one, marks=pytest.mark.long if one[0] == "llama-linear" else ()) for one in RANKS.items()],
+    ("family", "ranks"), [long(*one) if one[0] == "llama-linear" else one for one in RANKS.items()]
 )
 def test_ranks(family: str, ranks: int) -> None:
     """The vocabulary is divisible by neither; four ranks share two KV heads."""

@@ -35,7 +35,7 @@ def test_greedy_is_that_of_rounded_keys_and_values(
 
 
 def test_four_tokens_in_the_room_of_one() -> None:
-    """That it is room for 40 in float32, test_engine_exactness.py has from an engine."""
+    """That so many bytes are room for as many pages in float32, test_engine_exactness.py has from an engine."""
     with tiny_engine(FAMILY, kv_cache_dtype="fp8_e4m3", kv_cache_memory=bytes_of_pages(FAMILY, 40)) as llm:
         assert info(llm.address).num_pages == 160
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from checkpoints import checkpoint
+from covering import long
 from tercet.model import compile_ahead as module
 from tercet.model.checkpoint import read_config
 from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
@@ -53,8 +54,9 @@ class Few(Claims):
 
 
 @pytest.mark.usefixtures("_cache")
-def test_parts_are_the_whole(tmp_path: Path) -> None:
-    steps = steps_of("qwen3")
+@pytest.mark.parametrize("ranks", [1, long(2)])
+def test_parts_are_the_whole(tmp_path: Path, ranks: int) -> None:
+    steps = steps_of("qwen3", tensor_parallel_size=ranks)
     alone, together = tmp_path / "alone", tmp_path / "together"
     alone.mkdir()
     together.mkdir()
@@ -90,7 +92,7 @@ def test_a_claim_stays_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_cache")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.long)], ids=["sums", "all"])
+@pytest.mark.parametrize("others", [False, long(True)], ids=["sums", "all"])
 def test_sums_over_ranks_are_among_them(dtype: torch.dtype, others: bool) -> None:
     """Of few rows, of more, and of long steps. `others` are launched in any case, and may be compiled beside them."""
     steps = steps_of("qwen3", tensor_parallel_size=2, max_num_batched_tokens=4096, dtype=dtype, cache_dtype=dtype)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton.compiler import CompiledKernel
 
-from covering import covering
+from covering import covering, long
 from ptx_arithmetic import exponentials
 from tercet.triton_kernels import (
     attention,
@@ -26,11 +26,6 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def long(*sizes: object) -> object:
-    """Heads like others that have been compiled for this card or a like one."""
-    return pytest.param(*sizes, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(

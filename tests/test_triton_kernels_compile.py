@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from covering import kinds_and_sizes
 from tercet.triton_kernels import (
     add_normed,
     add_rms_norm,
@@ -44,11 +45,6 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 def check(kernel: CompiledKernel, capability: int) -> None:
     assert kernel.asm["cubin"]
     assert f".target sm_{capability}{'a' if capability == 90 else ''}\n" in kernel.asm["ptx"]
-
-
-sizes = pytest.mark.parametrize(
-    "every_size", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each kind", "every size"]
-)
 
 
 def kind_of(op: str, config: MatmulConfig) -> tuple[object, ...]:
@@ -89,7 +85,7 @@ def compile_product(
             assert "setmaxnreg" in kernel.asm["ptx"]
 
 
-@sizes
+@kinds_and_sizes
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
 def test_tuned_products(table: Path, every_size: bool) -> None:
     """In both modes: each configuration once for each epilogue, or one of each kind."""
@@ -146,7 +142,7 @@ def test_heuristic_products(capability: int, deterministic: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("deterministic", [False, True])
-@sizes
+@kinds_and_sizes
 def test_small_cards_have_room(dtype: torch.dtype, deterministic: bool, every_size: bool) -> None:
     """99 KiB of shared memory: `compiling_for` refuses what needs more."""
     K = 1024
@@ -171,7 +167,7 @@ def test_shared_memory_of_cards(capability: int, kibibytes: int) -> None:
     assert chosen == MatmulConfig("split", 16, 16, 64, 4, num_stages=4 if kibibytes > 99 else 3, splits=4)
 
 
-@sizes
+@kinds_and_sizes
 def test_heuristic_products_on_hopper(every_size: bool) -> None:
     """Each configuration that the weights of a Llama of 1B are given, and of a Qwen of 1.5B, or one of each kind."""
     seen = {}

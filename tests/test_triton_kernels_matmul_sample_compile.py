@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from covering import kinds_and_sizes
 from slot_tables import random_table
 from tercet.triton_kernels import sample as sample_module
 from tercet.triton_kernels import sample_shard, tuning
@@ -52,9 +53,7 @@ def sums(kernel: CompiledKernel) -> list[str]:
     return [re.sub(r"#(?!ttg)\w+", lambda name: layouts.get(name[0], name[0]), one or other) for one, other in found]
 
 
-@pytest.mark.parametrize(
-    "every_size", [False, pytest.param(True, marks=pytest.mark.long)], ids=["each kind", "every size"]
-)
+@kinds_and_sizes
 def test_tuned(every_size: bool) -> None:
     with pretending(Gpu("NVIDIA H200", 90, 132)):
         configs = {
