@@ -14,9 +14,11 @@ from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
+from tercet.triton_kernels.choose_scaled import choose_scaled
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_config import NEED_TMA, MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_be_early, can_use_tma, launch_matmul
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight, expand, plain
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tuning import choose_matmul
 from tercet.triton_kernels.untuned import heuristic
@@ -26,7 +28,7 @@ _NORMING = ("vector", "split", "early")
 
 def matmul(
     x_MK: Tensor,
-    w_NK: Tensor,
+    w_NK: Weight,
     bias_N: Tensor | None = None,
     out: Tensor | None = None,
     *,
@@ -49,7 +51,7 @@ def matmul(
 
 
 def matmul_add(
-    x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor, *, deterministic: bool = False, rows: Tensor | None = None
+    x_MK: Tensor, w_NK: Weight, residual_MN: Tensor, *, deterministic: bool = False, rows: Tensor | None = None
 ) -> None:
     """residual += x W^T, in place: [M, K] x [N, K] into [M, N]. Sums in fp32, rounds once; graph-safe."""
     _check(x_MK, w_NK)
@@ -63,7 +65,7 @@ def matmul_add(
 
 def matmul_silu_and_mul(
     x_MK: Tensor,
-    w_2FK: Tensor,
+    w_2FK: Weight,
     out: Tensor | None = None,
     *,
     deterministic: bool = False,
@@ -85,7 +87,7 @@ def rms_norm_matmul(
     x_MK: Tensor,
     norm_K: Tensor,
     eps: float,
-    w_NK: Tensor,
+    w_NK: Weight,
     bias_N: Tensor | None = None,
     *,
     deterministic: bool = False,
@@ -98,6 +100,7 @@ def rms_norm_matmul(
         normed_MK = rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic)
         return matmul(normed_MK, w_NK, bias_N, deterministic=deterministic, rows=rows)
     out_MN = x_MK.new_empty(x_MK.shape[0], w_NK.shape[0])
+    assert isinstance(w_NK, Tensor)
     launch_matmul(config, x_MK, w_NK, out_MN, "store", bias_N, norm_K, eps)
     return out_MN
 
@@ -106,7 +109,7 @@ def rms_norm_matmul_silu_and_mul(
     x_MK: Tensor,
     norm_K: Tensor,
     eps: float,
-    w_2FK: Tensor,
+    w_2FK: Weight,
     *,
     deterministic: bool = False,
     rows: Tensor | None = None,
@@ -118,30 +121,31 @@ def rms_norm_matmul_silu_and_mul(
         normed_MK = rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic)
         return matmul_silu_and_mul(normed_MK, w_2FK, deterministic=deterministic, rows=rows)
     out_MF = x_MK.new_empty(x_MK.shape[0], w_2FK.shape[0] // 2)
+    assert isinstance(w_2FK, Tensor)
     launch_matmul(config, x_MK, w_2FK, out_MF, "gate", None, norm_K, eps)
     return out_MF
 
 
-def matmul_reference(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
+def matmul_reference(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> Tensor:
     """The same in PyTorch."""
-    return F.linear(x_MK, w_NK, bias_N)
+    return F.linear(x_MK, plain(w_NK), bias_N)
 
 
-def matmul_add_reference(x_MK: Tensor, w_NK: Tensor, residual_MN: Tensor) -> None:
+def matmul_add_reference(x_MK: Tensor, w_NK: Weight, residual_MN: Tensor) -> None:
     """The same in PyTorch."""
-    residual_MN.addmm_(x_MK, w_NK.t())
+    residual_MN.addmm_(x_MK, plain(w_NK).t())
 
 
-def matmul_silu_and_mul_reference(x_MK: Tensor, w_2FK: Tensor) -> Tensor:
+def matmul_silu_and_mul_reference(x_MK: Tensor, w_2FK: Weight) -> Tensor:
     """The same in PyTorch; the product is rounded before the gate, unlike the kernel's."""
-    y_M2F = F.linear(x_MK, w_2FK)
+    y_M2F = F.linear(x_MK, plain(w_2FK))
     return silu_and_mul_reference(y_M2F[:, 0::2], y_M2F[:, 1::2])
 
 
 def _run(
     op: str,
     x_MK: Tensor,
-    w_NK: Tensor,
+    w_NK: Weight,
     out: Tensor,
     epilogue: str,
     deterministic: bool,
@@ -150,6 +154,11 @@ def _run(
 ) -> None:
     if not out.numel():
         return
+    if isinstance(w_NK, ScaledWeight):
+        if scaled := choose_scaled(x_MK, w_NK, deterministic=deterministic):
+            launch_matmul(scaled, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
+            return
+        w_NK = expand(w_NK)
     config = _choose(op, x_MK, w_NK, deterministic)
     if config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK, out):
         config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
@@ -170,7 +179,7 @@ def _choose(op: str, x_MK: Tensor, w_NK: Tensor, deterministic: bool) -> MatmulC
 
 
 def norming_config(
-    op: str, x_MK: Tensor, norm_K: Tensor, w_NK: Tensor, deterministic: bool
+    op: str, x_MK: Tensor, norm_K: Tensor, w_NK: Weight, deterministic: bool
 ) -> MatmulConfig | None:  # fmt: skip
     """The kernel that norms its own rows, or None: then the norm runs first, on its own.
 
@@ -181,22 +190,23 @@ def norming_config(
     check_same("norm", norm_K, x_MK, torch.float32)
     if deterministic or not x_MK.numel() or not use_kernels(x_MK) or norm_K.dtype != x_MK.dtype:
         return None
+    if isinstance(w_NK, ScaledWeight):
+        return None
     config = _choose(op, x_MK, w_NK, deterministic)
     return config if config.kernel in _NORMING else None
 
 
-def _check(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> None:
+def _check(x_MK: Tensor, w_NK: Weight, bias_N: Tensor | None = None) -> None:
     check_dtype("x", x_MK, *FLOATS)
     check_shape("x", x_MK, None, None)
     check_same("x", x_MK, x_MK)
-    check_shape("w", w_NK, None, x_MK.shape[1])
-    check_same("w", w_NK, x_MK)
+    check_weight("w", w_NK, x_MK, None, x_MK.shape[1])
     if bias_N is not None:
         check_shape("bias", bias_N, w_NK.shape[0])
         check_same("bias", bias_N, x_MK)
 
 
-def _check_pairs(x_MK: Tensor, w_2FK: Tensor) -> None:
+def _check_pairs(x_MK: Tensor, w_2FK: Weight) -> None:
     _check(x_MK, w_2FK)
     if w_2FK.shape[0] % 2:
         raise ValueError(f"w: got {w_2FK.shape[0]} rows, wanted gate and up rows in turns: an even number")

@@ -12,14 +12,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
-from tercet.triton_kernels.matmul_config import EARLY_BYTES, IN_PARTS, KERNELS, MatmulConfig
+from tercet.triton_kernels.matmul_config import EARLY_BYTES, IN_PARTS, KERNELS, SCALING, MatmulConfig
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_early import early_kernel
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
 from tercet.triton_kernels.matmul_hopper import hopper_kernel
+from tercet.triton_kernels.matmul_scaled import scaled_kernel, scaled_skinny_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
 EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample": SAMPLE}
@@ -28,7 +30,7 @@ EPILOGUES = {"store": STORE, "parts": STORE, "add": ADD, "gate": GATE, "sample":
 def launch_matmul(
     config: MatmulConfig,
     x_MK: Tensor,
-    w_NK: Tensor,
+    w_NK: Weight,
     out: Tensor | None,
     epilogue: str = "store",
     bias_N: Tensor | None = None,
@@ -45,7 +47,11 @@ def launch_matmul(
     int32 [1] on the device; kernels for many rows leave out tiles behind them.
     """
     M, K = x_MK.shape
-    N = w_NK.shape[0]
+    N, group = len(w_NK), 0
+    scales = x_MK  # never read
+    if isinstance(w_NK, ScaledWeight):
+        assert config.kernel in SCALING
+        group, scales, w_NK = w_NK.group, w_NK.scales_GN, w_NK.numbers_NK
     pdl = is_hopper(x_MK.device)
     fixed = {
         "N": N,
@@ -55,12 +61,12 @@ def launch_matmul(
         "EPILOGUE": EPILOGUES[epilogue].value,
         "HAS_BIAS": bias_N is not None,
         "PDL": pdl,
-        "draw": draw,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
     }
     if pdl:
         fixed["launch_pdl"] = True
+    drawing = {**fixed, "draw": draw}
     if out is None:
         assert draw is not None
         out = x_MK  # for its type: nothing is written there
@@ -73,16 +79,16 @@ def launch_matmul(
     tiles = cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles, by 16 bytes: it must not reach beyond the last row.
-    can_prefetch = pdl and N % config.width == 0 and K * x_MK.itemsize % 16 == 0
+    can_prefetch = pdl and N % config.width == 0 and K * w_NK.itemsize % 16 == 0
     prefetch = min(config.prefetch, K // parts) if can_prefetch else 0
     match config.kernel:
         case "vector":
             assert M == 1
-            vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **fixed)
+            vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **drawing)
         case "split":
             split_kernel[(tiles,)](
                 x_MK, norm, eps, w_NK, bias, out, M=M, BLOCK_M=config.block_m, SPLITS=config.splits,
-                PRECISION=precision, NORM=norm_K is not None, PREFETCH=prefetch, **fixed,
+                PRECISION=precision, NORM=norm_K is not None, PREFETCH=prefetch, **drawing,
             )  # fmt: skip
         case "early":
             assert draw is None
@@ -97,13 +103,29 @@ def launch_matmul(
             assert norm_K is None
             skinny_kernel[(tiles,)](
                 x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, PARTS=parts,
+                **drawing,
+            )  # fmt: skip
+        case "scaled_skinny":
+            assert norm_K is None
+            assert draw is None
+            scaled_skinny_kernel[(tiles,)](
+                x_MK, w_NK, scales, bias, out, M=M, GROUP=group, BLOCK_M=config.block_m, PREFETCH=prefetch, PARTS=parts,
                 **fixed,
+            )  # fmt: skip
+        case "scaled":
+            assert norm_K is None
+            assert draw is None
+            scaled_kernel[(tiles,)](
+                TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
+                TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
+                w_NK, scales, bias, out, M=M, GROUP=group, BLOCK_M=config.block_m, PREFETCH=prefetch, PARTS=parts,
+                **counted, **fixed,
             )  # fmt: skip
         case "tile":
             assert norm_K is None
             tile_kernel[(tiles,)](
                 x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, PRECISION=precision,
-                **counted, **fixed,
+                **counted, **drawing,
             )  # fmt: skip
         case "wave":
             assert norm_K is None
@@ -113,7 +135,7 @@ def launch_matmul(
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n // 2, config.block_k]),
                 w_NK, bias, out, M=M, BLOCK_M=config.block_m, TALL=config.tall, EXTRA=config.extra, PREFETCH=prefetch,
-                PARTS=parts, **counted, **fixed,
+                PARTS=parts, **counted, **drawing,
             )  # fmt: skip
         case "hopper":
             assert norm_K is None
@@ -135,7 +157,7 @@ def launch_matmul(
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 bias,
                 None if draw else TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 2]),
-                M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **counted, **fixed,
+                M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **counted, **drawing,
             )  # fmt: skip
         case _:
             raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted one of {KERNELS}")
@@ -181,8 +203,8 @@ def _early_layout(block_k: int) -> gl.NVMMASharedLayout:
 
 
 def can_use_tma(x_MK: Tensor, *others: Tensor) -> bool:
-    """TMA wants 16-byte rows and starts, and a card that has it."""
+    """TMA wants 16-byte rows and starts, numbers of two bytes or one, and a card that has it."""
     return is_hopper(x_MK.device) and all(
-        tensor.stride(0) * tensor.itemsize % 16 == 0 and tensor.data_ptr() % 16 == 0 and tensor.itemsize == 2
+        tensor.stride(0) * tensor.itemsize % 16 == 0 and tensor.data_ptr() % 16 == 0 and tensor.itemsize <= 2
         for tensor in (x_MK, *others)
     )

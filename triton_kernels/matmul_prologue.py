@@ -21,6 +21,7 @@ from tercet.triton_kernels.matmul import matmul_reference
 from tercet.triton_kernels.matmul_hopper import load_stages, make_ring, multiply_stages, tile_of
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.scaled_weight import Weight, check_weight, plain
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
 _HEAD_DIM = 128
@@ -181,13 +182,14 @@ def matmul_prologue_kernel(
     )  # fmt: skip
 
 
-def can_fuse_prologue(num_tokens: int, w_NK: Tensor, k_cache: Tensor, rotary_dim: int) -> bool:
+def can_fuse_prologue(num_tokens: int, w_NK: Weight, k_cache: Tensor, rotary_dim: int) -> bool:
     """Whether `matmul_prologue` knows these shapes, and is the better way for so many tokens."""
     if not (is_hopper(w_NK.device) and w_NK.dtype.itemsize == 2 and k_cache.shape[3] == _HEAD_DIM == rotary_dim):
         return False
     programs = _num_programs(w_NK.device)
     tiles = cdiv(num_tokens, _BLOCK_M) * cdiv(len(w_NK), 2 * _HEAD_DIM)
-    return can_use_tma(w_NK) and 0 < _BUSY * programs * cdiv(tiles, programs) <= tiles
+    fits = can_use_tma(w_NK) if isinstance(w_NK, Tensor) else w_NK.shape[1] % 8 == 0
+    return fits and 0 < _BUSY * programs * cdiv(tiles, programs) <= tiles
 
 
 def _num_programs(device: torch.device) -> int:
@@ -198,7 +200,7 @@ def _num_programs(device: torch.device) -> int:
 
 def matmul_prologue(
     x_TK: Tensor,
-    w_NK: Tensor,
+    w_NK: Weight,
     positions_T: Tensor,
     kv_slots_T: Tensor,
     cos_sin_PD: Tensor,
@@ -223,10 +225,9 @@ def matmul_prologue(
     T, num_heads, head_dim = q_THD.shape
     num_pages, num_kv_heads, page_size, _ = k_cache.shape
     check_dtype("x", x_TK, torch.bfloat16, torch.float16)
-    check_shape("x", x_TK, T, w_NK.shape[1])
+    check_shape("x", x_TK, T, None)
     check_contiguous("x", x_TK)
-    check_shape("w", w_NK, (num_heads + 2 * num_kv_heads) * head_dim, None)
-    check_same("w", w_NK, x_TK)
+    check_weight("w", w_NK, x_TK, (num_heads + 2 * num_kv_heads) * head_dim, x_TK.shape[1])
     check_same("q", q_THD, x_TK)
     check_shape("cos_sin", cos_sin_PD, None, _HEAD_DIM)
     check_prologue(x_TK, positions_T, kv_slots_T, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache, rows)
@@ -234,7 +235,7 @@ def matmul_prologue(
         return
     num_programs = _num_programs(x_TK.device)
     matmul_prologue_kernel[(num_programs,)](
-        hopper_descriptor(x_TK, _BLOCK_M, _BLOCK_K), hopper_descriptor(w_NK, 2 * head_dim, _BLOCK_K),
+        hopper_descriptor(x_TK, _BLOCK_M, _BLOCK_K), hopper_descriptor(plain(w_NK), 2 * head_dim, _BLOCK_K),
         hopper_descriptor(q_THD.view(T, -1), _BLOCK_M // 2, head_dim // 2), positions_T, kv_slots_T, cos_sin_PD,
         x_TK if q_norm_weight_D is None else q_norm_weight_D, x_TK if k_norm_weight_D is None else k_norm_weight_D, eps,
         k_cache, v_cache, positions_T if rows is None else rows, T, cos_sin_PD.shape[0], num_pages * page_size,
@@ -246,7 +247,7 @@ def matmul_prologue(
 
 def matmul_prologue_reference(
     x_TK: Tensor,
-    w_NK: Tensor,
+    w_NK: Weight,
     positions_T: Tensor,
     kv_slots_T: Tensor,
     cos_sin_PD: Tensor,

@@ -1,0 +1,127 @@
+"""Products with weights in FP8: those go from shared memory to registers, where they become the numbers that they stand
+for, and are the tall side of the matrix units.
+
+Two kernels: one of Hopper that sums K in plain order, so that a row's bits are those of every plain-order kernel with
+plain weights; one for few rows on any card whose order is its own. Triton lays out operands for its instructions by the
+bytes that numbers have where they are loaded: with one, an instruction takes other columns together.
+
+Shape suffixes: M rows, K reduced size, N output size.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.matmul_epilogue import finish_tile, finish_with, load_bias, load_residual
+from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
+from tercet.triton_kernels.scaled_weight import widen
+
+_FEW = tl.constexpr(64)
+"""Rows of a tile that has registers for the residual while products run."""
+_COMPILED = tl.constexpr(not INTERPRETED)
+
+
+@triton.jit
+def _now(acc):
+    """The same, with nothing that comes after it before it is known. Left to itself Triton widens the next weights
+    while a product still reads the last ones, in registers that are thought to be free (triton-lang/triton#9433)."""
+    if _COMPILED:
+        acc = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1)
+    return acc
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def scaled_kernel(
+    x_desc, w_desc, w_ptr, scales_ptr, bias_ptr, out_ptr, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N) * PARTS,): one program owns one output tile, with PARTS the sum
+    of its part of K, in an output of its part's own. GROUP columns share a scale; BLOCK_K divides it, or it is K.
+
+    Programs on the same weights are neighbours.
+    """
+    num_m = tl.cdiv(M, BLOCK_M)
+    tile_m = tl.program_id(0) % num_m
+    part = tl.program_id(0) // num_m % PARTS
+    tile_n = tl.program_id(0) // num_m // PARTS
+    part_k: tl.constexpr = K // PARTS
+    start_m, start_n, start_k = tile_m * BLOCK_M, tile_n * BLOCK_N, part * part_k
+    if PREFETCH > 0 and tile_m == 0:
+        prefetch(w_ptr + start_n.to(tl.int64) * K + start_k, BLOCK_N, K, PREFETCH)
+    rows = start_m + tl.arange(0, BLOCK_M)
+    scale_ptrs = scales_ptr + tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
+    if GROUP == K:
+        scales = tl.load(scale_ptrs)
+    few: tl.constexpr = BLOCK_M <= _FEW
+    if few:
+        bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if HAS_ROWS and start_m >= tl.load(rows_ptr):
+        return
+    if PARTS > 1:
+        out_ptr += part.to(tl.int64) * M * N
+    if few:
+        residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for k in range(0, part_k, BLOCK_K):
+        x = x_desc.load([start_m, start_k + k])
+        w = w_desc.load([start_n, start_k + k])
+        if GROUP < K:
+            scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)
+        acc_NM = _now(tl.dot(widen(w, scales[:, None], x.dtype), x.T, acc_NM))
+    acc = tl.trans(acc_NM)
+    if few:
+        finish_with(acc, bias, residual, rows, rows, start_n, tile_n, out_ptr, None, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
+    else:
+        finish_tile(
+            acc, rows, rows, start_n, tile_n, bias_ptr, out_ptr, None, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS
+        )
+
+
+@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
+def scaled_skinny_kernel(
+    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, EPILOGUE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid and arguments as above, without TMA; columns of x, weights and scales beyond K count as none."""
+    num_m = tl.cdiv(M, BLOCK_M)
+    tile_m = tl.program_id(0) % num_m
+    part = tl.program_id(0) // num_m % PARTS
+    tile_n = tl.program_id(0) // num_m // PARTS
+    part_k: tl.constexpr = K // PARTS
+    start_n, start_k = tile_n * BLOCK_N, part * part_k
+    w_rows = tl.arange(0, BLOCK_N)
+    if N % BLOCK_N:
+        w_rows = tl.minimum(w_rows, N - 1 - start_n)
+    columns = tl.arange(0, BLOCK_K)
+    w_start = w_ptr + start_n.to(tl.int64) * K + start_k
+    if PREFETCH > 0 and tile_m == 0:
+        prefetch(w_start, BLOCK_N, K, PREFETCH)
+    w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
+    scale_ptrs = scales_ptr + start_n + w_rows
+    if GROUP == K:
+        scales = tl.load(scale_ptrs)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    x_ptrs = x_ptr + start_k + (rows % M)[None, :] * K + columns[:, None]
+    bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if PARTS > 1:
+        out_ptr += part.to(tl.int64) * M * N
+    residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
+    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for k in range(0, part_k, BLOCK_K):
+        if part_k % BLOCK_K:
+            w = tl.load(w_ptrs + k, mask=(columns < part_k - k)[None, :], other=0.0)
+            x = tl.load(x_ptrs + k, mask=(columns < part_k - k)[:, None], other=0.0)
+        else:
+            w = tl.load(w_ptrs + k)
+            x = tl.load(x_ptrs + k)
+        if GROUP < K:
+            scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)
+        acc_NM = tl.dot(widen(w, scales[:, None], x.dtype), x, acc_NM)
+    acc = tl.trans(acc_NM)
+    finish_with(acc, bias, residual, rows, rows, start_n, tile_n, out_ptr, None, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
