@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use
 
     from tercet.model.compile_ahead import Steps
     from tercet.model.load import Opened
+    from tercet.triton_kernels.dispatch import Gpu
 
 DONE, FAILED = b".", b"x"
 _NICENESS = 10
@@ -54,6 +55,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         max_num_batched_tokens=config.max_num_batched_tokens,
         page_size=config.page_size,
         deterministic=config.deterministic,
+        in_fp8=opened.in_fp8,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 
@@ -69,20 +71,29 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
+        deterministic=config.deterministic,
+        tensor_parallel_size=config.tensor_parallel_size,
     )
+
+
+def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
+    """And the GPU, on which what may stay in FP8 depends."""
+    import torch
+
+    from tercet.triton_kernels.dispatch import Gpu, pretending
+
+    gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
+    with pretending(gpu):
+        return steps_of(spec.config, open_configured(spec.config, spec.model_path, torch.device("meta"))), gpu
 
 
 def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> None:
     """`claims`: a folder in which processes note what each of them does. Reports are one of two bytes a process."""
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
-    import torch
-
     from tercet.model.compile_ahead import Claims, compile_ahead
     from tercet.model.early_work import fingerprint_triton
-    from tercet.triton_kernels.dispatch import Gpu
 
-    steps = steps_of(spec.config, open_configured(spec.config, spec.model_path, torch.device("meta")))
-    gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
+    steps, gpu = steps_of_spec(spec)
     fingerprint_triton()
     gc.freeze()  # a collection would touch, and so copy, what the processes share
     pids = [_forked(lambda: compile_ahead(steps, gpu, Claims(claims))) for _ in range(num_processes)]

@@ -11,7 +11,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.expanded_checkpoint import ExpandedCheckpoint
 from tercet.model.gguf_file import GgufCheckpoint
-from tercet.model.quantization import quantization_of, without_quantization
+from tercet.model.quantization import Quantization, quantization_of, without_quantization
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING
 from tercet.model.text_part import TextPart, has_text_part, text_part_of
@@ -22,11 +22,19 @@ _CPU = torch.device("cpu")
 
 def read_config(path: Path) -> ModelConfig:
     """The ModelConfig of a model folder or a .gguf file; ValueError names what is wrong or not supported."""
-    if path.suffix == ".gguf":
-        return GgufCheckpoint(path).config
-    raw = read_config_json(path)
-    quantization_of(raw)  # refuses what is not supported
-    return _config_of(raw)
+    config, _ = read_settings(path)
+    return config
+
+
+def read_settings(path: Path) -> tuple[ModelConfig, Quantization | None]:
+    """The same, and how a folder's weights are quantized."""
+    return (GgufCheckpoint(path).config, None) if path.suffix == ".gguf" else parse_settings(read_config_json(path))
+
+
+def parse_settings(raw: Mapping[str, Any]) -> tuple[ModelConfig, Quantization | None]:
+    """The same of a config.json."""
+    quantization, plain = quantization_of(raw), without_quantization(raw)
+    return parse_config(text_part_of(plain) if has_text_part(plain) else plain), quantization
 
 
 def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Checkpoint]:
@@ -38,7 +46,7 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
         file = GgufCheckpoint(path)
         return file.config, file
     raw = read_config_json(path)
-    config, quantization = _config_of(raw), quantization_of(raw)
+    config, quantization = parse_settings(raw)
     whole = SafetensorsCheckpoint(path, pinned=device.type == "cuda")
     if quantization is None:
         whole.check_plain()
@@ -46,8 +54,3 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
     return config, tensors if quantization is None else ExpandedCheckpoint(tensors, quantization, device)
-
-
-def _config_of(raw: Mapping[str, Any]) -> ModelConfig:
-    plain = without_quantization(raw)
-    return parse_config(text_part_of(plain) if has_text_part(plain) else plain)

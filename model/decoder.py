@@ -17,9 +17,9 @@ from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.layers import Layer
 from tercet.model.linear import rms_norm_linear
 from tercet.model.parallel import Group
+from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table, still_table
-from tercet.model.shard import Weights
 from tercet.model.step_shape import SHORT_ROWS, Shapes
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import use_kernels

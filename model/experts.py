@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tercet.model.config import Experts
 from tercet.model.linear import linear
-from tercet.model.shard import ExpertWeights
+from tercet.model.rank_weights import ExpertWeights
 from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.route import route

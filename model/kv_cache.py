@@ -20,7 +20,8 @@ _LOG = logging.getLogger(__name__)
 CPU_BYTES = 2**30
 """What a CPU rank takes without --kv-cache-memory."""
 
-_FP8_CAPABILITY = 89
+FP8_CAPABILITY = 89
+"""Of the first GPUs that convert it."""
 
 _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
 
@@ -30,7 +31,7 @@ def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.
     if wanted == "auto":
         return dtype
     if (gpu := gpu_of(device)) is not None:
-        if gpu.capability < _FP8_CAPABILITY:
+        if gpu.capability < FP8_CAPABILITY:
             capability = "{}.{}".format(*divmod(gpu.capability, 10))
             raise ValueError(
                 f"--kv-cache-dtype got {wanted!r} for {gpu.name or 'a GPU'} of compute capability {capability}; want "

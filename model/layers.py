@@ -10,6 +10,7 @@ R rotary dimension.
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from tercet.model.attention_plan import AttentionPlan
@@ -17,8 +18,8 @@ from tercet.model.config import ModelConfig
 from tercet.model.experts import go_through_experts
 from tercet.model.linear import linear
 from tercet.model.parallel import Group
+from tercet.model.rank_weights import ExpertWeights, LayerWeights
 from tercet.model.residual import Residual
-from tercet.model.shard import ExpertWeights, LayerWeights
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
@@ -28,6 +29,7 @@ from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prol
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
+from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
 
@@ -121,8 +123,10 @@ class Layer:
         """q, k, v rows of the `first` tokens; queries of those behind, whose K and V are written."""
         weights = self.weights
         assert weights.input_norm_D is not None  # where norms are behind blocks alone, heads are normed together
-        qkv_TN = weights.qkv_ND.new_empty(first, len(weights.qkv_ND))
-        q_THD = weights.qkv_ND.new_empty(len(inputs.positions_T) - first, self._num_heads, self.config.head_dim)
+        dtype, device = weights.qkv_ND.dtype, weights.qkv_ND.device
+        heads = self._num_heads, self.config.head_dim
+        qkv_TN = torch.empty(first, len(weights.qkv_ND), dtype=dtype, device=device)
+        q_THD = torch.empty(len(inputs.positions_T) - first, *heads, dtype=dtype, device=device)
         for part in residual.normed(weights.input_norm_D):
             start, end = part.rows.start, part.rows.stop
             begin = min(max(start, first), end)
@@ -200,11 +204,11 @@ class Layer:
             )
 
 
-def _read(residual: Residual, norm_D: Tensor | None, weight_ND: Tensor, bias_N: Tensor | None) -> Tensor:
+def _read(residual: Residual, norm_D: Tensor | None, weight_ND: Weight, bias_N: Tensor | None) -> Tensor:
     return residual.linear(weight_ND, bias_N) if norm_D is None else residual.norm_linear(norm_D, weight_ND, bias_N)
 
 
-def _add(residual: Residual, x_TN: Tensor, weight_DN: Tensor, bias_D: Tensor | None, norm_D: Tensor | None) -> None:
+def _add(residual: Residual, x_TN: Tensor, weight_DN: Weight, bias_D: Tensor | None, norm_D: Tensor | None) -> None:
     if norm_D is None:
         residual.add(x_TN, weight_DN, bias_D)
     else:

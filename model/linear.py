@@ -9,12 +9,15 @@ rows there are in truth, on the device; kernels may leave out those behind.
 Shape suffixes: M rows (tokens), K reduced size, N output size.
 """
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul import matmul, matmul_add, rms_norm_matmul
+from tercet.triton_kernels.scaled_weight import Weight
 
 
 def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
@@ -27,9 +30,13 @@ def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight_NK) if fits else weight_NK
 
 
+def is_reordered(weight_NK: Weight) -> TypeGuard[Tensor]:
+    return isinstance(weight_NK, Tensor) and weight_NK.is_mkldnn
+
+
 def linear(
     x_MK: Tensor,
-    weight_NK: Tensor,
+    weight_NK: Weight,
     bias_N: Tensor | None,
     out: Tensor | None = None,
     *,
@@ -37,7 +44,7 @@ def linear(
     rows: Tensor | None = None,
 ) -> Tensor:
     """x W^T (+ bias): [M, K] x [N, K] -> [M, N], written to `out` if given."""
-    if weight_NK.is_mkldnn:
+    if is_reordered(weight_NK):
         y_MN = _onednn(x_MK, weight_NK, bias_N)
         return y_MN if out is None else out.copy_(y_MN)
     return matmul(x_MK, weight_NK, bias_N, out, deterministic=deterministic, rows=rows)
@@ -47,23 +54,23 @@ def rms_norm_linear(
     x_MK: Tensor,
     norm_K: Tensor,
     eps: float,
-    weight_NK: Tensor,
+    weight_NK: Weight,
     bias_N: Tensor | None,
     *,
     deterministic: bool,
     rows: Tensor | None = None,
 ) -> Tensor:
     """`linear` of the normed rows of x."""
-    if weight_NK.is_mkldnn:
+    if is_reordered(weight_NK):
         return _onednn(rms_norm(x_MK, norm_K, eps), weight_NK, bias_N)
     return rms_norm_matmul(x_MK, norm_K, eps, weight_NK, bias_N, deterministic=deterministic, rows=rows)
 
 
 def linear_add(
-    x_MK: Tensor, weight_NK: Tensor, residual_MN: Tensor, *, deterministic: bool, rows: Tensor | None = None
+    x_MK: Tensor, weight_NK: Weight, residual_MN: Tensor, *, deterministic: bool, rows: Tensor | None = None
 ) -> None:
     """residual += x W^T, in place."""
-    if weight_NK.is_mkldnn:
+    if is_reordered(weight_NK):
         residual_MN.add_(_onednn(x_MK, weight_NK, None))
     else:
         matmul_add(x_MK, weight_NK, residual_MN, deterministic=deterministic, rows=rows)

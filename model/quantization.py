@@ -27,6 +27,8 @@ class Quantization:
     zero_offset: int = 0
     ordered: bool = False
     block: tuple[int, int] | None = None
+    is_fp8: bool = False
+    """As far as settings say; tensors tell by themselves."""
 
 
 def quantization_of(raw: Mapping[str, Any]) -> Quantization | None:
@@ -117,12 +119,12 @@ def _fp8(take: _Settings) -> Quantization:
     take.one_of("activation_scheme", None, "dynamic", "static")  # activations are not quantized here
     take.one_of("fmt", None, "e4m3")
     take.drop("modules_to_not_convert", "ignored_layers", "scale_fmt", "dequantize", "kv_cache_scheme")
-    return Quantization("scaled", block=take.block("weight_block_size"))
+    return Quantization("scaled", block=take.block("weight_block_size"), is_fp8=True)
 
 
 def _fbgemm_fp8(take: _Settings) -> Quantization:
     take.drop("activation_scale_ub", "modules_to_not_convert")
-    return Quantization("scaled")
+    return Quantization("scaled", is_fp8=True)
 
 
 def _compressed(take: _Settings) -> Quantization:
@@ -133,13 +135,14 @@ def _compressed(take: _Settings) -> Quantization:
         sparse.one_of("format", None, "dense")
     take.empty("transform_config")
     take.drop("ignore", "kv_cache_scheme", "global_compression_ratio", "version", "packed_modules_mapping")
-    blocks, orders = set(), set()
+    kinds, blocks, orders = set(), set(), set()
     groups = take.part("config_groups")
     for group in groups.parts() if groups is not None else ():
         group.one_of("format", None, *formats)
         if (weights := group.part("weights")) is None:
             continue
         kind = weights.one_of("type", "int", "float")
+        kinds.add(kind)
         # Packed tensors tell their bits themselves, others by their type.
         weights.one_of("num_bits", *((4, 8) if kind == "int" else (8,)))
         order = weights.one_of("actorder", None, False, True, "weight", "static", "group", "dynamic")
@@ -149,7 +152,8 @@ def _compressed(take: _Settings) -> Quantization:
             blocks.add(weights.block("block_structure"))
     if len(blocks) > 1 or None in blocks:
         raise take.refused("config_groups", f"with blocks {sorted(map(str, blocks))}", "one block_structure")
-    return Quantization("compressed", ordered=orders == {True}, block=blocks.pop() if blocks else None)
+    block = blocks.pop() if blocks else None
+    return Quantization("compressed", ordered=orders == {True}, block=block, is_fp8=kinds == {"float"})
 
 
 def _gptq(take: _Settings) -> Quantization:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.quantization import Quantization
+from tercet.triton_kernels.checks import FP8
 
 _PIECE_NUMBERS = 2**22
 """Of one piece, unless a row is longer: expanding needs several times their memory."""
@@ -63,12 +64,26 @@ class ScaledMatrix:
         if self._zero and shapes[self._zero] != shapes[self._scale]:
             raise stored.wrong(self._zero, f"the scale's shape, {list(shapes[self._scale])}")
 
+    @property
+    def fp8_group(self) -> int | None:
+        """How many columns share a scale; None unless numbers are FP8 that stand for themselves times it."""
+        is_fp8 = self._stored.dtype("weight") is FP8 and self._zero is None
+        return min(self._block[1], self.shape[1]) if is_fp8 else None
+
     def rows(self, start: int, stop: int) -> Iterator[Tensor]:
         group_I = torch.arange(self.shape[1]) // self._block[1]
-        for first, last in _steps(start, stop, self.shape[1]):
-            numbers_RI = self._stored.slice("weight", 0, first, last).float()
+        for first, last, numbers_RI, scales_RG in self._scaled(start, stop):
             zeros_RG = self._of_rows(self._zero, first, last) if self._zero else None
-            yield _expanded(numbers_RI, zeros_RG, self._of_rows(self._scale, first, last), group_I)
+            yield _expanded(numbers_RI.float(), zeros_RG, scales_RG, group_I)
+
+    def scaled_rows(self, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Some at a time, as they are stored, beside their groups' scales in fp32."""
+        for _, _, numbers_RI, scales_RG in self._scaled(start, stop):
+            yield numbers_RI, scales_RG
+
+    def _scaled(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+        for first, last in _steps(start, stop, self.shape[1]):
+            yield first, last, self._stored.slice("weight", 0, first, last), self._of_rows(self._scale, first, last)
 
     def _of_rows(self, part: str, first: int, last: int) -> Tensor:
         each = self._block[0]

@@ -1,68 +1,29 @@
-"""One rank's weights: their places, and which slice of which checkpoint tensor fills each.
+"""The places of one rank's weights, and which slice of which checkpoint tensor fills each.
 
 Knows the tensor names of the Hugging Face layout and how a matrix is cut for ranks; reads nothing (`weights.py`).
 
-Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
-this rank, J q and k rows of this rank, F intermediate size of this rank.
+Shape suffixes as in `rank_weights.py`.
 """
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tercet.model.config import Experts, ModelConfig
+from tercet.model.rank_weights import ExpertWeights, LayerWeights, MlpWeights, Weights
+from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
+
+ScaleGroups = Mapping[str, int]
+"""How many columns share a scale, of matrices by their names that may stay in FP8; all columns, of a scale of rows."""
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
-
-
-@dataclass(frozen=True)
-class MlpWeights:
-    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
-
-    gate_up_2FD: Tensor
-    gate_up_bias_2F: Tensor | None
-    down_DF: Tensor
-    down_bias_D: Tensor | None
-
-
-@dataclass(frozen=True)
-class ExpertWeights:
-    """Many MLPs and what chooses among them; gate and up rows in turns."""
-
-    router_ED: Tensor
-    gate_up_E2FD: Tensor
-    down_EDF: Tensor
-
-
-@dataclass(frozen=True)
-class LayerWeights:
-    """One layer."""
-
-    input_norm_D: Tensor | None
-    qkv_ND: Tensor
-    qkv_bias_N: Tensor | None
-    q_norm_H: Tensor | None
-    k_norm_H: Tensor | None
-    qk_norm_J: Tensor | None
-    o_DQ: Tensor
-    o_bias_D: Tensor | None
-    o_norm_D: Tensor | None
-    post_norm_D: Tensor | None
-    mlp: MlpWeights | ExpertWeights
-    down_norm_D: Tensor | None
-
-
-@dataclass(frozen=True)
-class Weights:
-    """All of one rank. `lm_head_VD` is the embedding itself where the two are tied."""
-
-    embedding_VD: Tensor
-    layers: tuple[LayerWeights, ...]
-    final_norm_D: Tensor
-    lm_head_VD: Tensor
-    interleaved: bool
+LAYERS = "model.layers."
+_COLUMNS_AT_ONCE = 32
+"""Products read so many of a weight, or a multiple, and want one scale for them."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +38,7 @@ class Move:
     dim: int
     start: int
     stop: int
-    into: Tensor
+    into: Weight
     shift: float = 0.0
     factor: float = 1.0
 
@@ -88,16 +49,43 @@ class Move:
         return (piece.float() + self.shift) * self.factor
 
 
+@dataclass(frozen=True)
+class _Part:
+    """One of several projections in one matrix: its name, its rows in all, the first for this rank, how many it has."""
+
+    name: str
+    whole: int
+    start: int
+    count: int
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Projections of the same numbers, whose rows lie on top of each other. `name`: what they are called together."""
+
+    name: str
+    parts: tuple[_Part, ...]
+
+    @property
+    def count(self) -> int:
+        """Rows of this rank."""
+        return sum(part.count for part in self.parts)
+
+
 class ShardBuilder:
     """Allocates one rank's tensors and writes down in `moves` how each is filled."""
 
-    def __init__(self, config: ModelConfig, rank: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, config: ModelConfig, rank: int, size: int, dtype: torch.dtype, device: torch.device, in_fp8: ScaleGroups
+    ) -> None:
+        """`in_fp8`: what stays so if the matrix that it goes into can be."""
         self.config = config
         self.rank = rank
         self.size = size
         self.moves: list[Move] = []
         self._dtype = dtype
         self._device = device
+        self._in_fp8 = in_fp8
 
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self._vocabulary(EMBEDDING)
@@ -109,16 +97,17 @@ class ShardBuilder:
 
     def _layer(self, index: int, interleaved: bool) -> LayerWeights:
         config, hidden = self.config, self.config.hidden_size
-        prefix = f"model.layers.{index}."
+        prefix = f"{LAYERS}{index}."
         attention = f"{prefix}self_attn."
+        qkv = self._qkv()
         many = config.experts_of(index)
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
             input_norm_D=self._norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
-            qkv_ND=self._qkv(attention, "weight", hidden),
-            qkv_bias_N=self._qkv(attention, "bias") if config.qkv_bias else None,
+            qkv_ND=self._stacked(attention, qkv, hidden),
+            qkv_bias_N=self._stacked_biases(attention, qkv) if config.qkv_bias else None,
             q_norm_H=self._norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
             k_norm_H=self._norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
@@ -132,9 +121,10 @@ class ShardBuilder:
 
     def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
         config, hidden = self.config, self.config.hidden_size
+        gate_up = self._gate_up()
         return MlpWeights(
-            gate_up_2FD=self._gate_up(prefix, "weight", interleaved, hidden),
-            gate_up_bias_2F=self._gate_up(prefix, "bias", False) if config.mlp_bias else None,
+            gate_up_2FD=self._stacked(prefix, gate_up, hidden, in_turns=interleaved),
+            gate_up_bias_2F=self._stacked_biases(prefix, gate_up) if config.mlp_bias else None,
             down_DF=self._columns(f"{prefix}down_proj.weight", hidden, config.intermediate_size),
             down_bias_D=self._whole(f"{prefix}down_proj.bias", hidden) if config.mlp_bias else None,
         )
@@ -154,13 +144,9 @@ class ShardBuilder:
             self._share(f"{name}{experts.down}.weight", whole, down)
         return ExpertWeights(router_ED, gate_up_E2FD, down_EDF)
 
-    def _qkv(self, prefix: str, kind: str, *inputs: int) -> Tensor:
-        (q_whole, q_start, query), (kv_whole, kv_start, kv) = self._head_rows()
-        into = self._empty(query + 2 * kv, *inputs)
-        q, k, v = into.split([query, kv, kv])
-        parts = [("q", q_whole, q_start, q), ("k", kv_whole, kv_start, k), ("v", kv_whole, kv_start, v)]
-        self._projections(prefix, kind, "qkv", parts)
-        return into
+    def _qkv(self) -> _Stack:
+        query, kv = self._head_rows()
+        return _Stack("qkv", (_Part("q", *query), _Part("k", *kv), _Part("v", *kv)))
 
     def _wide_qk_norm(self, prefix: str) -> Tensor:
         (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
@@ -178,25 +164,36 @@ class ShardBuilder:
         kv_start = self.rank * config.num_kv_heads // self.size * head_dim
         return (config.num_heads * head_dim, self.rank * query, query), (config.num_kv_heads * head_dim, kv_start, kv)
 
-    def _gate_up(self, prefix: str, kind: str, interleaved: bool, *inputs: int) -> Tensor:
+    def _gate_up(self) -> _Stack:
         whole = self.config.intermediate_size
-        part = whole // self.size
-        into = self._empty(2 * part, *inputs)
-        gate, up = (into[0::2], into[1::2]) if interleaved else (into[:part], into[part:])
-        start = self.rank * part
-        self._projections(prefix, kind, "gate_up", [("gate", whole, start, gate), ("up", whole, start, up)])
+        rows = whole, self.rank * (whole // self.size), whole // self.size
+        return _Stack("gate_up", (_Part("gate", *rows), _Part("up", *rows)))
+
+    def _stacked(self, prefix: str, stack: _Stack, columns: int, *, in_turns: bool = False) -> Weight:
+        """`in_turns`: a row of each, and so on."""
+        names = [stack.name] if self.config.stacked else [part.name for part in stack.parts]
+        into = self._matrix([f"{prefix}{name}_proj.weight" for name in names], stack.count, columns, columns)
+        self._projections(prefix, "weight", stack, into, in_turns=in_turns)
         return into
 
-    def _projections(self, prefix: str, kind: str, stack: str, parts: list[tuple[str, int, int, Tensor]]) -> None:
-        """Fill places from tensors by these names, or from one in which they are on top of each other: ranks share each
-        of them then, too. Of each: its name, its rows, the first for this rank, their place."""
-        above = 0
-        for name, whole, start, into in parts:
+    def _stacked_biases(self, prefix: str, stack: _Stack) -> Tensor:
+        into = self._empty(stack.count)
+        self._projections(prefix, "bias", stack, into)
+        return into
+
+    def _projections(self, prefix: str, kind: str, stack: _Stack, into: Weight, *, in_turns: bool = False) -> None:
+        """Fill it from tensors by the parts' names, or from one in which they are on top of each other: ranks share
+        each of them then, too."""
+        first = above = 0
+        for index, part in enumerate(stack.parts):
+            place = into[index :: len(stack.parts)] if in_turns else into[first : first + part.count]
             if self.config.stacked:
-                self._rows(f"{prefix}{stack}_proj.{kind}", sum(part[1] for part in parts), above + start, into)
+                whole = sum(each.whole for each in stack.parts)
+                self._rows(f"{prefix}{stack.name}_proj.{kind}", whole, above + part.start, place)
             else:
-                self._rows(f"{prefix}{name}_proj.{kind}", whole, start, into)
-            above += whole
+                self._rows(f"{prefix}{part.name}_proj.{kind}", part.whole, part.start, place)
+            first += part.count
+            above += part.whole
 
     def _vocabulary(self, name: str) -> Tensor:
         config = self.config
@@ -206,6 +203,19 @@ class ShardBuilder:
         into = torch.zeros(rows, config.hidden_size, dtype=self._dtype, device=self._device)
         self._rows(name, config.vocab_size, start, into[: stop - start])
         return into
+
+    def _matrix(self, names: Iterable[str], rows: int, columns: int, whole: int) -> Weight:
+        """A place for `columns` columns, of `whole` that these tensors have: in FP8 if all of them are stored so, and
+        groups that share a scale are alike and not cut."""
+        groups = {self._in_fp8.get(name) for name in names}
+        group = groups.pop() if len(groups) == 1 else None
+        if group == whole:
+            group = columns
+        elif group is None or group % _COLUMNS_AT_ONCE or columns % group:
+            return self._empty(rows, columns)
+        numbers = torch.empty(rows, columns, dtype=FP8, device=self._device)
+        scales = torch.empty(columns // group, rows, dtype=torch.float32, device=self._device)
+        return ScaledWeight(numbers, scales, self._dtype)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)
@@ -225,17 +235,17 @@ class ShardBuilder:
         self._rows(name, length, 0, into)
         return into
 
-    def _rows(self, name: str, whole: int, start: int, into: Tensor) -> None:
+    def _rows(self, name: str, whole: int, start: int, into: Weight) -> None:
         """Fill `into` with rows `start` and on of a tensor that has `whole` rows."""
         self.moves.append(Move(name, (whole, *into.shape[1:]), 0, start, start + into.shape[0], into))
 
-    def _columns(self, name: str, rows: int, whole: int) -> Tensor:
+    def _columns(self, name: str, rows: int, whole: int) -> Weight:
         """This rank's share of the columns."""
-        into = self._empty(rows, whole // self.size)
+        into = self._matrix([name], rows, whole // self.size, whole)
         self._share(name, whole, into)
         return into
 
-    def _share(self, name: str, whole: int, into: Tensor) -> None:
+    def _share(self, name: str, whole: int, into: Weight) -> None:
         """Fill `into` with this rank's columns of a tensor that has `whole` columns."""
         rows, count = into.shape
         self.moves.append(Move(name, (rows, whole), 1, self.rank * count, (self.rank + 1) * count, into))

@@ -3,20 +3,22 @@
 Where tensors come from is a `Checkpoint` (`safetensors_files.py`, `gguf_file.py`, or random numbers from `dummy.py`).
 Only this rank's slices are read, each straight to its place.
 
-Shape suffixes as in `shard.py`.
+Shape suffixes as in `rank_weights.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.linear import reorder_for_cpu
-from tercet.model.shard import LM_HEAD, MlpWeights, Move, ShardBuilder, Weights
+from tercet.model.rank_weights import MlpWeights, Weights
+from tercet.model.shard import LM_HEAD, Move, ScaleGroups, ShardBuilder
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes to read, of this rank."""
@@ -45,12 +47,26 @@ class Checkpoint(Protocol):
         ...
 
 
+@runtime_checkable
+class ScaledCheckpoint(Checkpoint, Protocol):
+    """One in which matrices may be in FP8 beside scales: their numbers as they stand, too."""
+
+    def scale_groups(self) -> ScaleGroups:
+        """Of all matrices that are so."""
+        ...
+
+    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """As `read`, of a matrix in FP8: its numbers [R, I] and scales in fp32 [R, G]. No group is cut."""
+        ...
+
+
 def empty_weights(
-    config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype, device: torch.device, interleaved: bool
-) -> Weights:
+    config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype, device: torch.device, in_fp8: ScaleGroups,
+    interleaved: bool,
+) -> Weights:  # fmt: skip
     """This rank's weights as `load_weights` allocates them."""
     config.check_tensor_parallel(size)
-    builder = ShardBuilder(config, rank, size, dtype, device)
+    builder = ShardBuilder(config, rank, size, dtype, device, in_fp8)
     return builder.weights(interleaved and config.gates_in_product, config.tie_word_embeddings)
 
 
@@ -62,11 +78,13 @@ def load_weights(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
+    in_fp8: ScaleGroups | None = None,
     interleaved: bool = False,
     progress: Progress | None = None,
 ) -> Weights:
     """Allocate this rank's weights and fill them. ValueError names tensors that are missing, surplus or misshapen.
 
+    `in_fp8`: what stays so, of a `ScaledCheckpoint`; all else is read as plain numbers.
     `interleaved`: gate and up rows in turns, as the fused SiLU product wants them, if the model's gate is of that kind.
     """
     interleaved = interleaved and config.gates_in_product
@@ -74,7 +92,7 @@ def load_weights(
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
-    builder = ShardBuilder(config, rank, size, dtype, device)
+    builder = ShardBuilder(config, rank, size, dtype, device, in_fp8 or {})
     weights = builder.weights(interleaved, tied)
     moves = builder.moves
     _check_names(checkpoint.source, {move.name: move.shape for move in moves}, shapes)
@@ -85,12 +103,7 @@ def load_weights(
 
     def carry_out(move: Move) -> int:
         if move.start < move.stop:  # the last rank may have nothing but padding
-            row = 0
-            for piece in checkpoint.read(move.name, move.dim, move.start, move.stop):
-                # To the device first, then to the type: the device converts faster.
-                move.into[row : row + len(piece)].copy_(move.changed(piece.to(move.into.device)))
-                row += len(piece)
-            assert row == len(move.into)
+            _fill(move, checkpoint)
         return move.into.nbytes
 
     with ThreadPoolExecutor(_READERS) as readers:
@@ -101,6 +114,23 @@ def load_weights(
     if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
         return Weights(weights.embedding_VD, weights.layers, weights.final_norm_D, weights.embedding_VD, interleaved)
     return weights
+
+
+def _fill(move: Move, checkpoint: Checkpoint) -> None:
+    what, row = (move.name, move.dim, move.start, move.stop), 0
+    if isinstance(move.into, ScaledWeight):
+        assert isinstance(checkpoint, ScaledCheckpoint)  # nothing stays so of others
+        for numbers_RI, scales_RG in checkpoint.read_scaled(*what):
+            place = move.into[row : row + len(numbers_RI)]
+            place.numbers_NK.copy_(numbers_RI)
+            place.scales_GN.copy_(scales_RG.t())
+            row += len(numbers_RI)
+    else:
+        for piece in checkpoint.read(*what):
+            # To the device first, then to the type: the device converts faster.
+            move.into[row : row + len(piece)].copy_(move.changed(piece.to(move.into.device)))
+            row += len(piece)
+    assert row == len(move.into)
 
 
 def reordered_for_cpu(weights: Weights) -> Weights:
@@ -118,7 +148,7 @@ def reordered_for_cpu(weights: Weights) -> Weights:
         for layer in weights.layers
     )
     tied = weights.lm_head_VD is weights.embedding_VD
-    lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _reordered(weights.lm_head_VD)
+    lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _replaced(weights.lm_head_VD)
     return replace(weights, layers=layers, lm_head_VD=lm_head_VD)
 
 
@@ -127,7 +157,11 @@ def _reordered_mlp(mlp: MlpWeights, interleaved: bool) -> MlpWeights:
     return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
 
 
-def _reordered(weight: Tensor) -> Tensor:
+def _reordered(weight: Weight) -> Weight:
+    return _replaced(weight) if isinstance(weight, Tensor) else weight  # which kernels read
+
+
+def _replaced(weight: Tensor) -> Tensor:
     reordered = reorder_for_cpu(weight)
     if reordered is not weight:
         weight.untyped_storage().resize_(0)  # others still hold the tensor
@@ -136,7 +170,7 @@ def _reordered(weight: Tensor) -> Tensor:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this model holds."""
-    builder = ShardBuilder(config, 0, 1, torch.float32, torch.device("meta"))
+    builder = ShardBuilder(config, 0, 1, torch.float32, torch.device("meta"), {})
     builder.weights(interleaved=False, tied=config.tie_word_embeddings)
     return {move.name: move.shape for move in builder.moves}
 

@@ -39,15 +39,16 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError("`bench.py steps` found no NVIDIA GPU; want one")
     from captured_step import StepModel
     from power_meter import PowerMeter
-    from tercet.model.config_json import parse_config
+    from tercet.model.checkpoint import parse_settings
     from tercet.model.parallel import Group
 
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
-    config = parse_config(SHAPES[arguments.shape])
+    config, quantization = parse_settings(SHAPES[arguments.shape])
     sizes = max(arguments.rows), arguments.context
-    model = StepModel(config, Group.join(0, 1, device, "", 120.0), *sizes, arguments.kv_cache_dtype)
+    group = Group.join(0, 1, device, "", 120.0)
+    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization)
     print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
     results = []
     for num_rows in arguments.rows:

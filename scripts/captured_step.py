@@ -17,8 +17,9 @@ from tercet.model.dummy import DummyCheckpoint
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import cache_dtype, make_kv_cache
-from tercet.model.load import resolve_dtype
+from tercet.model.load import resolve_dtype, stays_in_fp8
 from tercet.model.parallel import Group
+from tercet.model.quantization import Quantization
 from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, write_rows
@@ -60,16 +61,23 @@ class StepModel:
     """A model with random weights, and memory for its steps: that of the one captured last, whose plan it holds."""
 
     def __init__(
-        self, config: ModelConfig, group: Group, max_rows: int, context: int, kv_cache_dtype: str = "auto"
+        self,
+        config: ModelConfig,
+        group: Group,
+        max_rows: int,
+        context: int,
+        kv_cache_dtype: str = "auto",
+        quantization: Quantization | None = None,
     ) -> None:
         """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts."""
         self._group = group
         device = group.device
         dtype = resolve_dtype("auto", config, device)
         group.connect(config.hidden_size, dtype)
+        tensors = DummyCheckpoint(config, 0, dtype, device, quantization)
         weights = load_weights(
-            DummyCheckpoint(config, 0, dtype, device), config, rank=group.rank, size=group.size, dtype=dtype,
-            device=device, interleaved=True,
+            tensors, config, rank=group.rank, size=group.size, dtype=dtype, device=device,
+            in_fp8=stays_in_fp8(tensors, dtype, device, size=group.size), interleaved=True,
         )  # fmt: skip
         length = max(context + _GROWTH, MOST_TOKENS)
         self._decoder = Decoder(config, weights, group, length)

@@ -68,11 +68,19 @@ def _experts(dense: dict[str, Any], **experts: int | bool) -> dict[str, Any]:
     return {**dense, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **experts}
 
 
+def _fp8(plain: dict[str, Any]) -> dict[str, Any]:
+    """The same with a scale for each block of its projections' numbers."""
+    blocks = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    return {**plain, "quantization_config": blocks}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
+    "qwen3-0.6b-fp8": _fp8(_qwen3(1024, 3072, 28, 16, tied=True)),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, tied=True),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
     "qwen3-8b": _qwen3(4096, 12288, 36, 32),
+    "qwen3-8b-fp8": _fp8(_qwen3(4096, 12288, 36, 32)),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64),
     "qwen3-30b-a3b": _experts(
         {**_qwen3(2048, 6144, 48, 32), "num_key_value_heads": 4},
@@ -84,6 +92,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
 }
+
+PLAIN_SHAPES = sorted(name for name, shape in SHAPES.items() if "quantization_config" not in shape)
+"""Those whose products are of plain numbers."""
 
 
 def write_shape(name: str, folder: Path) -> Path:

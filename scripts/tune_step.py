@@ -32,7 +32,7 @@ from pair_search import best_together
 from parallel_compile import Compilation, compile_in_processes, compile_share
 from program_parser import ProgramParser, names, numbers
 from rank_processes import run_ranks
-from shapes import SHAPES
+from shapes import PLAIN_SHAPES, SHAPES
 from step_table import Choice, StepTable, choices
 from tercet.engine.errors import TercetError
 from tercet.engine.model_files import locate
@@ -253,7 +253,7 @@ def main() -> None:
         "count: the candidates",
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--shape", choices=sorted(SHAPES), default="qwen3-8b", help="a public model's")
+    which.add_argument("--shape", choices=PLAIN_SHAPES, default="qwen3-8b", help="a public model's")
     which.add_argument("--model", help="a folder, or a name on the hub; its config.json is enough")
     parser.add_argument("--tensor-parallel-size", type=int, default=1, help="ranks that share the model")
     parser.add_argument("--alone", action="store_true", help="one GPU plays one of the ranks")

@@ -18,6 +18,16 @@ from torch import Tensor
 Quantized = tuple[dict[str, Tensor], Tensor]
 """Parts of a module, and the weight that they stand for."""
 
+LARGE: dict[str, Any] = {
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 4096,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 8,
+}
+"""Sizes of a model whose matrices stay in FP8 on a GPU, with few layers: the plain ones are on disk in fp32."""
+
 
 @dataclass(frozen=True)
 class Way:

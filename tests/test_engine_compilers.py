@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from checkpoints import checkpoint
-from tercet.engine.compiler_process import CompilerSpec
+from shapes import write_shape
+from tercet.engine.compiler_process import CompilerSpec, steps_of_spec
 from tercet.engine.compilers import start_compilers
 from tercet.engine.config import EngineConfig
 
@@ -20,7 +21,7 @@ FEW = {"device": "cuda", "max_num_seqs": 1, "max_num_batched_tokens": 64, "load_
 
 
 def config_of(family: str, **changes: object) -> EngineConfig:
-    return EngineConfig(model=str(checkpoint(family)), **{**FEW, **changes})  # type: ignore[arg-type]
+    return EngineConfig(**{"model": str(checkpoint(family)), **FEW, **changes})  # type: ignore[arg-type]
 
 
 def spec_of(config: EngineConfig) -> CompilerSpec:
@@ -57,7 +58,7 @@ def test_they_end_with_who_started_them(cache: Path) -> None:
 from pathlib import Path
 import time
 import msgspec
-from tercet.engine.compiler_process import CompilerSpec
+from tercet.engine.compiler_process import CompilerSpec, steps_of_spec
 from tercet.engine.compilers import start_compilers
 compilers = start_compilers(msgspec.json.decode({spec!r}, type=CompilerSpec), Path({str(cache)!r}), "f")
 print("started", flush=True)
@@ -77,3 +78,26 @@ time.sleep(60)
     worker.send_signal(signal.SIGKILL)
     worker.wait()
     assert not psutil.wait_procs(compilers, 5)[1]
+
+
+@pytest.mark.parametrize(
+    ("capability", "changes", "stays"),
+    [
+        (80, {}, False),
+        (89, {}, True),
+        (90, {}, True),
+        (89, {"deterministic": True}, False),
+        (90, {"deterministic": True}, True),
+        (90, {"dtype": "float32"}, False),
+        (90, {"tensor_parallel_size": 2}, True),
+        (90, {"tensor_parallel_size": 8}, False),
+    ],
+)
+def test_they_compile_for_weights_as_the_worker_has_them(
+    capability: int, changes: dict[str, object], stays: bool, tmp_path: Path
+) -> None:
+    """In FP8 or expanded, as the engine's configuration and its GPU have it."""
+    config = config_of("qwen3", model=str(write_shape("qwen3-8b-fp8", tmp_path)), **changes)
+    steps, gpu = steps_of_spec(msgspec.structs.replace(spec_of(config), capability=capability))
+    assert gpu.capability == capability
+    assert list(steps.in_fp8.values()) == ([128] * 7 * 36 if stays else [])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from checkpoints import make_checkpoint
+from quantized_checkpoints import LARGE, Way, fp8, quantized
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from test_engine_gpu import REAL_HEADS
@@ -18,11 +19,18 @@ _LULL_SECONDS = 8.0
 """For some thirty graphs that a start leaves for lulls: they launch kernels that no other step does."""
 
 
+@pytest.mark.parametrize("in_fp8", [False, True])
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_little_is_left_to_compile(deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_is_left_to_compile(
+    deterministic: bool, in_fp8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    model = make_checkpoint("qwen3", tmp_path / "model", **REAL_HEADS, max_position_embeddings=1024)
+    sizes = LARGE if in_fp8 else REAL_HEADS
+    model = make_checkpoint("qwen3", tmp_path / "model", **sizes, max_position_embeddings=1024)
+    if in_fp8:
+        way = Way({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8(128, 128))
+        model, _ = quantized(model, way, tmp_path)
     options = {"dtype": "bfloat16", "deterministic": deterministic, "max_num_seqs": 16, "kv_cache_memory": 256 << 20}
     compiled: list[set[Path]] = []
     for _ in range(2):

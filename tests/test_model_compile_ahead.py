@@ -1,6 +1,7 @@
 """What is compiled ahead: all kernels of all kinds of steps, in parts that share them, sums over ranks among them."""
 
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 GPU = Gpu("NVIDIA H200", 90, 132)
+IN_FP8 = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
 
 
 def steps_of(family: str, **changes: Any) -> Steps:
@@ -32,6 +34,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "max_num_batched_tokens": 64,
         "page_size": 64,
         "deterministic": False,
+        "in_fp8": {},
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})
@@ -70,14 +73,23 @@ def test_parts_are_the_whole(tmp_path: Path, ranks: int) -> None:
 
 
 def test_a_layer_of_each_kind_stands_for_all() -> None:
-    few = module._few_layers(read_config(checkpoint("qwen3-moe")))  # experts, one MLP, experts
+    few, _ = module._few_layers(read_config(checkpoint("qwen3-moe")), {})  # experts, one MLP, experts
     assert few.experts is not None
     assert (few.num_layers, few.experts.layers) == (3, {0, 2})
-    few = module._few_layers(read_config(checkpoint("mixtral")))
+    few, _ = module._few_layers(read_config(checkpoint("mixtral")), {})
     assert few.experts is not None
     assert (few.num_layers, few.layer_windows, few.experts.layers) == (2, (16, 16), {0, 1})
-    few = module._few_layers(read_config(checkpoint("gemma2")))
+    few, _ = module._few_layers(read_config(checkpoint("gemma2")), {})
     assert few.layer_windows == (12, 0, 12)
+
+
+def test_a_layer_in_fp8_is_one_of_another_kind() -> None:
+    """Whatever the order in which files name what is in it."""
+    names = [f"model.layers.{layer}.{matrix}" for layer in (0, 2) for matrix in IN_FP8]
+    config = replace(read_config(checkpoint("llama")), num_layers=4, layer_windows=(0,) * 4)
+    few, in_fp8 = module._few_layers(config, dict.fromkeys([*names[:4], *names[:3:-1], "lm_head.weight"], 32))
+    assert few.num_layers == 3
+    assert set(in_fp8) == set(names[:4])
 
 
 def test_a_claim_stays_its_own(tmp_path: Path) -> None:
@@ -88,6 +100,25 @@ def test_a_claim_stays_its_own(tmp_path: Path) -> None:
         assert not second("a")
         assert second("b/*")
         assert not first("b/*")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_products_read_what_stays_in_fp8(rank: int) -> None:
+    def launched(**changes: Any) -> set[str]:
+        seen = set[str]()
+
+        def claim(what: str) -> bool:
+            seen.add(what)
+            return False
+
+        with torch.inference_mode(), compiling_for(GPU, claim):
+            launch_all(steps_of("qwen3", dtype=torch.bfloat16, cache_dtype=torch.bfloat16, **changes), rank)
+        return seen
+
+    two = {"tensor_parallel_size": 2}
+    in_fp8 = {f"model.layers.{layer}.{matrix}": 32 for layer in range(3) for matrix in IN_FP8}
+    assert any("float8" in what for what in launched(in_fp8=in_fp8, **two) - launched(**two))
+    assert not any("float8" in what for what in launched(**two))
 
 
 @pytest.mark.usefixtures("_cache")
@@ -115,13 +146,14 @@ def test_sums_over_ranks_are_among_them(dtype: torch.dtype, others: bool) -> Non
 
 
 def test_what_decides_which_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, changes = steps_of("qwen3"), ({"deterministic": True}, {"page_size": 32}, {"cache_dtype": FP8})
+    steps = steps_of("qwen3")
+    changes = {"deterministic": True}, {"page_size": 32}, {"cache_dtype": FP8}, {"in_fp8": {"a": 1}}
     prints = {
         fingerprint(one, gpu)
         for one in (steps, steps_of("llama"), *(steps_of("qwen3", **change) for change in changes))
         for gpu in (GPU, Gpu("NVIDIA H200", 90, 114))
     }
-    assert len(prints) == 5 * 2
+    assert len(prints) == 6 * 2
     assert fingerprint(steps_of("qwen3"), GPU) in prints
     monkeypatch.setattr(module.triton, "__version__", "0")
     assert fingerprint(steps, GPU) not in prints

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from checkpoints import checkpoint
 from paged_sequences import Sequences
 from shapes import SHAPES, write_shape
+from tercet.model import load as load_module
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.kv_cache import cache_dtype
-from tercet.model.load import load_decoder, open_for, resolve_dtype
+from tercet.model.load import Opened, load_decoder, open_for, resolve_dtype
 from tercet.model.parallel import Group
 from tercet.triton_kernels.dispatch import Gpu, pretending
 from weight_sizes import num_in_matrices
@@ -89,6 +91,7 @@ def test_too_long_and_too_many() -> None:
 _BILLIONS = {
     "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.2, "qwen3-32b": 32.8,
     "qwen3-30b-a3b": 30.5,
+    "qwen3-0.6b-fp8": 0.6, "qwen3-8b-fp8": 8.2,
     "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0,
 }  # fmt: skip
 
@@ -117,3 +120,36 @@ def test_fp8_in_the_cache_needs_a_gpu_that_has_it(capability: int) -> None:
         wanted = "--kv-cache-dtype got 'fp8' for NVIDIA Something of compute capability 8.0; want a GPU of 8.9"
         with pytest.raises(ValueError, match=wanted):
             cache_dtype("fp8", torch.bfloat16, META)
+
+
+def opened_for(capability: int, path: Path, *, dtype: str = "bfloat16", **more: Any) -> Opened:
+    with pretending(Gpu("NVIDIA Something", capability, 100)):
+        return open_for(path, META, dtype=dtype, dummy_seed=0, **more)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("capability", [80, 89, 90, 100])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_weights_stay_in_fp8_where_kernels_read_them(
+    dtype: str, capability: int, deterministic: bool, tmp_path: Path
+) -> None:
+    """Else each step would expand them."""
+    path = write_shape("qwen3-8b-fp8", tmp_path)
+    opened = opened_for(capability, path, dtype=dtype, deterministic=deterministic)
+    are_read = dtype != "float32" and (capability == 90 if deterministic else capability >= 89)
+    assert len(opened.in_fp8) == (7 * 36 if are_read else 0)
+
+
+def test_weights_of_small_matrices_do_not_stay_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On average, and as each rank has them."""
+    small, large = (write_shape(f"qwen3-{size}-fp8", tmp_path / size) for size in ("0.6b", "8b"))
+    for size in (1, 2, 4, 8):
+        config = opened_for(90, large, tensor_parallel_size=size).config
+        heads, kv_heads = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
+        in_layer = config.hidden_size * (2 * heads + 2 * kv_heads + 3 * config.intermediate_size)
+        for least, stays in ((in_layer // 7 // size, True), (in_layer // 7 // size + 1, False)):
+            monkeypatch.setattr(load_module, "_LEAST_NUMBERS", least)
+            assert bool(opened_for(90, large, tensor_parallel_size=size).in_fp8) == stays
+        monkeypatch.undo()
+        assert bool(opened_for(90, large, tensor_parallel_size=size).in_fp8) == (size < 4)
+        assert not opened_for(90, small, tensor_parallel_size=size).in_fp8

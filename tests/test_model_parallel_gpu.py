@@ -68,8 +68,11 @@ def test_sums(num_ranks: int, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = write_shape("qwen3-0.6b", tmp_path_factory.mktemp("model"))
-    config = json.loads((folder / "config.json").read_text())
+    return four_layers("qwen3-0.6b", tmp_path_factory.mktemp("model"))
+
+
+def four_layers(shape: str, folder: Path) -> Path:
+    config = json.loads((write_shape(shape, folder) / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 4}))
     return folder
 
@@ -111,7 +114,9 @@ def answers(model: Path, **options: Any) -> list[list[int]]:
         return answers_of(llm)
 
 
-def test_nothing_but_triton_and_nccl_runs(num_ranks: int, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3-8b-fp8"])
+def test_nothing_but_triton_and_nccl_runs(num_ranks: int, shape: str, tmp_path: Path) -> None:
+    model = four_layers(shape, tmp_path / "model")
     run_ranks(num_ranks, "gpu_rank_steps.py", str(tmp_path / "rendezvous"), str(model))
 
 

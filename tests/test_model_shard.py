@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from checkpoints import checkpoint
 from loaded_weights import load
 from tercet.model.checkpoint import read_config
-from tercet.model.shard import ExpertWeights, MlpWeights
+from tercet.model.rank_weights import ExpertWeights, MlpWeights
 
 
 @pytest.mark.parametrize("family", ["llama-bias-tied", "qwen2", "qwen3", "llama-mha-head-dim"])

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Config
 
 from checkpoints import FAMILIES, SHAPE, random_prompts, randomize
-from loaded_weights import load, tensors_of
+from loaded_weights import load, tensors_of, weight_list
 from paged_sequences import Sequences, make_decoder
 from quantized_checkpoints import Way, fp8, quantized
 from tercet.model.checkpoint import open_model, read_config
+from tercet.triton_kernels.scaled_weight import ScaledWeight, plain
 
 _EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE = {"image_size": 28, "patch_size": 14}
@@ -72,13 +73,16 @@ def test_both_kinds_of_names(model: tuple[Path, Any], tmp_path: Path) -> None:
 
 
 def test_it_may_be_quantized(model: tuple[Path, Any], tmp_path: Path) -> None:
-    """And what looks at images, too."""
+    """And what looks at images, too; what is in FP8 may stay so."""
     folder, _ = model
-    stored, plain = quantized(
+    stored, meant = quantized(
         folder, Way({"quant_method": "fp8", "weight_block_size": [16, 32]}, fp8(16, 32)), tmp_path
     )
-    for ours, theirs in zip(load(stored).layers, load(plain).layers, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(tensors_of(ours), tensors_of(theirs), strict=True))
+    wanted = weight_list(load(meant))
+    for in_fp8 in (False, True):
+        found = weight_list(load(stored, in_fp8=in_fp8))
+        assert any(isinstance(weight, ScaledWeight) for weight in found) == in_fp8
+        assert all(torch.equal(plain(ours), theirs) for ours, theirs in zip(found, wanted, strict=True))
 
 
 def test_the_type_of_all_is_that_of_the_embedding(model: tuple[Path, Any], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from loaded_weights import CPU, load, tensors_of
 from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
-from tercet.model.shard import Weights
+from tercet.model.rank_weights import Weights
 from tercet.model.weights import load_weights, reordered_for_cpu
 from weight_sizes import num_in_matrices
 

@@ -1,0 +1,61 @@
+"""One rank's weights: which there are of each layer, and of all.
+
+Knows shapes; where the numbers come from is known by `shard.py`.
+
+Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
+this rank, H head size, J q and k rows of this rank, E experts, F intermediate size of this rank.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tercet.triton_kernels.scaled_weight import Weight
+
+
+@dataclass(frozen=True)
+class MlpWeights:
+    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
+
+    gate_up_2FD: Weight
+    gate_up_bias_2F: Tensor | None
+    down_DF: Weight
+    down_bias_D: Tensor | None
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Many MLPs and what chooses among them; gate and up rows in turns."""
+
+    router_ED: Tensor
+    gate_up_E2FD: Tensor
+    down_EDF: Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer."""
+
+    input_norm_D: Tensor | None
+    qkv_ND: Weight
+    qkv_bias_N: Tensor | None
+    q_norm_H: Tensor | None
+    k_norm_H: Tensor | None
+    qk_norm_J: Tensor | None
+    o_DQ: Weight
+    o_bias_D: Tensor | None
+    o_norm_D: Tensor | None
+    post_norm_D: Tensor | None
+    mlp: MlpWeights | ExpertWeights
+    down_norm_D: Tensor | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All of one rank. `lm_head_VD` is the embedding itself where the two are tied."""
+
+    embedding_VD: Tensor
+    layers: tuple[LayerWeights, ...]
+    final_norm_D: Tensor
+    lm_head_VD: Tensor
+    interleaved: bool

@@ -1,0 +1,105 @@
+"""Engines on a GPU whose weights stay in FP8: the bits of the numbers that they stand for, in less memory."""
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from checkpoints import VOCAB_SIZE, make_checkpoint
+from launched_kernels import foreign_kernels, launched_kernels
+from plan_driver import GREEDY as GREEDY_STEPS
+from plan_driver import Job, run_jobs
+from quantized_checkpoints import LARGE, Way, fp8, quantized
+from tercet.engine.llm import LLM
+from tercet.ipc.messages import SamplingParams
+from tercet.model.decoder import Decoder
+from tercet.model.kv_cache import make_kv_cache
+from tercet.model.load import load_decoder, open_for
+from tercet.model.parallel import Group
+from tercet.model.runner import Runner
+from tercet.model.runner_settings import RunnerSettings
+from tercet.triton_kernels.dispatch import is_hopper
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU that has FP8"
+    ),
+]
+
+DEVICE = torch.device("cuda", 0)
+WAYS = {
+    "blocks": Way({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8(128, 128)),
+    "small blocks": Way({"quant_method": "fp8", "weight_block_size": [48, 32]}, fp8(48, 32)),
+    "rows": Way({"quant_method": "fbgemm_fp8"}, fp8(1, 0, "weight_scale")),
+}
+
+
+def models(folder: Path, way: str) -> tuple[Path, Path]:
+    """One in FP8, and the plain one that it stands for."""
+    model = make_checkpoint("qwen3", folder / "model", **LARGE, max_position_embeddings=1024)
+    both = quantized(model, WAYS[way], folder)
+    shutil.rmtree(model)  # each takes up to 0.8 GB
+    return both
+
+
+def prompts_of(count: int, longest: int) -> list[list[int]]:
+    rng = random.Random(4)
+    return [[rng.randrange(3, VOCAB_SIZE) for _ in range(rng.randint(1, longest))] for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("way", "dtype"),
+    [("blocks", "bfloat16"), ("small blocks", "float16"), ("rows", "bfloat16"), ("blocks", "float32")],
+)
+def test_the_bits_of_the_numbers_that_they_stand_for(way: str, dtype: str, tmp_path: Path) -> None:
+    """Of the log-probabilities of answers: beside others, alone, behind chunks. In fp32 they are expanded at once."""
+    in_fp8, meant = models(tmp_path, way)
+    stays = open_for(in_fp8, DEVICE, dtype=dtype, deterministic=True).in_fp8
+    assert bool(stays) == (dtype != "float32" and is_hopper(DEVICE))
+    prompts = prompts_of(20, 500)
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=5, ignore_eos=True)
+    limits = {"kv_cache_memory": 256 << 20, "max_num_seqs": 20, "max_num_batched_tokens": 1024}
+    options: dict[str, Any] = {**limits, "dtype": dtype, "deterministic": True, "enable_prefix_caching": False}
+
+    def answers(model: Path, batches: list[list[list[int]]], **changes: Any) -> list[Any]:
+        with LLM(str(model), device="cuda", **{**options, **changes}) as llm:
+            return [one.outputs for batch in batches for one in llm.generate(batch, params, use_tqdm=False)]
+
+    wanted = answers(meant, [prompts])
+    assert answers(in_fp8, [prompts, prompts[:1], prompts[1:4]]) == wanted + wanted[:4]
+    assert answers(in_fp8, [prompts], max_num_batched_tokens=64) == wanted
+
+
+def decoder_of(model: Path) -> tuple[Decoder, int]:
+    """And the memory of its weights."""
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    decoder = load_decoder(open_for(model, DEVICE, dtype="bfloat16", max_model_len=512), Group.single(DEVICE))
+    return decoder, torch.cuda.memory_allocated() - before
+
+
+def test_they_take_half_the_memory(tmp_path: Path) -> None:
+    in_fp8, meant = models(tmp_path, "blocks")
+    few, many = (decoder_of(model)[1] for model in (in_fp8, meant))
+    assert few < 0.55 * many
+
+
+def test_only_triton_runs(tmp_path: Path) -> None:
+    decoder, _ = decoder_of(models(tmp_path, "blocks")[0])
+    settings = RunnerSettings(max_num_seqs=9, max_model_len=512, max_num_batched_tokens=512, enforce_eager=True)
+    runner = Runner(decoder, make_kv_cache(decoder.config, 100, 64, torch.bfloat16, DEVICE, 1), settings)
+    one = structs.replace(GREEDY_STEPS, max_tokens=9)
+    batch = [Job(prompt, one) for prompt in prompts_of(8, 400)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run_jobs(runner, batch, max_seqs=8, page_size=64, seed=1, budget=300)
+        torch.cuda.synchronize()
+    assert all(len(job.output) == 9 for job in batch)
+    names = launched_kernels(profiler)
+    assert any("scaled" in name for name in names)  # they are read in FP8
+    assert foreign_kernels(names) == []
