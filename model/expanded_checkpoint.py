@@ -19,6 +19,7 @@ from tercet.model.weights import Checkpoint
 
 log = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
 _OF_ACTIVATIONS = {"input_scale", "activation_scale", "input_zero_point"}
 """Not needed: activations keep the model's own type."""
 _OF_THE_CACHE = {"q_scale", "k_scale", "v_scale", "output_scale"}
@@ -99,9 +100,15 @@ class _Module:
         return dtype
 
     def slice(self, part: str, dim: int, start: int, stop: int) -> Tensor:
+        return self._copied(self._device, part, dim, start, stop)
+
+    def small(self, part: str) -> Tensor:
+        return self._copied(_CPU, part, 0, 0, self._shapes[part][0])
+
+    def _copied(self, device: torch.device, part: str, dim: int, start: int, stop: int) -> Tensor:
         # What comes is overwritten by the next read.
         read = self._files.read(f"{self._name}.{part}", dim, start, stop)
-        pieces = [piece.to(self._device, copy=True) for piece in read]
+        pieces = [piece.to(device, copy=True) for piece in read]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def wrong(self, part: str, wanted: str) -> ValueError:

@@ -1,6 +1,6 @@
 """What a config.json says of quantized weights: which of four ways, and what the tensors alone do not tell.
 
-Knows settings; reads no tensor (`quantized_tensors.py`). What is not supported is refused by name.
+Knows settings; reads no tensor (`quantized_matrices.py`). What is not supported is refused by name.
 """
 
 import logging

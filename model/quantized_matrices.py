@@ -32,6 +32,10 @@ class Stored(Protocol):
         """On the device that is to have the weights."""
         ...
 
+    def small(self, part: str) -> Tensor:
+        """All of a small one, on the CPU."""
+        ...
+
     def wrong(self, part: str, wanted: str) -> ValueError:
         """What the part is, and what is wanted."""
         ...
@@ -133,7 +137,7 @@ class PackedMatrix:
         rows, words = _words(self._stored, "weight_packed")
         if self._stored.shapes()["weight_shape"] != (2,):
             raise self._stored.wrong("weight_shape", "two numbers")
-        said, columns = self._stored.slice("weight_shape", 0, 0, 2).tolist()
+        said, columns = self._stored.small("weight_shape").tolist()
         for bits in (4, 8):
             if said == rows and words == -(-columns * bits // 32):
                 return (rows, columns), bits
@@ -227,7 +231,7 @@ def _groups(stored: Stored, index: str | None, columns: int, groups: int, size: 
     """Of each column; a number that is of no group is refused."""
     if index is None:
         return torch.arange(columns) // (size or columns // groups)
-    group_I = stored.slice(index, 0, 0, columns).cpu().long()
+    group_I = stored.small(index).long()
     if not ((group_I >= 0) & (group_I < groups)).all():
         raise stored.wrong(index, f"numbers of {groups} groups")
     return group_I

@@ -76,6 +76,15 @@ def test_weights_are_what_they_stand_for(way: str, tmp_path: Path, monkeypatch: 
             torch.testing.assert_close(ours, meant, rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_compilers_open_it_too(way: str, tmp_path: Path) -> None:
+    """For the meta device, which has no numbers."""
+    stored, _ = quantized(checkpoint("qwen3"), WAYS[way], tmp_path)
+    config, tensors = open_model(stored, torch.device("meta"))
+    there, here = open_model(stored)
+    assert (config, tensors.shapes()) == (there, here.shapes())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("way", WAYS)
