@@ -16,6 +16,7 @@ from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.tuning import row_bucket
+from tercet.triton_kernels.untuned import PARTS, us_of_parts
 
 _FEW = 16
 """Rows up to which a product waits for weights alone."""
@@ -25,10 +26,6 @@ _MOST_ELSEWHERE = 256
 _ASKED = 512
 """Columns that programs ask the L2 cache for ahead, of tiles up to so many rows."""
 _FEW_IN_TILE = 64
-_PARTS = (1, 2, 4)
-_US_OF_PART = 0.5
-_BYTES_IN_US = 5e6
-"""Of parts that a kernel writes and the norm behind it reads."""
 
 
 class _Tile(NamedTuple):
@@ -91,7 +88,7 @@ def _block_k(w_NK: ScaledWeight) -> int:
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
     rows = min(max(bucket, 8), 64)
     block_n = 16 if N <= 4096 and rows <= _FEW else 64
-    return MatmulConfig("scaled_skinny", rows, block_n, block_k, num_warps=block_n // 16, num_stages=3)
+    return MatmulConfig("skinny", rows, block_n, block_k, num_warps=block_n // 16, num_stages=3)
 
 
 @functools.cache
@@ -105,7 +102,7 @@ def _on_hopper(
     ways = (
         (tile, parts)
         for tile in tiles
-        for parts in (_PARTS if in_parts else (1,))
+        for parts in (PARTS if in_parts else (1,))
         if parts == 1 or K % (parts * tile.config.block_k) == 0
     )
     tile, parts = min(ways, key=lambda way: _microseconds(way[0], way[1], M, N, K, programs))
@@ -119,11 +116,11 @@ def _microseconds(tile: _Tile, parts: int, M: int, N: int, K: int, programs: int
     each = cdiv(tiles, programs)
     rounds, by_k = cdiv(each, tile.at_once), K / parts / 1024
     us = rounds * (tile.us_by_k * by_k + tile.us) + each * tile.us_by_k_each * by_k
-    return us if parts == 1 else us + parts * (_US_OF_PART + M * N * 4 / _BYTES_IN_US)
+    return us + us_of_parts(parts, M, N)
 
 
 def _few_rows(bucket: int, block_k: int) -> MatmulConfig:
     """Tiles too few for all multiprocessors: warps of smaller instructions are through with one sooner."""
     if bucket == _FEW:
-        return MatmulConfig("scaled_skinny", 16, 32, block_k, num_warps=2, num_stages=8)
-    return MatmulConfig("scaled_skinny", 8, 64, block_k, num_warps=4, num_stages=4)
+        return MatmulConfig("skinny", 16, 32, block_k, num_warps=2, num_stages=8)
+    return MatmulConfig("skinny", 8, 64, block_k, num_warps=4, num_stages=4)

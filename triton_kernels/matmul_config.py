@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
 PLAIN_ORDER = ("skinny", "scaled", "tile", "wave", "persistent", "hopper")
-KERNELS = ("vector", "split", "early", "scaled_skinny", *PLAIN_ORDER)
+KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
 NEED_TMA = ("early", "scaled", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
-IN_PARTS = ("early", "skinny", "scaled_skinny", "scaled", "wave")
+IN_PARTS = ("early", "skinny", "scaled", "wave")
 # Kernels that can ask the L2 cache for their weights ahead.
-ASKING = ("split", "skinny", "scaled_skinny", "scaled", "wave")
+ASKING = ("split", "skinny", "scaled", "wave")
 # Kernels that read weights in FP8.
-SCALING = ("scaled_skinny", "scaled")
+SCALING = ("skinny", "scaled")
 EARLY_BYTES = 216 * 1024
 """Of weights that a program of the early kernel has in shared memory at most, beside its sums."""
 

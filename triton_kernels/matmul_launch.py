@@ -17,7 +17,7 @@ from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_early import early_kernel
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
 from tercet.triton_kernels.matmul_hopper import hopper_kernel
-from tercet.triton_kernels.matmul_scaled import scaled_kernel, scaled_skinny_kernel
+from tercet.triton_kernels.matmul_scaled import scaled_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
@@ -102,15 +102,8 @@ def launch_matmul(
         case "skinny":
             assert norm_K is None
             skinny_kernel[(tiles,)](
-                x_MK, w_NK, bias, out, M=M, BLOCK_M=config.block_m, PRECISION=precision, PREFETCH=prefetch, PARTS=parts,
-                **drawing,
-            )  # fmt: skip
-        case "scaled_skinny":
-            assert norm_K is None
-            assert draw is None
-            scaled_skinny_kernel[(tiles,)](
-                x_MK, w_NK, scales, bias, out, M=M, GROUP=group, BLOCK_M=config.block_m, PREFETCH=prefetch, PARTS=parts,
-                **fixed,
+                x_MK, w_NK, scales, bias, out, M=M, GROUP=group, BLOCK_M=config.block_m, PRECISION=precision,
+                PREFETCH=prefetch, PARTS=parts, **drawing,
             )  # fmt: skip
         case "scaled":
             assert norm_K is None

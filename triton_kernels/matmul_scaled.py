@@ -1,9 +1,8 @@
-"""Products with weights in FP8: those go from shared memory to registers, where they become the numbers that they stand
-for, and are the tall side of the matrix units.
+"""Products with weights in FP8 on Hopper: those go from shared memory to registers, where they become the numbers that
+they stand for, and are the tall side of the matrix units.
 
-Two kernels: one of Hopper that sums K in plain order, so that a row's bits are those of every plain-order kernel with
-plain weights; one for few rows on any card whose order is its own. Triton lays out operands for its instructions by the
-bytes that numbers have where they are loaded: with one, an instruction takes other columns together.
+K in plain order: a row's bits are those of every plain-order kernel with plain weights. For few rows on any card there
+is `skinny_kernel`, too, in an order of its own.
 
 Shape suffixes: M rows, K reduced size, N output size.
 """
@@ -78,50 +77,3 @@ def scaled_kernel(
         finish_tile(
             acc, rows, rows, start_n, tile_n, bias_ptr, out_ptr, None, M, N, BLOCK_M, BLOCK_N, EPILOGUE, HAS_BIAS
         )
-
-
-@triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
-def scaled_skinny_kernel(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, M, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, EPILOGUE: tl.constexpr,
-    HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid and arguments as above, without TMA; columns of x, weights and scales beyond K count as none."""
-    num_m = tl.cdiv(M, BLOCK_M)
-    tile_m = tl.program_id(0) % num_m
-    part = tl.program_id(0) // num_m % PARTS
-    tile_n = tl.program_id(0) // num_m // PARTS
-    part_k: tl.constexpr = K // PARTS
-    start_n, start_k = tile_n * BLOCK_N, part * part_k
-    w_rows = tl.arange(0, BLOCK_N)
-    if N % BLOCK_N:
-        w_rows = tl.minimum(w_rows, N - 1 - start_n)
-    columns = tl.arange(0, BLOCK_K)
-    w_start = w_ptr + start_n.to(tl.int64) * K + start_k
-    if PREFETCH > 0 and tile_m == 0:
-        prefetch(w_start, BLOCK_N, K, PREFETCH)
-    w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
-    scale_ptrs = scales_ptr + start_n + w_rows
-    if GROUP == K:
-        scales = tl.load(scale_ptrs)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    x_ptrs = x_ptr + start_k + (rows % M)[None, :] * K + columns[:, None]
-    bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    if PARTS > 1:
-        out_ptr += part.to(tl.int64) * M * N
-    residual = load_residual(out_ptr, rows, start_n, M, N, BLOCK_M, BLOCK_N, EPILOGUE)
-    acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    for k in range(0, part_k, BLOCK_K):
-        if part_k % BLOCK_K:
-            w = tl.load(w_ptrs + k, mask=(columns < part_k - k)[None, :], other=0.0)
-            x = tl.load(x_ptrs + k, mask=(columns < part_k - k)[:, None], other=0.0)
-        else:
-            w = tl.load(w_ptrs + k)
-            x = tl.load(x_ptrs + k)
-        if GROUP < K:
-            scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)
-        acc_NM = tl.dot(widen(w, scales[:, None], x.dtype), x, acc_NM)
-    acc = tl.trans(acc_NM)
-    finish_with(acc, bias, residual, rows, rows, start_n, tile_n, out_ptr, None, M, N, BLOCK_M, BLOCK_N, EPILOGUE)

@@ -11,18 +11,21 @@ import triton.language as tl
 
 from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
 from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
+from tercet.triton_kernels.scaled_weight import widen
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def skinny_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N) * PARTS,): one program owns BLOCK_N outputs of BLOCK_M rows, or with
     PARTS the sum of its part of K, in an output of its part's own. Plain K order.
 
-    Programs on the same weights are neighbours.
+    Programs on the same weights are neighbours. With a GROUP weights are in FP8, so many columns share a scale, and the
+    order is another: Triton lays out operands by the bytes that numbers have where they are loaded, and with one an
+    instruction takes other columns together.
     """
     num_m = tl.cdiv(M, BLOCK_M)
     tile_m = tl.program_id(0) % num_m
@@ -44,6 +47,9 @@ def skinny_kernel(
     x_ptrs = x_ptr + part * part_k + (rows % M)[None, :] * K + columns[:, None]
     if PARTS > 1:
         out_ptr += part.to(tl.int64) * M * N
+    scale_ptrs = scales_ptr + start_n + w_rows
+    if GROUP == K:
+        scales = tl.load(scale_ptrs)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
@@ -58,6 +64,10 @@ def skinny_kernel(
         else:
             w = tl.load(w_ptrs + k)
             x = tl.load(x_ptrs + k)
+        if GROUP > 0:
+            if GROUP < K:
+                scales = tl.load(scale_ptrs + (part * part_k + k) // GROUP * N)
+            w = widen(w, scales[:, None], x.dtype)
         acc_NM = tl.dot(w, x, acc_NM, input_precision=PRECISION)
     finish_with(
         tl.trans(acc_NM), bias, residual, facts, rows, start_n, tile_n, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE

@@ -55,7 +55,7 @@ _TILES = (
     _Tile(MatmulConfig("wave", 128, 256, 64, num_warps=8, num_stages=3, extra=True), 256, 512, 14.3, 10.0),
     _Tile(MatmulConfig("hopper", 256, 128, 64, num_warps=4, num_stages=4, group_m=4), 8192, 8192, 9.4, 5.5),
 )
-_PARTS = (1, 2, 4)
+PARTS = (1, 2, 4)
 _US_OF_PART = 0.5
 _BYTES_IN_US = 5e6
 """Of parts that a kernel writes and the norm behind it reads."""
@@ -154,7 +154,7 @@ def _first_through(bucket: int, N: int, K: int, parts_allowed: bool) -> MatmulCo
         if not tile.least <= bucket <= tile.most:
             continue
         divided = parts_allowed and bucket <= 512 and tile.config.kernel != "hopper"
-        for parts in _PARTS if divided else (1,):
+        for parts in PARTS if divided else (1,):
             us = _microseconds(tile, parts, bucket, N, K)
             if us < least and (parts == 1 or K % (parts * tile.config.block_k) == 0):
                 best, least = replace(tile.config, parts=parts), us
@@ -165,6 +165,9 @@ def _first_through(bucket: int, N: int, K: int, parts_allowed: bool) -> MatmulCo
 def _microseconds(tile: _Tile, parts: int, num_rows: int, N: int, K: int) -> float:
     tiles = cdiv(num_rows, tile.config.height) * cdiv(N, tile.config.width) * parts
     us = cdiv(tiles, _MULTIPROCESSORS) * (tile.us_by_k * K / parts / 1024 + tile.us)
-    if parts == 1:
-        return us
-    return us + parts * (_US_OF_PART + num_rows * N * 4 / _BYTES_IN_US)
+    return us + us_of_parts(parts, num_rows, N)
+
+
+def us_of_parts(parts: int, num_rows: int, N: int) -> float:
+    """What it takes to add them, of K divided among programs."""
+    return 0.0 if parts == 1 else parts * (_US_OF_PART + num_rows * N * 4 / _BYTES_IN_US)
