@@ -55,7 +55,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         max_num_batched_tokens=config.max_num_batched_tokens,
         page_size=config.page_size,
         deterministic=config.deterministic,
-        in_fp8=opened.in_fp8,
+        kept=opened.kept,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 
@@ -71,13 +71,12 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
-        deterministic=config.deterministic,
         tensor_parallel_size=config.tensor_parallel_size,
     )
 
 
 def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
-    """And the GPU, on which what may stay in FP8 depends."""
+    """And the GPU, on which what is kept as stored depends."""
     import torch
 
     from tercet.triton_kernels.dispatch import Gpu, pretending

@@ -24,7 +24,8 @@ from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.parallel import Group
 from tercet.model.sampler import sample_step_into
-from tercet.model.shard import LAYERS, ScaleGroups
+from tercet.model.scaled_rows import Kept, StoredAs
+from tercet.model.shard import LAYERS
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, max_row_words
 from tercet.model.step_shape import Shapes
@@ -55,8 +56,8 @@ class Steps:
     max_num_batched_tokens: int
     page_size: int
     deterministic: bool
-    in_fp8: ScaleGroups
-    """What stays so, as `load_weights` is told."""
+    kept: Kept
+    """As `load_weights` is told."""
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
 
@@ -123,13 +124,13 @@ def compile_ahead(steps: Steps, gpu: Gpu, claims: Claims) -> int:
 
 def launch_all(steps: Steps, rank: int) -> None:
     """Each kind of step that a rank may run, and what a runner launches beside its steps."""
-    config, in_fp8 = _few_layers(steps.config, steps.in_fp8)
+    config, kept = _few_layers(steps.config, steps.kept)
     size, dtype, max_rows = steps.tensor_parallel_size, steps.dtype, steps.max_num_seqs
     where: dict[str, Any] = {"dtype": dtype, "device": _META}
     group = _AbsentRanks(rank, size, _META)
     longest = Shapes(max_rows, steps.max_num_batched_tokens).max_tokens
     group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
-    weights = empty_weights(config, rank=rank, size=size, in_fp8=in_fp8, interleaved=True, **where)
+    weights = empty_weights(config, rank=rank, size=size, kept=kept, interleaved=True, **where)
     decoder = Decoder(config, weights, group, steps.max_model_len, deterministic=steps.deterministic)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
@@ -151,12 +152,12 @@ def launch_all(steps: Steps, rank: int) -> None:
     extras.masks.compile()
 
 
-def _few_layers(config: ModelConfig, in_fp8: ScaleGroups) -> tuple[ModelConfig, ScaleGroups]:
+def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
     """The same model with one layer of each kind, and the last: kernels are the same for all rotary tables."""
-    of_layers: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for name, group in in_fp8.items():
+    of_layers: defaultdict[str, dict[str, StoredAs]] = defaultdict(dict)
+    for name, way in kept.items():
         layer, _, matrix = name.removeprefix(LAYERS).partition(".")
-        of_layers[layer][matrix] = group
+        of_layers[layer][matrix] = way
     *others, last = (
         (window, config.experts_of(layer), tuple(sorted(of_layers[str(layer)].items())))
         for layer, window in enumerate(config.layer_windows)
@@ -167,4 +168,4 @@ def _few_layers(config: ModelConfig, in_fp8: ScaleGroups) -> tuple[ModelConfig, 
         experts = replace(experts, layers=frozenset(layer for layer, (_, many, _) in enumerate(few) if many))
     windows = tuple(window for window, _, _ in few)
     config = replace(config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts)
-    return config, {f"{LAYERS}{n}.{matrix}": group for n, (_, _, kept) in enumerate(few) for matrix, group in kept}
+    return config, {f"{LAYERS}{n}.{matrix}": way for n, (_, _, ways) in enumerate(few) for matrix, way in ways}

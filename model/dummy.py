@@ -1,7 +1,7 @@
 """Random weights of a model's shape, for measuring without a checkpoint (`--load-format dummy`).
 
 Every rank draws the same whole tensors and keeps its slices, so the numbers do not depend on how many ranks there are,
-nor on whether what config.json says is in FP8 stays so.
+nor on whether what is kept as config.json says that it is stored.
 
 Shape suffixes: N rows, K columns, B blocks of rows, G groups of columns.
 """
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from tercet.model.config import ModelConfig
 from tercet.model.quantization import Quantization
-from tercet.model.shard import ScaleGroups
+from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs
 from tercet.model.weights import expected_shapes
 from tercet.triton_kernels.checks import FP8, FP8_MOST
-from tercet.triton_kernels.scaled_weight import ScaledWeight, expand_reference
 
 _STANDARD_DEVIATION = 0.02
 _FP8_DEVIATION = 64.0
 """Of numbers in FP8: nearly none is beyond the largest, or so small that it has fewer digits."""
+_FOUR_BITS_DEVIATION = 3.0
+"""Of numbers from 0 to 15 around 8: few would be beyond."""
 
 
 class DummyCheckpoint:
@@ -40,14 +41,12 @@ class DummyCheckpoint:
         self._seed = seed
         self._dtype = dtype
         self._device = device
-        self._blocks: dict[str, tuple[int, int]] = {}
-        """Rows and columns that share a scale, of matrices in FP8."""
-        if quantization is not None and quantization.is_fp8:
-            self._blocks = {
-                name: block
-                for name, shape in self._shapes.items()
-                if name.endswith("_proj.weight") and shape[1] % (block := _block(quantization, shape))[1] == 0
-            }
+        self._scaled: dict[str, tuple[StoredAs, int]] = {}
+        """And how many rows share a scale."""
+        if quantization is not None:
+            for name, shape in self._shapes.items():
+                if name.endswith("_proj.weight") and (how := _stored_as(quantization, shape[1], dtype)) is not None:
+                    self._scaled[name] = how
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self._shapes
@@ -56,32 +55,37 @@ class DummyCheckpoint:
         if name.endswith("norm.weight"):
             yield torch.ones(stop - start, dtype=self._dtype, device=self._device)
             return
-        whole = expand_reference(self._scaled(name)) if name in self._blocks else self._normal(name)
+        whole = self._scaled_rows(name).expanded() if name in self._scaled else self._normal(name)
         yield whole.narrow(dim, start, stop - start)
 
-    def scale_groups(self) -> ScaleGroups:
-        return {name: columns for name, (_, columns) in self._blocks.items()}
+    def stored_as(self) -> Kept:
+        return {name: way for name, (way, _) in self._scaled.items()}
 
-    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
-        whole, columns = self._scaled(name), self._blocks[name][1]
-        numbers_NK, scales_NG = whole.numbers_NK, whole.scales_GN.t()
-        if dim == 0:
-            yield numbers_NK[start:stop], scales_NG[start:stop]
-        else:
-            yield numbers_NK[:, start:stop], scales_NG[:, start // columns : -(-stop // columns)]
+    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[ScaledRows]:
+        whole = self._scaled_rows(name)
+        yield whole.rows(start, stop) if dim == 0 else whole.columns(start, stop)
 
     def _normal(self, name: str, deviation: float = _STANDARD_DEVIATION) -> Tensor:
         whole = torch.empty(self._shapes[name], dtype=self._dtype, device=self._device)
         return whole.normal_(0.0, deviation, generator=self._generator(name))
 
-    def _scaled(self, name: str) -> ScaledWeight:
-        rows, columns = self._blocks[name]
+    def _scaled_rows(self, name: str) -> ScaledRows:
+        """All."""
+        (bits, group, of_scales), rows = self._scaled[name]
         N, K = self._shapes[name]
-        numbers_NK = self._normal(name, _FP8_DEVIATION).clamp_(-FP8_MOST, FP8_MOST).to(FP8)
-        scales_GB = torch.empty(K // columns, -(-N // rows), device=self._device)
-        each = _STANDARD_DEVIATION / _FP8_DEVIATION
-        scales_GB.uniform_(0.5 * each, 1.5 * each, generator=self._generator(f"{name}'s scales"))
-        return ScaledWeight(numbers_NK, scales_GB.repeat_interleave(rows, 1)[:, :N], self._dtype)
+        zeros_NG, deviation = None, _FP8_DEVIATION if bits == 8 else _FOUR_BITS_DEVIATION
+        numbers_NK = self._normal(name, deviation)
+        if bits == 8:
+            numbers_NK = numbers_NK.clamp_(-FP8_MOST, FP8_MOST).to(FP8)
+        else:
+            numbers_NK = numbers_NK.round_().add_(8).clamp_(0, 15).to(torch.uint8)
+            zeros_NG = torch.empty(N, K // group, device=self._device)
+            zeros_NG.random_(7, 10, generator=self._generator(f"{name}'s zeros"))
+        scales_BG = torch.empty(-(-N // rows), K // group, device=self._device)
+        each = _STANDARD_DEVIATION / deviation
+        scales_BG.uniform_(0.5 * each, 1.5 * each, generator=self._generator(f"{name}'s scales"))
+        scales_BG = scales_BG.to(of_scales).float()
+        return ScaledRows(numbers_NK, scales_BG.repeat_interleave(rows, 0)[:N], zeros_NG)
 
     def _generator(self, what: str) -> torch.Generator:
         generator = torch.Generator(self._device)
@@ -89,6 +93,11 @@ class DummyCheckpoint:
         return generator
 
 
-def _block(quantization: Quantization, shape: tuple[int, ...]) -> tuple[int, int]:
-    rows, columns = quantization.block or (1, shape[1])
-    return rows, min(columns, shape[1])
+def _stored_as(quantization: Quantization, columns: int, dtype: torch.dtype) -> tuple[StoredAs, int] | None:
+    """None: plain, as what is stored in other ways is once it is read."""
+    if not quantization.is_fp8 and (quantization.bits != 4 or quantization.ordered):
+        return None
+    rows, group = quantization.block or (1, quantization.group_size or columns)
+    group = min(group, columns)
+    way = StoredAs(8, group, torch.float32) if quantization.is_fp8 else StoredAs(4, group, dtype)
+    return None if columns % group else (way, rows)

@@ -1,6 +1,6 @@
 """A checkpoint of quantized weights as one of plain numbers, which it makes of them while they are read.
 
-Numbers in FP8 it also gives as they are, beside their scales. Knows which tensors belong together by their names; what
+What may be kept as it is stored it also gives so. Knows which tensors belong together by their names; what
 they mean is known by `quantized_matrices.py`.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from tercet.model.quantization import Quantization
 from tercet.model.quantized_matrices import PackedMatrix, QuantizedMatrix, ScaledMatrix, TransposedMatrix
 from tercet.model.safetensors_files import PLAIN
-from tercet.model.shard import ScaleGroups
+from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.weights import Checkpoint
 
 log = logging.getLogger(__name__)
@@ -69,20 +69,17 @@ class ExpandedCheckpoint:
             for piece in matrix.rows(0, matrix.shape[0]):
                 yield piece[:, start:stop]
 
-    def scale_groups(self) -> ScaleGroups:
-        groups = {name: one.fp8_group for name, one in self._matrices.items() if isinstance(one, ScaledMatrix)}
-        return {name: group for name, group in groups.items() if group is not None}
+    def stored_as(self) -> Kept:
+        ways = {name: matrix.stored_as() for name, matrix in self._matrices.items()}
+        return {name: way for name, way in ways.items() if way is not None}
 
-    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[ScaledRows]:
         matrix = self._matrices[name]
-        assert isinstance(matrix, ScaledMatrix)
         if dim == 0:
             yield from matrix.scaled_rows(start, stop)
-            return
-        group = matrix.fp8_group
-        assert group is not None
-        for numbers_RI, scales_RG in matrix.scaled_rows(0, matrix.shape[0]):
-            yield numbers_RI[:, start:stop], scales_RG[:, start // group : -(-stop // group)]
+        else:
+            for piece in matrix.scaled_rows(0, matrix.shape[0]):
+                yield piece.columns(start, stop)
 
 
 class _Module:

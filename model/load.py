@@ -12,14 +12,16 @@ from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.parallel import Group
-from tercet.model.shard import ScaleGroups
+from tercet.model.scaled_rows import Kept
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
-from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of, is_hopper
+from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 
 _LEAST_NUMBERS = 2**23
-"""Of a matrix in FP8 on a rank, on average: products with smaller ones wait for other things than weights, and kernels
-for plain numbers start sooner. The products of one row in a layer of Qwen3-0.6B take 15 us with plain weights and 21 in
-FP8; with matrices of this size both take the same."""
+"""Of a matrix on a rank that is kept as stored, on average: products with smaller ones wait for other things than
+weights, and kernels for plain numbers start sooner. The products of one row in a layer of Qwen3-0.6B take 15 us with
+plain weights and 21 in FP8; with matrices of this size both take the same."""
+_LEAST_CAPABILITY = {4: 80, 8: FP8_CAPABILITY}
+"""Of a GPU for which kernels read numbers of so many bits."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +33,8 @@ class Opened:
     dtype: torch.dtype
     cache_dtype: torch.dtype
     max_model_len: int
-    in_fp8: ScaleGroups
-    """What stays so."""
+    kept: Kept
+    """As stored: what is so."""
 
 
 def open_for(
@@ -43,12 +45,11 @@ def open_for(
     kv_cache_dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
-    deterministic: bool = False,
     tensor_parallel_size: int = 1,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
-    config.json is needed). `deterministic` and the number of ranks, both as the decoder is going to have them: what
-    stays in FP8 depends on them. ValueError names what is wrong with the model, or with the settings for this model."""
+    config.json is needed). On the number of ranks depends what is kept. ValueError names what is wrong with the model,
+    or with the settings for this model."""
     tensors: Checkpoint
     if dummy_seed is None:
         config, tensors = open_model(path, device)
@@ -59,8 +60,8 @@ def open_for(
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
-    in_fp8 = stays_in_fp8(tensors, torch_dtype, device, deterministic=deterministic, size=tensor_parallel_size)
-    return Opened(config, tensors, torch_dtype, in_cache, length, in_fp8)
+    kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
+    return Opened(config, tensors, torch_dtype, in_cache, length, kept)
 
 
 def load_decoder(
@@ -83,29 +84,30 @@ def load_decoder(
         size=group.size,
         dtype=dtype,
         device=group.device,
-        in_fp8=opened.in_fp8,
+        kept=opened.kept,
         interleaved=group.device.type == "cuda",
         progress=progress,
     )
     return Decoder(config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic)
 
 
-def stays_in_fp8(
-    tensors: Checkpoint, dtype: torch.dtype, device: torch.device, *, deterministic: bool = False, size: int = 1
-) -> ScaleGroups:
-    """Which matrices do, on each of `size` ranks: all or none. What does not is expanded once, while it is read."""
-    stored = tensors.scale_groups() if isinstance(tensors, ScaledCheckpoint) else {}
-    groups = {name: group for name, group in stored.items() if ".experts." not in name}  # those never stay so
+def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device, *, size: int = 1) -> Kept:
+    """Which matrices are, on each of `size` ranks: all that kernels can read, or only those of experts, or none. What
+    is not is expanded once, while it is read. Of four bits kernels multiply in `dtype`, which scales have to be of."""
     gpu = gpu_of(device)
+    if not isinstance(tensors, ScaledCheckpoint) or (gpu is None and not INTERPRETED):
+        return {}
+    fitting = dtype if dtype.itemsize == 2 else None
+    kept = {name: way for name, way in tensors.stored_as().items() if way.bits == 8 or way.scales == fitting}
     if gpu is None:
-        return groups if INTERPRETED else {}
-    if gpu.capability < FP8_CAPABILITY or dtype.itemsize != 2:  # products in fp32 would expand weights at each step
+        return kept
+    if dtype.itemsize != 2:  # products in fp32 would expand weights at each step
         return {}
-    if deterministic and not is_hopper(device):  # so would these: only Hopper's kernel sums in plain order
-        return {}
-    shapes = tensors.shapes()
-    num_numbers = sum(math.prod(shapes[name]) for name in groups)
-    return groups if num_numbers >= _LEAST_NUMBERS * size * len(groups) else {}
+    kept = {name: way for name, way in kept.items() if gpu.capability >= _LEAST_CAPABILITY[way.bits]}
+    shapes, experts = tensors.shapes(), {name for name in kept if ".experts." in name}  # small ones, but many
+    num_numbers = sum(math.prod(shapes[name]) for name in kept.keys() - experts)
+    pays = num_numbers >= _LEAST_NUMBERS * size * (len(kept) - len(experts))
+    return kept if pays else {name: way for name, way in kept.items() if name in experts}
 
 
 def resolve_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:

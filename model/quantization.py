@@ -78,6 +78,11 @@ class _Settings:
             raise self.refused(name, value, f"whole numbers from {at_least} on")
         return value
 
+    def size(self, name: str) -> int:
+        """Of groups; 0: of all columns."""
+        value = self._settings.get(name)
+        return max(self.whole(name, at_least=-1), 0) if value is not None else 0
+
     def block(self, name: str) -> tuple[int, int] | None:
         value = self._settings.pop(name, None)
         if value is None:
@@ -135,16 +140,16 @@ def _compressed(take: _Settings) -> Quantization:
         sparse.one_of("format", None, "dense")
     take.empty("transform_config")
     take.drop("ignore", "kv_cache_scheme", "global_compression_ratio", "version", "packed_modules_mapping")
-    kinds, blocks, orders = set(), set(), set()
+    kinds, blocks, orders, sizes = set(), set(), set(), set()
     groups = take.part("config_groups")
     for group in groups.parts() if groups is not None else ():
         group.one_of("format", None, *formats)
         if (weights := group.part("weights")) is None:
             continue
         kind = weights.one_of("type", "int", "float")
-        kinds.add(kind)
-        # Packed tensors tell their bits themselves, others by their type.
-        weights.one_of("num_bits", *((4, 8) if kind == "int" else (8,)))
+        # Tensors tell these, too: packed ones their bits by words, others by their type.
+        kinds.add((kind, weights.one_of("num_bits", *((4, 8) if kind == "int" else (8,)))))
+        sizes.add(weights.size("group_size"))
         order = weights.one_of("actorder", None, False, True, "weight", "static", "group", "dynamic")
         orders.add(order in (True, "group", "dynamic"))
         strategy = weights.one_of("strategy", None, "tensor", "channel", "group", "block")
@@ -153,7 +158,10 @@ def _compressed(take: _Settings) -> Quantization:
     if len(blocks) > 1 or None in blocks:
         raise take.refused("config_groups", f"with blocks {sorted(map(str, blocks))}", "one block_structure")
     block = blocks.pop() if blocks else None
-    return Quantization("compressed", ordered=orders == {True}, block=block, is_fp8=kinds == {"float"})
+    bits = 4 if kinds == {("int", 4)} else 8
+    group_size = sizes.pop() if len(sizes) == 1 else 0
+    is_fp8 = kinds == {("float", 8)}
+    return Quantization("compressed", bits, group_size, ordered=orders == {True}, block=block, is_fp8=is_fp8)
 
 
 def _gptq(take: _Settings) -> Quantization:

@@ -25,11 +25,12 @@ class MlpWeights:
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """Many MLPs and what chooses among them; gate and up rows in turns."""
+    """Many MLPs and what chooses among them; gate and up rows in turns. Kept as stored, all experts' rows follow each
+    other."""
 
     router_ED: Tensor
-    gate_up_E2FD: Tensor
-    down_EDF: Tensor
+    gate_up_E2FD: Weight
+    down_EDF: Weight
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ Knows the tensor names of the Hugging Face layout and how a matrix is cut for ra
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +13,15 @@ from torch import Tensor
 
 from tercet.model.config import Experts, ModelConfig
 from tercet.model.rank_weights import ExpertWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.scaled_rows import Kept
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
-
-ScaleGroups = Mapping[str, int]
-"""How many columns share a scale, of matrices by their names that may stay in FP8; all columns, of a scale of rows."""
+from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 LAYERS = "model.layers."
-_COLUMNS_AT_ONCE = 32
-"""Products read so many of a weight, or a multiple, and want one scale for them."""
+_MULTIPLES = {8: (BYTES, BYTES), 4: (2 * BYTES, BYTES)}
+"""Of which products want the columns of a matrix, and of its groups unless that is one: by a number's bits."""
 
 
 @dataclass(frozen=True)
@@ -76,16 +74,16 @@ class ShardBuilder:
     """Allocates one rank's tensors and writes down in `moves` how each is filled."""
 
     def __init__(
-        self, config: ModelConfig, rank: int, size: int, dtype: torch.dtype, device: torch.device, in_fp8: ScaleGroups
+        self, config: ModelConfig, rank: int, size: int, dtype: torch.dtype, device: torch.device, kept: Kept
     ) -> None:
-        """`in_fp8`: what stays so if the matrix that it goes into can be."""
+        """`kept`: what is, as it is stored, if the matrix that it goes into can be so."""
         self.config = config
         self.rank = rank
         self.size = size
         self.moves: list[Move] = []
         self._dtype = dtype
         self._device = device
-        self._in_fp8 = in_fp8
+        self._kept = kept
 
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self._vocabulary(EMBEDDING)
@@ -135,13 +133,19 @@ class ShardBuilder:
         start = self.rank * part
         router_ED = self._empty(experts.count, hidden)
         self._rows(f"{prefix}{experts.block}.gate.weight", experts.count, 0, router_ED)
-        gate_up_E2FD = self._empty(experts.count, 2 * part, hidden)
-        down_EDF = self._empty(experts.count, hidden, part)
-        for index, (gate_up, down) in enumerate(zip(gate_up_E2FD, down_EDF, strict=True)):
-            name = f"{prefix}{experts.block}.experts.{index}."
+        names = [f"{prefix}{experts.block}.experts.{index}." for index in range(experts.count)]
+        both = [f"{name}{each}.weight" for name in names for each in (experts.gate, experts.up)]
+        gate_up_RD = self._matrix(both, experts.count * 2 * part, hidden, hidden)
+        down_RF = self._matrix([f"{name}{experts.down}.weight" for name in names], experts.count * hidden, part, whole)
+        for index, name in enumerate(names):
+            gate_up = gate_up_RD[index * 2 * part : (index + 1) * 2 * part]
             self._rows(f"{name}{experts.gate}.weight", whole, start, gate_up[0::2])
             self._rows(f"{name}{experts.up}.weight", whole, start, gate_up[1::2])
-            self._share(f"{name}{experts.down}.weight", whole, down)
+            self._share(f"{name}{experts.down}.weight", whole, down_RF[index * hidden : (index + 1) * hidden])
+        gate_up_E2FD, down_EDF = (
+            matrix.view(experts.count, -1, matrix.shape[1]) if isinstance(matrix, Tensor) else matrix
+            for matrix in (gate_up_RD, down_RF)
+        )
         return ExpertWeights(router_ED, gate_up_E2FD, down_EDF)
 
     def _qkv(self) -> _Stack:
@@ -205,17 +209,22 @@ class ShardBuilder:
         return into
 
     def _matrix(self, names: Iterable[str], rows: int, columns: int, whole: int) -> Weight:
-        """A place for `columns` columns, of `whole` that these tensors have: in FP8 if all of them are stored so, and
-        groups that share a scale are alike and not cut."""
-        groups = {self._in_fp8.get(name) for name in names}
-        group = groups.pop() if len(groups) == 1 else None
-        if group == whole:
-            group = columns
-        elif group is None or group % _COLUMNS_AT_ONCE or columns % group:
+        """A place for `columns` columns, of `whole` that these tensors have: kept as stored if all of them are so in
+        one way, and neither a group nor what products read at once is cut."""
+        ways = {self._kept.get(name) for name in names}
+        way = ways.pop() if len(ways) == 1 else None
+        if way is None:
             return self._empty(rows, columns)
-        numbers = torch.empty(rows, columns, dtype=FP8, device=self._device)
-        scales = torch.empty(columns // group, rows, dtype=torch.float32, device=self._device)
-        return ScaledWeight(numbers, scales, self._dtype)
+        of_columns, of_groups = _MULTIPLES[way.bits]
+        group = columns if way.group == whole else way.group
+        if columns % of_columns or (way.group != whole and (group % of_groups or columns % group)):
+            return self._empty(rows, columns)
+        numbers, scales = (FP8, torch.float32) if way.bits == 8 else (torch.uint8, torch.int32)
+        return ScaledWeight(
+            torch.empty(rows, columns * way.bits // 8, dtype=numbers, device=self._device),
+            torch.empty(columns // group, rows, dtype=scales, device=self._device),
+            self._dtype,
+        )
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

@@ -17,8 +17,9 @@ from torch import Tensor
 from tercet.model.config import ModelConfig
 from tercet.model.linear import reorder_for_cpu
 from tercet.model.rank_weights import MlpWeights, Weights
-from tercet.model.shard import LM_HEAD, Move, ScaleGroups, ShardBuilder
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
+from tercet.model.scaled_rows import Kept, ScaledRows
+from tercet.model.shard import LM_HEAD, Move, ShardBuilder
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, packed, stored, with_zeros
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes to read, of this rank."""
@@ -49,24 +50,24 @@ class Checkpoint(Protocol):
 
 @runtime_checkable
 class ScaledCheckpoint(Checkpoint, Protocol):
-    """One in which matrices may be in FP8 beside scales: their numbers as they stand, too."""
+    """One of which matrices may be kept as they are stored."""
 
-    def scale_groups(self) -> ScaleGroups:
-        """Of all matrices that are so."""
+    def stored_as(self) -> Kept:
+        """All that may be."""
         ...
 
-    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """As `read`, of a matrix in FP8: its numbers [R, I] and scales in fp32 [R, G]. No group is cut."""
+    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[ScaledRows]:
+        """As `read`, of one of these. No group is cut."""
         ...
 
 
 def empty_weights(
-    config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype, device: torch.device, in_fp8: ScaleGroups,
+    config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype, device: torch.device, kept: Kept,
     interleaved: bool,
 ) -> Weights:  # fmt: skip
     """This rank's weights as `load_weights` allocates them."""
     config.check_tensor_parallel(size)
-    builder = ShardBuilder(config, rank, size, dtype, device, in_fp8)
+    builder = ShardBuilder(config, rank, size, dtype, device, kept)
     return builder.weights(interleaved and config.gates_in_product, config.tie_word_embeddings)
 
 
@@ -78,13 +79,13 @@ def load_weights(
     size: int,
     dtype: torch.dtype,
     device: torch.device,
-    in_fp8: ScaleGroups | None = None,
+    kept: Kept | None = None,
     interleaved: bool = False,
     progress: Progress | None = None,
 ) -> Weights:
     """Allocate this rank's weights and fill them. ValueError names tensors that are missing, surplus or misshapen.
 
-    `in_fp8`: what stays so, of a `ScaledCheckpoint`; all else is read as plain numbers.
+    `kept`: what is kept as it is stored, of a `ScaledCheckpoint`; all else is read as plain numbers.
     `interleaved`: gate and up rows in turns, as the fused SiLU product wants them, if the model's gate is of that kind.
     """
     interleaved = interleaved and config.gates_in_product
@@ -92,7 +93,7 @@ def load_weights(
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
-    builder = ShardBuilder(config, rank, size, dtype, device, in_fp8 or {})
+    builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
     moves = builder.moves
     _check_names(checkpoint.source, {move.name: move.shape for move in moves}, shapes)
@@ -119,11 +120,15 @@ def load_weights(
 def _fill(move: Move, checkpoint: Checkpoint) -> None:
     what, row = (move.name, move.dim, move.start, move.stop), 0
     if isinstance(move.into, ScaledWeight):
-        assert isinstance(checkpoint, ScaledCheckpoint)  # nothing stays so of others
-        for numbers_RI, scales_RG in checkpoint.read_scaled(*what):
+        assert isinstance(checkpoint, ScaledCheckpoint)  # nothing of others is kept
+        for numbers_RI, scales_RG, zeros_RG in checkpoint.read_scaled(*what):
             place = move.into[row : row + len(numbers_RI)]
-            place.numbers_NK.copy_(numbers_RI)
-            place.scales_GN.copy_(scales_RG.t())
+            if zeros_RG is None:
+                place.numbers_NJ.copy_(stored(numbers_RI))
+                place.scales_GN.copy_(scales_RG.t())
+            else:
+                place.numbers_NJ.copy_(packed(numbers_RI))
+                place.scales_GN.copy_(with_zeros(scales_RG.t(), zeros_RG.t(), place.dtype))
             row += len(numbers_RI)
     else:
         for piece in checkpoint.read(*what):

@@ -17,7 +17,7 @@ from tercet.model.dummy import DummyCheckpoint
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import cache_dtype, make_kv_cache
-from tercet.model.load import resolve_dtype, stays_in_fp8
+from tercet.model.load import kept_as_stored, resolve_dtype
 from tercet.model.parallel import Group
 from tercet.model.quantization import Quantization
 from tercet.model.sampler import sample_step_into
@@ -77,7 +77,7 @@ class StepModel:
         tensors = DummyCheckpoint(config, 0, dtype, device, quantization)
         weights = load_weights(
             tensors, config, rank=group.rank, size=group.size, dtype=dtype, device=device,
-            in_fp8=stays_in_fp8(tensors, dtype, device, size=group.size), interleaved=True,
+            kept=kept_as_stored(tensors, dtype, device, size=group.size), interleaved=True,
         )  # fmt: skip
         length = max(context + _GROWTH, MOST_TOKENS)
         self._decoder = Decoder(config, weights, group, length)

@@ -74,6 +74,12 @@ def _fp8(plain: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "quantization_config": blocks}
 
 
+def _awq(plain: dict[str, Any]) -> dict[str, Any]:
+    """The same with its projections' numbers in four bits, and a scale and a zero for each 128 columns."""
+    groups = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    return {**plain, "quantization_config": groups}
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "qwen3-0.6b-fp8": _fp8(_qwen3(1024, 3072, 28, 16, tied=True)),
@@ -81,6 +87,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-4b": _qwen3(2560, 9728, 36, 32, tied=True),
     "qwen3-8b": _qwen3(4096, 12288, 36, 32),
     "qwen3-8b-fp8": _fp8(_qwen3(4096, 12288, 36, 32)),
+    "qwen3-8b-awq": _awq(_qwen3(4096, 12288, 36, 32)),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64),
     "qwen3-30b-a3b": _experts(
         {**_qwen3(2048, 6144, 48, 32), "num_key_value_heads": 4},

@@ -12,6 +12,7 @@ from tercet.model.checkpoint import open_model
 from tercet.model.rank_weights import ExpertWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.weights import ScaledCheckpoint, load_weights
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
+from tercet.triton_kernels.widen import plain
 
 CPU = torch.device("cpu")
 
@@ -23,12 +24,12 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     fused: bool = False,
-    in_fp8: bool = False,
+    kept: bool = False,
 ) -> Weights:
-    """`in_fp8`: what is stored so stays so."""
+    """`kept`: as stored, what may be."""
     config, tensors = open_model(path)
-    kept = tensors.scale_groups() if in_fp8 and isinstance(tensors, ScaledCheckpoint) else {}
-    options: dict[str, Any] = {"dtype": dtype, "device": CPU, "in_fp8": kept, "interleaved": fused}
+    ways = tensors.stored_as() if kept and isinstance(tensors, ScaledCheckpoint) else {}
+    options: dict[str, Any] = {"dtype": dtype, "device": CPU, "kept": ways, "interleaved": fused}
     return load_weights(tensors, config, rank=rank, size=size, **options)
 
 
@@ -46,3 +47,21 @@ def weight_list(weights: Weights) -> list[Weight]:
     """All of a rank's."""
     layers = [tensor for layer in weights.layers for tensor in tensors_of(layer)]
     return [weights.embedding_VD, weights.final_norm_D, weights.lm_head_VD, *layers]
+
+
+def matrices(weights: Weights, index: int) -> dict[str, Weight]:
+    """Those of a layer that may be kept as stored."""
+    layer = weights.layers[index]
+    match layer.mlp:
+        case MlpWeights(gate_up_2FD=gate_up, down_DF=down) | ExpertWeights(gate_up_E2FD=gate_up, down_EDF=down):
+            pass
+    return {"qkv": layer.qkv_ND, "o": layer.o_DQ, "gate_up": gate_up, "down": down}
+
+
+def check_same(ours: Weights, theirs: Weights) -> None:
+    """`theirs` are plain; ours stand for the same numbers."""
+    for mine, meant in zip(weight_list(ours), weight_list(theirs), strict=True):
+        assert isinstance(meant, Tensor)
+        assert mine.dtype == meant.dtype
+        assert isinstance(mine, ScaledWeight) or mine.shape == meant.shape
+        assert torch.equal(plain(mine).view(-1, meant.shape[-1]), meant.view(-1, meant.shape[-1]))

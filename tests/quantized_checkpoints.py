@@ -5,7 +5,7 @@ Written from the definitions of the formats, number by number, and not from our 
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ LARGE: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_key_value_heads": 8,
 }
-"""Sizes of a model whose matrices stay in FP8 on a GPU, with few layers: the plain ones are on disk in fp32."""
+"""Sizes of a model whose matrices are kept as stored on a GPU, with few layers: plain ones are on disk in fp32."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,13 @@ def quantized(path: Path, way: Way, folder: Path, seed: int = 0) -> tuple[Path, 
     return stored, plain
 
 
+def change(stored: Path, changes: Mapping[str, Tensor | None]) -> None:
+    """Other tensors in a checkpoint's file; None: that one no longer."""
+    file = stored / "model.safetensors"
+    tensors = {**load_file(file), **changes}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, file)
+
+
 def fp8(rows: int, columns: int, scale: str = "weight_scale_inv", dtype: torch.dtype = torch.float32) -> Any:
     """A scale for each block of so many rows and columns; 0: of all of them."""
 
@@ -89,12 +96,14 @@ def int8(group: int, asymmetric: bool) -> Any:
     return quantize
 
 
-def packed(bits: int, group: int, asymmetric: bool, ordered: bool = False) -> Any:
+def packed(
+    bits: int, group: int, asymmetric: bool, ordered: bool = False, dtype: torch.dtype = torch.float16
+) -> Any:  # fmt: skip
     """Of compressed-tensors. `ordered`: columns are of groups here and there."""
 
     def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
         order = _order(weight, ordered, rng)
-        numbers, zeros, scales, meant = _rounded(weight, bits, group, asymmetric, order)
+        numbers, zeros, scales, meant = _rounded(weight, bits, group, asymmetric, order, dtype)
         parts = {
             "weight_packed": _words(numbers, bits),
             "weight_scale": scales,
@@ -149,19 +158,19 @@ def _index(order: Any, group: int) -> Tensor:
 
 
 def _rounded(
-    weight: Tensor, bits: int, group: int, asymmetric: bool, order: Any = None
+    weight: Tensor, bits: int, group: int, asymmetric: bool, order: Any = None, dtype: torch.dtype = torch.float16
 ) -> tuple[Any, Any, Tensor, Tensor]:
-    """Numbers and zeros from 0 on, scales in fp16, and what they stand for."""
+    """Numbers and zeros from 0 on, scales in `dtype`, and what they stand for."""
     back = slice(None) if order is None else np.argsort(order)
     weight = weight if order is None else weight[:, order]
     groups = weight.double().numpy().reshape(len(weight), -1, group or weight.shape[1])
     low, high = groups.min(axis=2), groups.max(axis=2)
     top = 2**bits - 1
     if asymmetric:
-        scales = torch.from_numpy((high - low) / top).half()
+        scales = torch.from_numpy((high - low) / top).to(dtype)
         zeros = np.clip(np.round(-low / scales.double().numpy()), 0, top).astype(np.int64)
     else:
-        scales = torch.from_numpy(np.maximum(high, -low) / (top / 2)).half()
+        scales = torch.from_numpy(np.maximum(high, -low) / (top / 2)).to(dtype)
         zeros = np.full(low.shape, 2 ** (bits - 1))
     steps = scales.double().numpy()[..., None]
     numbers = np.clip(np.round(groups / steps) + zeros[..., None], 0, top).astype(np.int64)

@@ -81,23 +81,24 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("capability", "changes", "stays"),
+    ("shape", "capability", "changes", "bits"),
     [
-        (80, {}, False),
-        (89, {}, True),
-        (90, {}, True),
-        (89, {"deterministic": True}, False),
-        (90, {"deterministic": True}, True),
-        (90, {"dtype": "float32"}, False),
-        (90, {"tensor_parallel_size": 2}, True),
-        (90, {"tensor_parallel_size": 8}, False),
+        ("qwen3-8b-fp8", 80, {}, None),
+        ("qwen3-8b-fp8", 89, {}, 8),
+        ("qwen3-8b-fp8", 90, {}, 8),
+        ("qwen3-8b-fp8", 89, {"deterministic": True}, 8),
+        ("qwen3-8b-fp8", 90, {"dtype": "float32"}, None),
+        ("qwen3-8b-fp8", 90, {"tensor_parallel_size": 2}, 8),
+        ("qwen3-8b-fp8", 90, {"tensor_parallel_size": 8}, None),
+        ("qwen3-8b-awq", 80, {}, 4),
+        ("qwen3-8b-awq", 80, {"dtype": "bfloat16"}, 4),
     ],
 )
 def test_they_compile_for_weights_as_the_worker_has_them(
-    capability: int, changes: dict[str, object], stays: bool, tmp_path: Path
+    shape: str, capability: int, changes: dict[str, object], bits: int | None, tmp_path: Path
 ) -> None:
-    """In FP8 or expanded, as the engine's configuration and its GPU have it."""
-    config = config_of("qwen3", model=str(write_shape("qwen3-8b-fp8", tmp_path)), **changes)
+    """In FP8, of four bits, or expanded, as the engine's configuration and its GPU have it."""
+    config = config_of("qwen3", model=str(write_shape(shape, tmp_path)), **changes)
     steps, gpu = steps_of_spec(msgspec.structs.replace(spec_of(config), capability=capability))
     assert gpu.capability == capability
-    assert list(steps.in_fp8.values()) == ([128] * 7 * 36 if stays else [])
+    assert [(way.bits, way.group) for way in steps.kept.values()] == ([(bits, 128)] * 7 * 36 if bits else [])

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from checkpoints import make_checkpoint
-from quantized_checkpoints import LARGE, Way, fp8, quantized
+from quantized_checkpoints import LARGE, quantized
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from test_engine_gpu import REAL_HEADS
+from test_engine_kept_weights_gpu import WAYS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -19,18 +20,17 @@ _LULL_SECONDS = 8.0
 """For some thirty graphs that a start leaves for lulls: they launch kernels that no other step does."""
 
 
-@pytest.mark.parametrize("in_fp8", [False, True])
+@pytest.mark.parametrize("way", [None, "blocks", "packed"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_little_is_left_to_compile(
-    deterministic: bool, in_fp8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, way: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
-    sizes = LARGE if in_fp8 else REAL_HEADS
+    sizes = LARGE if way else REAL_HEADS
     model = make_checkpoint("qwen3", tmp_path / "model", **sizes, max_position_embeddings=1024)
-    if in_fp8:
-        way = Way({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8(128, 128))
-        model, _ = quantized(model, way, tmp_path)
+    if way:
+        model, _ = quantized(model, WAYS[way], tmp_path)
     options = {"dtype": "bfloat16", "deterministic": deterministic, "max_num_seqs": 16, "kv_cache_memory": 256 << 20}
     compiled: list[set[Path]] = []
     for _ in range(2):

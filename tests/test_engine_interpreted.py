@@ -1,6 +1,6 @@
 """The whole engine with every kernel in Triton's interpreter: real processes, greedy tokens equal to transformers'.
 
-Tiny models, in fp32 but for the one with weights in FP8: an interpreted program takes about a millisecond.
+Tiny models, in fp32 but for those with weights kept as stored: an interpreted program takes about a millisecond.
 """
 
 import os
@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from checkpoints import make_checkpoint, random_prompts, reference_greedy
 from fp8_cache import fp8_greedy
-from quantized_checkpoints import Way, fp8, quantized
+from quantized_checkpoints import Way, awq, fp8, quantized
 from tercet.engine import llm as module
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.llm import LLM
@@ -57,16 +56,24 @@ def test_greedy_is_transformers(family: str, num_layers: int, options: dict[str,
         wait_until_empty(llm.address)
 
 
-def test_weights_in_fp8_stay_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FP8 = Way({"quant_method": "fp8", "weight_block_size": [48, 64]}, fp8(48, 64))
+AWQ = Way({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, awq(64))
+
+
+@pytest.mark.parametrize(
+    ("way", "sizes", "num_bytes"), [(FP8, {}, 1 + 4 / 64), (AWQ, {"hidden_size": 128}, 1 / 2 + 4 / 64)]
+)
+def test_weights_are_kept_as_stored(
+    way: Way, sizes: dict[str, int], num_bytes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And answers are those of the numbers that they stand for: in fp16, of which products read them so."""
-    way = Way({"quant_method": "fp8", "weight_block_size": [48, 64]}, fp8(48, 64))
-    model = make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=1, intermediate_size=128)
+    model = make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=1, intermediate_size=128, **sizes)
     stored, plain = quantized(model, way, tmp_path)
     prompts, told = random_prompts(2, 5, 12, seed=9), list[Progress]()
     monkeypatch.setattr(module, "EngineProcess", lambda config: EngineProcess(config, told.append))
     limits = {"page_size": PAGE_SIZE, "kv_cache_memory": 1 << 20, "max_num_batched_tokens": 24, "max_num_seqs": 4}
     with LLM(str(stored), device="cpu", dtype="float16", **limits) as llm:  # type: ignore[arg-type]
         assert generate(llm, prompts, replace(GREEDY, max_tokens=2)) == reference_greedy(plain, prompts, 2)
-    tensors = {name: t for name, t in load_file(stored / "model.safetensors").items() if "scale" not in name}
-    sizes = [t.numel() * (1 + 4 / 64 if t.dtype == torch.float8_e4m3fn else 2) for t in tensors.values()]
-    assert {one.total for one in told if one.what == "bytes of weights"} == {sum(sizes)}
+    tensors = load_file(plain / "model.safetensors")
+    total = sum(t.numel() * (num_bytes if name.endswith("_proj.weight") else 2) for name, t in tensors.items())
+    assert {one.total for one in told if one.what == "bytes of weights"} == {total}

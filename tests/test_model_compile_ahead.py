@@ -13,13 +13,14 @@ from covering import long
 from tercet.model import compile_ahead as module
 from tercet.model.checkpoint import read_config
 from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
+from tercet.model.scaled_rows import Kept, StoredAs
 from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 GPU = Gpu("NVIDIA H200", 90, 132)
-IN_FP8 = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
+IN_LAYER = [f"self_attn.{name}_proj.weight" for name in "qkvo"]
 
 
 def steps_of(family: str, **changes: Any) -> Steps:
@@ -34,7 +35,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "max_num_batched_tokens": 64,
         "page_size": 64,
         "deterministic": False,
-        "in_fp8": {},
+        "kept": {},
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})
@@ -83,13 +84,14 @@ def test_a_layer_of_each_kind_stands_for_all() -> None:
     assert few.layer_windows == (12, 0, 12)
 
 
-def test_a_layer_in_fp8_is_one_of_another_kind() -> None:
+def test_a_layer_kept_as_stored_is_one_of_another_kind() -> None:
     """Whatever the order in which files name what is in it."""
-    names = [f"model.layers.{layer}.{matrix}" for layer in (0, 2) for matrix in IN_FP8]
+    names = [f"model.layers.{layer}.{matrix}" for layer in (0, 2) for matrix in IN_LAYER]
     config = replace(read_config(checkpoint("llama")), num_layers=4, layer_windows=(0,) * 4)
-    few, in_fp8 = module._few_layers(config, dict.fromkeys([*names[:4], *names[:3:-1], "lm_head.weight"], 32))
+    stored = dict.fromkeys([*names[:4], *names[:3:-1], "lm_head.weight"], StoredAs(8, 32, torch.float32))
+    few, kept = module._few_layers(config, stored)
     assert few.num_layers == 3
-    assert set(in_fp8) == set(names[:4])
+    assert set(kept) == set(names[:4])
 
 
 def test_a_claim_stays_its_own(tmp_path: Path) -> None:
@@ -103,22 +105,28 @@ def test_a_claim_stays_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_products_read_what_stays_in_fp8(rank: int) -> None:
-    def launched(**changes: Any) -> set[str]:
+@pytest.mark.parametrize(
+    ("way", "numbers"), [(StoredAs(8, 64, torch.float32), "float8"), (StoredAs(4, 64, torch.bfloat16), "uint8")]
+)
+def test_products_read_what_is_kept_as_stored(way: StoredAs, numbers: str, rank: int) -> None:
+    config = replace(read_config(checkpoint("qwen3")), hidden_size=128)
+
+    def launched(kept: Kept) -> set[str]:
         seen = set[str]()
 
         def claim(what: str) -> bool:
             seen.add(what)
             return False
 
+        steps = replace(steps_of("qwen3"), config=config, tensor_parallel_size=2, kept=kept)
         with torch.inference_mode(), compiling_for(GPU, claim):
-            launch_all(steps_of("qwen3", dtype=torch.bfloat16, cache_dtype=torch.bfloat16, **changes), rank)
+            launch_all(steps, rank)
         return seen
 
-    two = {"tensor_parallel_size": 2}
-    in_fp8 = {f"model.layers.{layer}.{matrix}": 32 for layer in range(3) for matrix in IN_FP8}
-    assert any("float8" in what for what in launched(in_fp8=in_fp8, **two) - launched(**two))
-    assert not any("float8" in what for what in launched(**two))
+    without = launched({})
+    kept = {f"model.layers.{layer}.{matrix}": way for layer in range(3) for matrix in IN_LAYER}
+    assert any(numbers in what for what in launched(kept) - without)
+    assert not any(numbers in what and "matmul" in what for what in without)
 
 
 @pytest.mark.usefixtures("_cache")
@@ -147,7 +155,12 @@ def test_sums_over_ranks_are_among_them(dtype: torch.dtype, others: bool) -> Non
 
 def test_what_decides_which_kernels_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     steps = steps_of("qwen3")
-    changes = {"deterministic": True}, {"page_size": 32}, {"cache_dtype": FP8}, {"in_fp8": {"a": 1}}
+    changes = (
+        {"deterministic": True},
+        {"page_size": 32},
+        {"cache_dtype": FP8},
+        {"kept": {"a": StoredAs(8, 64, torch.float32)}},
+    )
     prints = {
         fingerprint(one, gpu)
         for one in (steps, steps_of("llama"), *(steps_of("qwen3", **change) for change in changes))

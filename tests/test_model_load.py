@@ -91,7 +91,7 @@ def test_too_long_and_too_many() -> None:
 _BILLIONS = {
     "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.2, "qwen3-32b": 32.8,
     "qwen3-30b-a3b": 30.5,
-    "qwen3-0.6b-fp8": 0.6, "qwen3-8b-fp8": 8.2,
+    "qwen3-0.6b-fp8": 0.6, "qwen3-8b-fp8": 8.2, "qwen3-8b-awq": 8.2,
     "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0,
 }  # fmt: skip
 
@@ -128,19 +128,18 @@ def opened_for(capability: int, path: Path, *, dtype: str = "bfloat16", **more: 
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("capability", [80, 89, 90, 100])
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_weights_stay_in_fp8_where_kernels_read_them(
-    dtype: str, capability: int, deterministic: bool, tmp_path: Path
+@pytest.mark.parametrize("capability", [75, 80, 89, 90, 100])
+@pytest.mark.parametrize(("shape", "least"), [("qwen3-8b-fp8", 89), ("qwen3-8b-awq", 80)])
+def test_weights_are_kept_as_stored_where_kernels_read_them(
+    dtype: str, capability: int, shape: str, least: int, tmp_path: Path
 ) -> None:
     """Else each step would expand them."""
-    path = write_shape("qwen3-8b-fp8", tmp_path)
-    opened = opened_for(capability, path, dtype=dtype, deterministic=deterministic)
-    are_read = dtype != "float32" and (capability == 90 if deterministic else capability >= 89)
-    assert len(opened.in_fp8) == (7 * 36 if are_read else 0)
+    opened = opened_for(capability, write_shape(shape, tmp_path), dtype=dtype)
+    are_read = dtype != "float32" and capability >= least
+    assert len(opened.kept) == (7 * 36 if are_read else 0)
 
 
-def test_weights_of_small_matrices_do_not_stay_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_of_small_matrices_are_not_kept_as_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On average, and as each rank has them."""
     small, large = (write_shape(f"qwen3-{size}-fp8", tmp_path / size) for size in ("0.6b", "8b"))
     for size in (1, 2, 4, 8):
@@ -149,7 +148,7 @@ def test_weights_of_small_matrices_do_not_stay_in_fp8(tmp_path: Path, monkeypatc
         in_layer = config.hidden_size * (2 * heads + 2 * kv_heads + 3 * config.intermediate_size)
         for least, stays in ((in_layer // 7 // size, True), (in_layer // 7 // size + 1, False)):
             monkeypatch.setattr(load_module, "_LEAST_NUMBERS", least)
-            assert bool(opened_for(90, large, tensor_parallel_size=size).in_fp8) == stays
+            assert bool(opened_for(90, large, tensor_parallel_size=size).kept) == stays
         monkeypatch.undo()
-        assert bool(opened_for(90, large, tensor_parallel_size=size).in_fp8) == (size < 4)
-        assert not opened_for(90, small, tensor_parallel_size=size).in_fp8
+        assert bool(opened_for(90, large, tensor_parallel_size=size).kept) == (size < 4)
+        assert not opened_for(90, small, tensor_parallel_size=size).kept

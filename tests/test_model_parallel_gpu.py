@@ -114,7 +114,7 @@ def answers(model: Path, **options: Any) -> list[list[int]]:
         return answers_of(llm)
 
 
-@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3-8b-fp8"])
+@pytest.mark.parametrize("shape", ["qwen3-0.6b", "qwen3-8b-fp8", "qwen3-8b-awq"])
 def test_nothing_but_triton_and_nccl_runs(num_ranks: int, shape: str, tmp_path: Path) -> None:
     model = four_layers(shape, tmp_path / "model")
     run_ranks(num_ranks, "gpu_rank_steps.py", str(tmp_path / "rendezvous"), str(model))

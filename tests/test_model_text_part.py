@@ -15,7 +15,8 @@ from loaded_weights import load, tensors_of, weight_list
 from paged_sequences import Sequences, make_decoder
 from quantized_checkpoints import Way, fp8, quantized
 from tercet.model.checkpoint import open_model, read_config
-from tercet.triton_kernels.scaled_weight import ScaledWeight, plain
+from tercet.triton_kernels.scaled_weight import ScaledWeight
+from tercet.triton_kernels.widen import plain
 
 _EYES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 _IMAGE = {"image_size": 28, "patch_size": 14}
@@ -73,15 +74,15 @@ def test_both_kinds_of_names(model: tuple[Path, Any], tmp_path: Path) -> None:
 
 
 def test_it_may_be_quantized(model: tuple[Path, Any], tmp_path: Path) -> None:
-    """And what looks at images, too; what is in FP8 may stay so."""
+    """And what looks at images, too; what is in FP8 may be kept so."""
     folder, _ = model
     stored, meant = quantized(
-        folder, Way({"quant_method": "fp8", "weight_block_size": [16, 32]}, fp8(16, 32)), tmp_path
+        folder, Way({"quant_method": "fp8", "weight_block_size": [16, 64]}, fp8(16, 64)), tmp_path
     )
     wanted = weight_list(load(meant))
-    for in_fp8 in (False, True):
-        found = weight_list(load(stored, in_fp8=in_fp8))
-        assert any(isinstance(weight, ScaledWeight) for weight in found) == in_fp8
+    for kept in (False, True):
+        found = weight_list(load(stored, kept=kept))
+        assert any(isinstance(weight, ScaledWeight) for weight in found) == kept
         assert all(torch.equal(plain(ours), theirs) for ours, theirs in zip(found, wanted, strict=True))
 
 

@@ -6,6 +6,7 @@ Knows which kernel serves which size; knows neither layers nor ranks. `rows`: ho
 Shape suffixes: M rows (tokens), K reduced size, N output size, F intermediate size, 2F gate and up rows in turns.
 """
 
+import math
 from dataclasses import replace
 
 import torch
@@ -18,12 +19,16 @@ from tercet.triton_kernels.choose_scaled import choose_scaled
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_config import NEED_TMA, MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_be_early, can_use_tma, launch_matmul
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight, expand, plain
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
+from tercet.triton_kernels.sum_parts import sum_parts
 from tercet.triton_kernels.tuning import choose_matmul
 from tercet.triton_kernels.untuned import heuristic
+from tercet.triton_kernels.widen import expand, plain
 
 _NORMING = ("vector", "split", "early")
+_US_OF_SUM = 4.0
+"""That a kernel costs a step which does nothing but add parts. By itself it takes one, for a few rows."""
 
 
 def matmul(
@@ -155,8 +160,14 @@ def _run(
     if not out.numel():
         return
     if isinstance(w_NK, ScaledWeight):
-        if scaled := choose_scaled(x_MK, w_NK, deterministic=deterministic):
-            launch_matmul(scaled, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
+        in_parts = epilogue == "store" and not deterministic
+        if scaled := choose_scaled(x_MK, w_NK, us_of_adding=_US_OF_SUM if in_parts else math.inf):
+            if scaled.parts > 1:
+                parts_SMN = out.new_empty(scaled.parts, *out.shape, dtype=torch.float32)
+                launch_matmul(scaled, x_MK, w_NK, parts_SMN, "parts", rows=rows)
+                sum_parts(parts_SMN, out, bias_N)
+            else:
+                launch_matmul(scaled, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
             return
         w_NK = expand(w_NK)
     config = _choose(op, x_MK, w_NK, deterministic)

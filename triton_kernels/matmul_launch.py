@@ -47,11 +47,13 @@ def launch_matmul(
     int32 [1] on the device; kernels for many rows leave out tiles behind them.
     """
     M, K = x_MK.shape
-    N, group = len(w_NK), 0
-    scales = x_MK  # never read
+    N, each = len(w_NK), 1
+    scaled = {"scales_ptr": x_MK, "GROUP": 0, "FOUR": False}  # there are none
     if isinstance(w_NK, ScaledWeight):
         assert config.kernel in SCALING
-        group, scales, w_NK = w_NK.group, w_NK.scales_GN, w_NK.numbers_NK
+        each = 2 if w_NK.four_bits else 1  # numbers in a byte
+        scaled = {"scales_ptr": w_NK.scales_GN, "GROUP": w_NK.group, "FOUR": w_NK.four_bits}
+        w_NK = w_NK.numbers_NJ
     pdl = is_hopper(x_MK.device)
     fixed = {
         "N": N,
@@ -79,8 +81,8 @@ def launch_matmul(
     tiles = cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles, by 16 bytes: it must not reach beyond the last row.
-    can_prefetch = pdl and N % config.width == 0 and K * w_NK.itemsize % 16 == 0
-    prefetch = min(config.prefetch, K // parts) if can_prefetch else 0
+    can_prefetch = pdl and N % config.width == 0 and w_NK.stride(0) * w_NK.itemsize % 16 == 0
+    prefetch = min(config.prefetch, K // parts // each) if can_prefetch else 0
     match config.kernel:
         case "vector":
             assert M == 1
@@ -102,17 +104,17 @@ def launch_matmul(
         case "skinny":
             assert norm_K is None
             skinny_kernel[(tiles,)](
-                x_MK, w_NK, scales, bias, out, M=M, GROUP=group, BLOCK_M=config.block_m, PRECISION=precision,
-                PREFETCH=prefetch, PARTS=parts, **drawing,
+                x_MK, w_NK, bias_ptr=bias, out_ptr=out, M=M, BLOCK_M=config.block_m, PRECISION=precision,
+                PREFETCH=prefetch, PARTS=parts, **scaled, **drawing,
             )  # fmt: skip
         case "scaled":
             assert norm_K is None
             assert draw is None
             scaled_kernel[(tiles,)](
                 TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
-                TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
-                w_NK, scales, bias, out, M=M, GROUP=group, BLOCK_M=config.block_m, PREFETCH=prefetch, PARTS=parts,
-                **counted, **fixed,
+                TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k // each]),
+                w_NK, bias_ptr=bias, out_ptr=out, M=M, BLOCK_M=config.block_m, PREFETCH=prefetch, PARTS=parts,
+                **scaled, **counted, **fixed,
             )  # fmt: skip
         case "tile":
             assert norm_K is None

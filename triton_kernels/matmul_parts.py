@@ -17,8 +17,9 @@ from tercet.triton_kernels.choose_scaled import choose_scaled
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_config import NEED_TMA
 from tercet.triton_kernels.matmul_launch import can_be_early, can_divide, can_use_tma, launch_matmul
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight, plain
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.tuning import choose_matmul
+from tercet.triton_kernels.widen import plain
 
 
 def matmul_parts(x_MK: Tensor, w_NK: Weight, rows: Tensor | None = None, *, whole: str = "matmul_add") -> Tensor | None:
@@ -33,7 +34,7 @@ def matmul_parts(x_MK: Tensor, w_NK: Weight, rows: Tensor | None = None, *, whol
     check_weight("w", w_NK, x_MK, None, x_MK.shape[1])
     (M, K), N = x_MK.shape, w_NK.shape[0]
     if isinstance(w_NK, ScaledWeight):
-        config = choose_scaled(x_MK, w_NK, deterministic=False, in_parts=True)
+        config = choose_scaled(x_MK, w_NK, us_of_adding=0.0)
     else:
         config = choose_matmul(whole, M, N, K, x_MK.dtype, False, x_MK.device)
     if config is None or config.parts == 1 or not can_divide(config, K) or not M * N:

@@ -21,8 +21,9 @@ from tercet.triton_kernels.matmul import matmul_reference
 from tercet.triton_kernels.matmul_hopper import load_stages, make_ring, multiply_stages, tile_of
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
-from tercet.triton_kernels.scaled_weight import Weight, check_weight, plain
+from tercet.triton_kernels.scaled_weight import Weight, check_weight
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
+from tercet.triton_kernels.widen import plain
 
 _HEAD_DIM = 128
 _BLOCK_M, _BLOCK_K, _STAGES = 128, 64, 4

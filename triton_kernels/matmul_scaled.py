@@ -1,8 +1,10 @@
-"""Products with weights in FP8 on Hopper: those go from shared memory to registers, where they become the numbers that
-they stand for, and are the tall side of the matrix units.
+"""Products with weights of eight bits or four on Hopper: those go from shared memory to registers, where they become
+the numbers that they stand for, and are the tall side of the matrix units.
 
 K in plain order: a row's bits are those of every plain-order kernel with plain weights. For few rows on any card there
-is `skinny_kernel`, too, in an order of its own.
+is `skinny_kernel`, too.
+
+With FOUR, weights are of four bits, and zeros beside their scales (`packed` and `with_zeros` in scaled_weight.py).
 
 Shape suffixes: M rows, K reduced size, N output size.
 """
@@ -10,30 +12,20 @@ Shape suffixes: M rows, K reduced size, N output size.
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.matmul_epilogue import finish_tile, finish_with, load_bias, load_residual
 from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
-from tercet.triton_kernels.scaled_weight import widen
+from tercet.triton_kernels.widen import awaited, load_wide_four, widen
 
 _FEW = tl.constexpr(64)
 """Rows of a tile that has registers for the residual while products run."""
-_COMPILED = tl.constexpr(not INTERPRETED)
-
-
-@triton.jit
-def _now(acc):
-    """The same, with nothing that comes after it before it is known. Left to itself Triton widens the next weights
-    while a product still reads the last ones, in registers that are thought to be free (triton-lang/triton#9433)."""
-    if _COMPILED:
-        acc = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=f,f", [acc], dtype=tl.float32, is_pure=True, pack=1)
-    return acc
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def scaled_kernel(
     x_desc, w_desc, w_ptr, scales_ptr, bias_ptr, out_ptr, rows_ptr, M, N: tl.constexpr, K: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, FOUR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr, PREFETCH: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N) * PARTS,): one program owns one output tile, with PARTS the sum
     of its part of K, in an output of its part's own. GROUP columns share a scale; BLOCK_K divides it, or it is K.
@@ -46,11 +38,13 @@ def scaled_kernel(
     tile_n = tl.program_id(0) // num_m // PARTS
     part_k: tl.constexpr = K // PARTS
     start_m, start_n, start_k = tile_m * BLOCK_M, tile_n * BLOCK_N, part * part_k
+    each: tl.constexpr = 2 if FOUR else 1  # numbers in a byte
     if PREFETCH > 0 and tile_m == 0:
-        prefetch(w_ptr + start_n.to(tl.int64) * K + start_k, BLOCK_N, K, PREFETCH)
+        prefetch(w_ptr + start_n.to(tl.int64) * (K // each) + start_k // each, BLOCK_N, K // each, PREFETCH)
     rows = start_m + tl.arange(0, BLOCK_M)
-    scale_ptrs = scales_ptr + tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
-    if GROUP == K:
+    w_rows = tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
+    scale_ptrs = scales_ptr + w_rows
+    if GROUP == K and not FOUR:
         scales = tl.load(scale_ptrs)
     few: tl.constexpr = BLOCK_M <= _FEW
     if few:
@@ -66,10 +60,14 @@ def scaled_kernel(
     acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(0, part_k, BLOCK_K):
         x = x_desc.load([start_m, start_k + k])
-        w = w_desc.load([start_n, start_k + k])
-        if GROUP < K:
-            scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)
-        acc_NM = _now(tl.dot(widen(w, scales[:, None], x.dtype), x.T, acc_NM))
+        w = w_desc.load([start_n, (start_k + k) // each])
+        if FOUR:
+            wide = load_wide_four(w, scale_ptrs, start_k + k, N, GROUP, BLOCK_K, x.dtype, 1)
+        else:
+            if GROUP < K:
+                scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)
+            wide = widen(w, scales, x.dtype, 1)
+        acc_NM = awaited(tl.dot(wide, x.T, acc_NM))
     acc = tl.trans(acc_NM)
     if few:
         finish_with(acc, bias, residual, rows, rows, start_n, tile_n, out_ptr, None, M, N, BLOCK_M, BLOCK_N, EPILOGUE)

@@ -11,21 +11,21 @@ import triton.language as tl
 
 from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
 from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
-from tercet.triton_kernels.scaled_weight import widen
+from tercet.triton_kernels.widen import dealt_columns, load_wide_four, widen
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def skinny_kernel(
-    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, draw, M, N: tl.constexpr, K: tl.constexpr,
+    GROUP: tl.constexpr, FOUR: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N) * PARTS,): one program owns BLOCK_N outputs of BLOCK_M rows, or with
     PARTS the sum of its part of K, in an output of its part's own. Plain K order.
 
-    Programs on the same weights are neighbours. With a GROUP weights are in FP8, so many columns share a scale, and the
-    order is another: Triton lays out operands by the bytes that numbers have where they are loaded, and with one an
-    instruction takes other columns together.
+    Programs on the same weights are neighbours. With a GROUP weights are in FP8 or FOUR bits, and so many columns share
+    a scale.
     """
     num_m = tl.cdiv(M, BLOCK_M)
     tile_m = tl.program_id(0) % num_m
@@ -38,17 +38,20 @@ def skinny_kernel(
         w_rows = tl.minimum(w_rows, N - 1 - start_n)
     rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_K)
-    w_start = w_ptr + start_n.to(tl.int64) * K + part * part_k
+    each: tl.constexpr = 2 if FOUR else 1  # numbers in what is read
+    w_start = w_ptr + start_n.to(tl.int64) * (K // each) + part * part_k // each
     if PREFETCH > 0 and tile_m == 0:
-        prefetch(w_start, BLOCK_N, K, PREFETCH)
-    w_ptrs = w_start + w_rows[:, None] * K + columns[None, :]
+        prefetch(w_start, BLOCK_N, K // each, PREFETCH)
+    w_ptrs = w_start + w_rows[:, None] * (K // each) + tl.arange(0, BLOCK_K // each)[None, :]
     # In place of rows that are not there come the others once more: the last one again and again would be as slow as
     # the one part of the L2 cache that has it.
-    x_ptrs = x_ptr + part * part_k + (rows % M)[None, :] * K + columns[:, None]
+    together: tl.constexpr = 4 if FOUR else 2
+    x_columns = dealt_columns(BLOCK_K, together) if GROUP > 0 else columns
+    x_ptrs = x_ptr + part * part_k + (rows % M)[None, :] * K + x_columns[:, None]
     if PARTS > 1:
         out_ptr += part.to(tl.int64) * M * N
     scale_ptrs = scales_ptr + start_n + w_rows
-    if GROUP == K:
+    if GROUP == K and not FOUR:
         scales = tl.load(scale_ptrs)
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     facts = begin_draw(draw, rows, M, EPILOGUE)
@@ -60,14 +63,16 @@ def skinny_kernel(
     for k in range(0, part_k, BLOCK_K):
         if part_k % BLOCK_K:
             w = tl.load(w_ptrs + k, mask=(columns < part_k - k)[None, :], other=0.0)
-            x = tl.load(x_ptrs + k, mask=(columns < part_k - k)[:, None], other=0.0)
+            x = tl.load(x_ptrs + k, mask=(x_columns < part_k - k)[:, None], other=0.0)
         else:
-            w = tl.load(w_ptrs + k)
+            w = tl.load(w_ptrs + k // each)
             x = tl.load(x_ptrs + k)
-        if GROUP > 0:
+        if FOUR:
+            w = load_wide_four(w, scale_ptrs, part * part_k + k, N, GROUP, BLOCK_K, x.dtype, together)
+        elif GROUP > 0:
             if GROUP < K:
                 scales = tl.load(scale_ptrs + (part * part_k + k) // GROUP * N)
-            w = widen(w, scales[:, None], x.dtype)
+            w = widen(w, scales, x.dtype, together)
         acc_NM = tl.dot(w, x, acc_NM, input_precision=PRECISION)
     finish_with(
         tl.trans(acc_NM), bias, residual, facts, rows, start_n, tile_n, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE

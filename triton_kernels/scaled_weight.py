@@ -1,131 +1,127 @@
-"""Weights in FP8 beside their scales, and the plain numbers that they stand for.
+"""Weights of eight bits or four beside their scales, and the plain numbers that they stand for.
 
-A number stands for itself times the scale of its row and its group of columns, in fp32, rounded once: kernels that read
-such weights make those numbers on the way, and so give the bits of products with plain weights.
+One in FP8 stands for itself times the scale of its row and its group of columns; one of four bits, 0 to 15, for itself
+less that group's zero, times its scale: rounded once. Kernels that read such weights make those numbers on the way
+(`widen.py`), and so give the bits of products with plain weights.
 
-Shape suffixes: N output size (rows), K reduced size (columns), G groups of columns.
+Shape suffixes: N output size (rows), K reduced size (columns), J bytes of a row, G groups of columns, I columns of one.
 """
 
 from dataclasses import dataclass
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FP8, check_contiguous, check_device, check_dtype, check_same, check_shape
-from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
-_BLOCK = 4096
-"""Numbers that a program expands."""
+BYTES = 64
+"""Of a row, which have an order of their own: those are together that one thread brings to the matrix units."""
+UNITS = {torch.bfloat16: 0x43, torch.float16: 0x64}
+"""Bytes behind which the bits of a byte are units of a large number: 128 of bfloat16, 1024 of float16."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledWeight:
-    """`scales_GN`: groups follow each other, K / G columns each; of whole rows where G is one. `dtype`: of the numbers
-    that it stands for."""
+    """`numbers_NJ`: in FP8 as `stored` has them, or of four bits as `packed` does. `scales_GN`: in fp32, or beside four
+    bits as `with_zeros` has them; of groups that follow each other, K / G columns each, of whole rows where G is one.
+    `dtype`: of the numbers that it stands for."""
 
-    numbers_NK: Tensor
+    numbers_NJ: Tensor
     scales_GN: Tensor
     dtype: torch.dtype
 
     @property
+    def four_bits(self) -> bool:
+        return self.numbers_NJ.dtype == torch.uint8
+
+    @property
     def shape(self) -> torch.Size:
-        return self.numbers_NK.shape
+        N, J = self.numbers_NJ.shape
+        return torch.Size((N, 2 * J if self.four_bits else J))
 
     @property
     def device(self) -> torch.device:
-        return self.numbers_NK.device
+        return self.numbers_NJ.device
 
     @property
     def group(self) -> int:
         """Columns that share a scale."""
-        return self.numbers_NK.shape[1] // len(self.scales_GN)
+        return self.shape[1] // len(self.scales_GN)
 
     @property
     def nbytes(self) -> int:
-        return self.numbers_NK.nbytes + self.scales_GN.nbytes
+        return self.numbers_NJ.nbytes + self.scales_GN.nbytes
 
     def __len__(self) -> int:
-        return len(self.numbers_NK)
+        return len(self.numbers_NJ)
 
     def __getitem__(self, rows: slice) -> "ScaledWeight":
         """Some rows: a view."""
-        return ScaledWeight(self.numbers_NK[rows], self.scales_GN[:, rows], self.dtype)
+        return ScaledWeight(self.numbers_NJ[rows], self.scales_GN[:, rows], self.dtype)
 
 
 Weight = Tensor | ScaledWeight
 """What a product takes."""
 
 
+def stored(numbers_NJ: Tensor) -> Tensor:
+    """Bytes in the order of products: four times of 16, from both halves of those, a thread's two."""
+    ordered_NJ: Tensor = numbers_NJ.unflatten(1, (-1, 4, 2, 4, 2)).permute(0, 1, 4, 2, 3, 5).flatten(1)
+    return ordered_NJ
+
+
+def packed(numbers_NK: Tensor) -> Tensor:
+    """Numbers of four bits, 0 to 15, in that order: of 128 columns the first 64 in the low bits of 64 bytes."""
+    halves_NBHJ = numbers_NK.to(torch.uint8).unflatten(1, (-1, 2, BYTES))
+    return stored((halves_NBHJ[:, :, 0] | (halves_NBHJ[:, :, 1] << 4)).flatten(1))
+
+
+def with_zeros(scales_GN: Tensor, zeros_GN: Tensor, dtype: torch.dtype) -> Tensor:
+    """Words of int32: the bits of a scale, and above them those of its zero, a large number of the same type."""
+    words_GN = scales_GN.to(dtype).view(torch.int16).to(torch.int32) & 0xFFFF
+    return words_GN | (zeros_GN.to(torch.int32) | UNITS[dtype] << 8) << 16
+
+
+def expand_reference(w_NK: ScaledWeight) -> Tensor:
+    """The numbers that it stands for, in PyTorch."""
+    scales_GN = w_NK.scales_GN
+    numbers_NK = w_NK.numbers_NJ.unflatten(1, (-1, 4, 4, 2, 2)).permute(0, 1, 3, 4, 2, 5).flatten(1)
+    if w_NK.four_bits:
+        halves_NBJ = numbers_NK.unflatten(1, (-1, BYTES))
+        numbers_NK = torch.stack((halves_NBJ & 15, halves_NBJ >> 4), 2).flatten(1)
+        zeros_GN = scales_GN >> 16 & 0xFF
+        scales_GN = scales_GN.to(torch.int16).view(w_NK.dtype).float()
+    numbers_NGI = numbers_NK.float().unflatten(1, (len(scales_GN), -1))
+    if w_NK.four_bits:
+        numbers_NGI = numbers_NGI - zeros_GN.t()[:, :, None]
+    expanded_NK: Tensor = (numbers_NGI * scales_GN.t()[:, :, None]).flatten(1).to(w_NK.dtype)
+    return expanded_NK
+
+
 def check_weight(name: str, w_NK: Weight, x: Tensor, N: int | None, K: int) -> None:
-    """[N, K], contiguous, on x's device; of x's type, or in FP8 beside scales for it."""
+    """[N, K], contiguous, on x's device; of x's type, or of eight bits or four beside scales for it."""
     if isinstance(w_NK, Tensor):
         check_shape(name, w_NK, N, K)
         check_same(name, w_NK, x)
         return
-    numbers, scales = w_NK.numbers_NK, w_NK.scales_GN
-    check_shape(name, numbers, N, K)
+    numbers, scales, four = w_NK.numbers_NJ, w_NK.scales_GN, w_NK.four_bits
+    if w_NK.shape[1] != K or numbers.ndim != 2 or N not in (None, len(w_NK)):
+        raise ValueError(f"{name}: got {list(w_NK.shape)} numbers, wanted [{'*' if N is None else N}, {K}]")
     check_shape(f"{name}'s scales", scales, None, len(w_NK))
     if not len(scales) or K % len(scales):
         raise ValueError(f"{name}'s scales: got {len(scales)} groups, wanted a number that divides {K}")
     if w_NK.dtype != x.dtype:
-        raise ValueError(f"{name}: got FP8 numbers for {w_NK.dtype}, wanted {x.dtype}")
-    for part, tensor, dtype in ((name, numbers, FP8), (f"{name}'s scales", scales, torch.float32)):
-        check_dtype(part, tensor, dtype)
+        raise ValueError(f"{name}: got numbers that stand for {w_NK.dtype}, wanted {x.dtype}")
+    if four:
+        check_dtype(name, x, *UNITS)
+    least = 2 * BYTES if four else BYTES
+    if K % least or w_NK.group % BYTES:
+        wanted = f"wanted multiples of {least} and {BYTES}"
+        raise ValueError(f"{name}: got {K} columns in groups of {w_NK.group}, {wanted}")
+    for part, tensor, *dtypes in (
+        (name, numbers, FP8, torch.uint8),
+        (f"{name}'s scales", scales, torch.int32 if four else torch.float32),
+    ):
+        check_dtype(part, tensor, *dtypes)
         check_device(part, tensor, x)
         check_contiguous(part, tensor)
-
-
-@triton.jit
-def widen(numbers, scales, dtype: tl.constexpr):
-    """What FP8 numbers stand for."""
-    return (numbers.to(tl.float32) * scales).to(dtype)
-
-
-@triton.jit
-def _expand_kernel(
-    numbers_ptr, scales_ptr, out_ptr, N: tl.constexpr, K: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid (N, ceil(K / BLOCK)): one program expands BLOCK numbers of a row, group by group where those are shorter."""
-    row = tl.program_id(0).to(tl.int64)
-    WIDTH: tl.constexpr = min(GROUP & -GROUP, BLOCK)  # columns of which all share a scale
-    pieces = tl.program_id(1) * (BLOCK // WIDTH) + tl.arange(0, BLOCK // WIDTH)
-    columns = pieces[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    inside = columns < K
-    numbers = tl.load(numbers_ptr + row * K + columns, mask=inside, other=0.0)
-    scales = tl.load(scales_ptr + (pieces * WIDTH // GROUP).to(tl.int64) * N + row, mask=pieces * WIDTH < K, other=0.0)
-    let_next_start(PDL)
-    wait_for_previous(PDL)  # it may still read what was here
-    tl.store(out_ptr + row * K + columns, widen(numbers, scales[:, None], out_ptr.dtype.element_ty), mask=inside)
-
-
-def expand(w_NK: ScaledWeight) -> Tensor:
-    """The numbers that it stands for: [N, K]. Graph-safe."""
-    N, K = w_NK.shape
-    check_contiguous("w", w_NK.numbers_NK)
-    check_contiguous("w's scales", w_NK.scales_GN)
-    if not use_kernels(w_NK.numbers_NK):
-        return expand_reference(w_NK)
-    out_NK = torch.empty(N, K, dtype=w_NK.dtype, device=w_NK.device)
-    block = min(next_power_of_2(K), _BLOCK)
-    _expand_kernel[(N, cdiv(K, block))](
-        w_NK.numbers_NK, w_NK.scales_GN, out_NK, N=N, K=K, GROUP=w_NK.group, BLOCK=block, num_warps=4,
-        **overlap_options(out_NK),
-    )  # fmt: skip
-    return out_NK
-
-
-def expand_reference(w_NK: ScaledWeight) -> Tensor:
-    """The same in PyTorch."""
-    numbers_NGI = w_NK.numbers_NK.float().unflatten(1, (len(w_NK.scales_GN), -1))
-    expanded_NK: Tensor = (numbers_NGI * w_NK.scales_GN.t()[:, :, None]).flatten(1).to(w_NK.dtype)
-    return expanded_NK
-
-
-def plain(w_NK: Weight) -> Tensor:
-    """Itself, or the numbers that it stands for."""
-    return w_NK if isinstance(w_NK, Tensor) else expand(w_NK)

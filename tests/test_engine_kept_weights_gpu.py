@@ -1,4 +1,4 @@
-"""Engines on a GPU whose weights stay in FP8: the bits of the numbers that they stand for, in less memory."""
+"""Engines on a GPU whose weights are kept as stored: the bits of the numbers that they stand for, in less memory."""
 
 import random
 import shutil
@@ -13,7 +13,7 @@ from checkpoints import VOCAB_SIZE, make_checkpoint
 from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY as GREEDY_STEPS
 from plan_driver import Job, run_jobs
-from quantized_checkpoints import LARGE, Way, fp8, quantized
+from quantized_checkpoints import LARGE, Way, awq, fp8, gptq, packed, quantized
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from tercet.model.decoder import Decoder
@@ -23,25 +23,31 @@ from tercet.model.parallel import Group
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import RunnerSettings
 from tercet.triton_kernels.dispatch import is_hopper
+from test_model_quantized import compressed
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9), reason="needs a GPU that has FP8"
-    ),
 ]
 
 DEVICE = torch.device("cuda", 0)
 WAYS = {
     "blocks": Way({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8(128, 128)),
-    "small blocks": Way({"quant_method": "fp8", "weight_block_size": [48, 32]}, fp8(48, 32)),
+    "small blocks": Way({"quant_method": "fp8", "weight_block_size": [48, 64]}, fp8(48, 64)),
     "rows": Way({"quant_method": "fbgemm_fp8"}, fp8(1, 0, "weight_scale")),
+    "awq": Way({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, awq(128)),
+    "packed": Way(
+        compressed("pack-quantized", num_bits=4, strategy="group", group_size=128),
+        packed(4, 128, True, dtype=torch.bfloat16),
+    ),
+    "gptq": Way({"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": False}, gptq(4, 64, 1)),
 }
 
 
 def models(folder: Path, way: str) -> tuple[Path, Path]:
-    """One in FP8, and the plain one that it stands for."""
+    """One that is kept so, and the plain one that it stands for."""
+    if way not in ("awq", "packed", "gptq") and torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("needs a GPU that has FP8")
     model = make_checkpoint("qwen3", folder / "model", **LARGE, max_position_embeddings=1024)
     both = quantized(model, WAYS[way], folder)
     shutil.rmtree(model)  # each takes up to 0.8 GB
@@ -55,13 +61,21 @@ def prompts_of(count: int, longest: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("way", "dtype"),
-    [("blocks", "bfloat16"), ("small blocks", "float16"), ("rows", "bfloat16"), ("blocks", "float32")],
+    [
+        ("blocks", "bfloat16"),
+        ("small blocks", "float16"),
+        ("rows", "bfloat16"),
+        ("blocks", "float32"),
+        ("awq", "float16"),
+        ("packed", "bfloat16"),
+        ("gptq", "float16"),
+    ],
 )
 def test_the_bits_of_the_numbers_that_they_stand_for(way: str, dtype: str, tmp_path: Path) -> None:
     """Of the log-probabilities of answers: beside others, alone, behind chunks. In fp32 they are expanded at once."""
-    in_fp8, meant = models(tmp_path, way)
-    stays = open_for(in_fp8, DEVICE, dtype=dtype, deterministic=True).in_fp8
-    assert bool(stays) == (dtype != "float32" and is_hopper(DEVICE))
+    stored, meant = models(tmp_path, way)
+    kept = open_for(stored, DEVICE, dtype=dtype).kept
+    assert bool(kept) == (dtype != "float32")
     prompts = prompts_of(20, 500)
     params = SamplingParams(temperature=0, max_tokens=24, logprobs=5, ignore_eos=True)
     limits = {"kv_cache_memory": 256 << 20, "max_num_seqs": 20, "max_num_batched_tokens": 1024}
@@ -72,8 +86,8 @@ def test_the_bits_of_the_numbers_that_they_stand_for(way: str, dtype: str, tmp_p
             return [one.outputs for batch in batches for one in llm.generate(batch, params, use_tqdm=False)]
 
     wanted = answers(meant, [prompts])
-    assert answers(in_fp8, [prompts, prompts[:1], prompts[1:4]]) == wanted + wanted[:4]
-    assert answers(in_fp8, [prompts], max_num_batched_tokens=64) == wanted
+    assert answers(stored, [prompts, prompts[:1], prompts[1:4]]) == wanted + wanted[:4]
+    assert answers(stored, [prompts], max_num_batched_tokens=64) == wanted
 
 
 def decoder_of(model: Path) -> tuple[Decoder, int]:
@@ -84,14 +98,15 @@ def decoder_of(model: Path) -> tuple[Decoder, int]:
     return decoder, torch.cuda.memory_allocated() - before
 
 
-def test_they_take_half_the_memory(tmp_path: Path) -> None:
-    in_fp8, meant = models(tmp_path, "blocks")
-    few, many = (decoder_of(model)[1] for model in (in_fp8, meant))
-    assert few < 0.55 * many
+@pytest.mark.parametrize(("way", "part"), [("blocks", 0.55), ("packed", 0.3)])
+def test_they_take_less_memory(way: str, part: float, tmp_path: Path) -> None:
+    few, many = (decoder_of(model)[1] for model in models(tmp_path, way))
+    assert few < part * many
 
 
-def test_only_triton_runs(tmp_path: Path) -> None:
-    decoder, _ = decoder_of(models(tmp_path, "blocks")[0])
+@pytest.mark.parametrize("way", ["blocks", "packed"])
+def test_only_triton_runs(way: str, tmp_path: Path) -> None:
+    decoder, _ = decoder_of(models(tmp_path, way)[0])
     settings = RunnerSettings(max_num_seqs=9, max_model_len=512, max_num_batched_tokens=512, enforce_eager=True)
     runner = Runner(decoder, make_kv_cache(decoder.config, 100, 64, torch.bfloat16, DEVICE, 1), settings)
     one = structs.replace(GREEDY_STEPS, max_tokens=9)

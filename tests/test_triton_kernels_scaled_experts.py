@@ -1,0 +1,102 @@
+"""Products of tokens with experts' weights of eight bits and four, near what the numbers give that they stand for."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from interpreted import rerun_interpreted
+from places import PLACES, Place
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.expert_work import ExpertWork, deal_out
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from test_triton_kernels_experts import exact_rows
+from test_triton_kernels_scaled_weight import META, meant, of_meta, scaled
+
+HAVE_GPU = torch.cuda.is_available()
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place.of(request)
+
+
+@pytest.mark.parametrize("four", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "each", "width", "inner", "groups"),
+    [(1, 8, 2, 128, 128, 1), (7, 4, 2, 256, 128, 2), (33, 6, 3, 192, 64, 1)]
+    + ([(64, 128, 8, 2048, 768, 6), (700, 8, 2, 1024, 896, 7), (2000, 16, 4, 512, 256, 4)] if HAVE_GPU else []),
+)
+def test_products(
+    place: Place, tokens: int, num_experts: int, each: int, width: int, inner: int, groups: int, four: bool
+) -> None:
+    if four and (width % 128 or inner % 128):
+        pytest.skip("no whole blocks of four bits")
+    dtype = torch.float16 if four and place.dtype == torch.float32 else place.dtype
+    x = place.random(tokens, width).to(dtype)
+    experts = torch.stack([torch.randperm(num_experts)[:each] for _ in range(tokens)]).int()
+    experts[tokens // 2 + 1 :] = num_experts  # as padding has
+    gate_up = scaled(num_experts * 2 * inner, width, 1, dtype, place.device, four=four)
+    down = scaled(num_experts * width, inner, groups, dtype, place.device, four=four)
+    work = deal_out(experts.to(place.device), num_experts, expert_tile(tokens * each, num_experts))
+    there = (experts.flatten() < num_experts).to(place.device)
+    both = exact_rows(x, meant(gate_up).view(num_experts, -1, width), experts, each)
+    gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+    exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
+    roundings = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+    given = torch.where(there[:, None], gated, float("nan"))
+    exact = exact_rows(given, meant(down).view(num_experts, -1, inner), experts, 1)
+    projected = matmul_experts(given, down, work)
+    torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
+    if place.device == "cuda" and torch.cuda.get_device_capability()[0] == 9:  # in plain order
+        for _ in range(10):
+            assert torch.equal(
+                matmul_experts_silu_and_mul(x, gate_up, work, each)[there],
+                matmul_experts_silu_and_mul(x, meant(gate_up).view(num_experts, -1, width), work, each)[there],
+            )
+
+
+def test_bad_input() -> None:
+    work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
+
+    def multiply(rows: int) -> Tensor:
+        return matmul_experts_silu_and_mul(torch.zeros(2, 64), scaled(rows, 64, 1, torch.float32), work, 1)
+
+    with pytest.raises(ValueError, match="w: got 7 rows, wanted as many for each of 4 experts"):
+        multiply(7)
+    with pytest.raises(ValueError, match="w: got 3 rows, wanted gate and up rows in turns"):
+        multiply(12)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("capability", [89, 90])
+@pytest.mark.parametrize(("tile", "four"), [(16, True), (128, False)])
+def test_compile(tile: int, four: bool, capability: int) -> None:
+    x = torch.empty(64, 2048, dtype=torch.bfloat16, device=META)
+    pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (32 * tile, 32))
+    with compiling_for(capability) as kernels:
+        matmul_experts_silu_and_mul(x, of_meta(16 * 1536, 2048, 16, four=four), ExpertWork(pairs, experts, tile, 16), 8)
+    (kernel,) = kernels
+    assert kernel.asm["cubin"]
+    if capability == 89:  # operands lie as `dealt_columns` says
+        assert set(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"])) == {"8" if four else "4"}
+    waits = [line for line in kernel.asm["ttgir"].splitlines() if "warp_group_dot_wait" in line]
+    assert bool(waits) == (capability == 90)
+    assert all("pendings = 0" in line for line in waits)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize(("pairs_each", "names"), [(192, ["_scaled_experts"]), (200, ["_expand", "_experts"])])
+def test_many_pairs_read_expanded_weights(pairs_each: int, names: list[str]) -> None:
+    x = torch.empty(pairs_each, 256, dtype=torch.bfloat16, device=META)
+    pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (8 * 64, 8))
+    with compiling_for(90) as kernels:
+        matmul_experts_silu_and_mul(x, of_meta(2 * 256, 256, 2), ExpertWork(pairs, experts, 64, 2), 2)
+    assert [kernel.metadata.name for kernel in kernels] == [f"{name}_kernel" for name in names]
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)
