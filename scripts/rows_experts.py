@@ -1,6 +1,7 @@
 """Rows of the kernel bench for models of many experts: a layer's block, from the choice of experts to their sum.
 
-The product that routes is left out: it is one of many small ones. Routes are random, so nearly even.
+The product that routes is left out: it is one of many small ones. Routes are random, so nearly even. Of one model also
+with weights of eight bits and four.
 """
 
 from collections.abc import Iterator
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
+from random_weights import KINDS, random_weight
 from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.route import route
+from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sum_experts import sum_experts
 
 _SHAPES = (("30b-a3b", 128, 8, 2048, 768), ("mixtral", 8, 2, 4096, 14336))
@@ -24,22 +27,37 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
     for name, num_experts, each, hidden, inner in _SHAPES:
         gate_up = stopwatch.cut(0, num_experts, 2 * inner, hidden)
         down = stopwatch.cut(5, num_experts, hidden, inner)
-        for tokens in (1, 8, 64, 256, 2048, 8192):
-            x = stopwatch.cut(1 << 20, tokens, hidden)
-            logits = [torch.randn(tokens, num_experts, device="cuda", dtype=x.dtype) for _ in range(_COPIES)]
-            routes = [route(one, each, normed=True)[0] for one in logits]
-            touched = sum(len(one.unique()) for one in routes) / _COPIES
-            num_bytes = 2.0 * (touched * 3 * inner * hidden + 2 * tokens * hidden)
-            num_flops = 6.0 * tokens * each * inner * hidden
-            run = partial(_block, logits, x, gate_up, down, each)
-            shape = f"{name} T={tokens}, {touched:.0f} of {num_experts}"
-            yield Row("experts", shape, run, _COPIES, num_bytes, num_flops, nodes=12 if tokens <= 512 else 6)
+        yield from _rows(stopwatch, name, "", num_experts, each, gate_up, down)
+    name, num_experts, each, hidden, inner = _SHAPES[0]
+    for kind, bits in KINDS.items():
+        in_all = num_experts * 2 * inner, num_experts * hidden
+        scaled = random_weight(bits, in_all[0], hidden), random_weight(bits, in_all[1], inner)
+        yield from _rows(stopwatch, name, f" {kind}", num_experts, each, *scaled)
+
+
+def _rows(
+    stopwatch: Stopwatch, name: str, kind: str, num_experts: int, each: int, gate_up: Weight, down: Weight
+) -> Iterator[Row]:  # fmt: skip
+    hidden, inner = gate_up.shape[-1], down.shape[-1]
+    for tokens in (1, 8, 64, 256, 2048, 8192):
+        x = stopwatch.cut(1 << 20, tokens, hidden)
+        logits = [torch.randn(tokens, num_experts, device="cuda", dtype=x.dtype) for _ in range(_COPIES)]
+        routes = [route(one, each, normed=True)[0] for one in logits]
+        touched = sum(len(one.unique()) for one in routes) / _COPIES
+        num_bytes = touched / num_experts * (gate_up.nbytes + down.nbytes) + 2 * x.nbytes
+        num_flops = 6.0 * tokens * each * inner * hidden
+        run = partial(_block, logits, x, num_experts, gate_up, down, each)
+        shape = f"{name} T={tokens}, {touched:.0f} of {num_experts}"
+        yield Row(f"experts{kind}", shape, run, _COPIES, num_bytes, num_flops, nodes=12 if tokens <= 512 else 6)
+        if not kind:
             yield Row("deal_out", shape, partial(_deal, routes, num_experts), _COPIES, 4.0 * tokens * each)
 
 
-def _block(logits: list[Tensor], x: Tensor, gate_up: Tensor, down: Tensor, each: int, index: int) -> None:
+def _block(
+    logits: list[Tensor], x: Tensor, num_experts: int, gate_up: Weight, down: Weight, each: int, index: int
+) -> None:  # fmt: skip
     experts, weights = route(logits[index], each, normed=True)
-    work = deal_out(experts, len(down), expert_tile(experts.numel(), len(down)))
+    work = deal_out(experts, num_experts, expert_tile(experts.numel(), num_experts))
     gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
     sum_experts(matmul_experts(gated, down, work), weights)
 

@@ -1,0 +1,20 @@
+"""Weights of eight bits or four for the kernel bench, of a size as `[rows, columns]`."""
+
+import torch
+
+from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.scaled_weight import ScaledWeight, with_zeros
+
+KINDS = {"fp8": 8, "four bits": 4}
+_GROUP = 128
+
+
+def random_weight(bits: int, rows: int, columns: int) -> ScaledWeight:
+    """On the GPU, for bf16: any bytes but those that are no numbers, and small scales."""
+    scales = torch.rand(columns // _GROUP, rows, device="cuda") * columns**-0.5
+    if bits == 8:
+        numbers = torch.randint(0, 127, (rows, columns), dtype=torch.uint8, device="cuda").view(FP8)
+        return ScaledWeight(numbers, scales / 64, torch.bfloat16)
+    numbers = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, device="cuda")
+    zeros = torch.randint(0, 16, scales.shape, device="cuda")
+    return ScaledWeight(numbers, with_zeros(scales / 6, zeros, torch.bfloat16), torch.bfloat16)
