@@ -1,7 +1,9 @@
 """Products whose K is divided among programs, and the norm that adds their parts, against float64."""
 
+import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -17,6 +19,8 @@ from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.residual_add import residual_add
+from tercet.triton_kernels.sum_parts import sum_parts
+from test_triton_kernels_scaled_weight import meant, scaled
 
 EPS = 1e-6
 CONFIGS = [
@@ -93,6 +97,37 @@ def test_rows_behind_the_last_are_left_alone(draw: Callable[..., Tensor]) -> Non
     assert torch.equal(added[:5], residual_add(update[:, :5].contiguous(), before[:5].clone()))
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize(("M", "N"), [(1, 64), (5, 1000), (17, 96)])
+def test_the_sum_of_parts(draw: Callable[..., Tensor], parts: int, M: int, N: int) -> None:
+    bias = draw(N)
+    given = torch.randn(parts, M, N, device=bias.device)
+    for added in (None, bias):
+        out = bias.new_full((M, N), float("nan"))
+        sum_parts(given, out, added)
+        wanted = given.double().sum(0) + (0.0 if added is None else added.double())
+        torch.testing.assert_close(out.double(), wanted, rtol=1.02 * torch.finfo(out.dtype).eps, atol=2e-6)
+
+
+def test_products_with_scaled_weights_are_the_sums_of_their_parts(
+    draw: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is chosen: not in deterministic mode."""
+    x = draw(20, 128).half()
+    w = scaled(48, 128, 1, x.dtype, str(x.device))
+    bias, used = draw(48).half(), Mock(side_effect=launch_matmul)
+    monkeypatch.setattr(matmul, "launch_matmul", used)
+    whole = MatmulConfig("skinny", 32, 16, 64, 1)
+    parted = replace(whole, parts=2)
+    monkeypatch.setattr(
+        matmul, "choose_scaled", lambda x, w, us_of_adding=math.inf: parted if us_of_adding < math.inf else whole
+    )
+    for deterministic in (False, True):
+        got = matmul.matmul(x, w, bias, deterministic=deterministic)
+        assert distance(got, x.double() @ meant(w).double().T + bias.double()) < 2e-3
+    assert [call.args[0] for call in used.call_args_list] == [parted, whole][: 2 * use_kernels(x)]
+
+
 def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     x, w = torch.randn(4, 8), torch.randn(8)
     yield "residual: got shape [3, 8], wanted [4, 8]", lambda: add_rms_norm(x[None], x[:3], w, EPS)
@@ -102,6 +137,10 @@ def bad_calls() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "residual: got torch.int32", lambda: residual_add(x[None], x.int())
     yield "w: got shape [6, 9], wanted [*, 8]", lambda: matmul_parts.matmul_parts(x, torch.randn(6, 9))
     yield "w: got torch.float16, wanted torch.float32", lambda: matmul_parts.matmul_parts(x, x.half())
+    yield "out: got shape [8], wanted [*, *]", lambda: sum_parts(x[None], w)
+    yield "parts: got shape [2, 4, 8], wanted [*, 3, 8]", lambda: sum_parts(torch.randn(2, 4, 8), x[:3])
+    yield "parts: got torch.float16, wanted torch.float32", lambda: sum_parts(x[None].half(), x)
+    yield "bias: got shape [8], wanted [4]", lambda: sum_parts(torch.randn(1, 4, 4), x[:, :4].contiguous(), w)
     yield "x: got shape [8], wanted [*, *]", lambda: matmul_parts.matmul_parts(w, x)
 
 

@@ -3,13 +3,14 @@
 Shape suffixes: S parts (matmul_parts.py), M rows, N output size.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_device, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.residual_add import check_update
 from tercet.triton_kernels.tiles import cdiv
 
 _BLOCK = 512
@@ -35,12 +36,21 @@ def _sum_parts_kernel(
 
 def sum_parts(parts_SMN: Tensor, out_MN: Tensor, bias_N: Tensor | None = None) -> None:
     """`out` = the parts' sum, in order, and a bias: rounded once. Graph-safe."""
-    parts = check_update(parts_SMN, out_MN)
+    check_dtype("out", out_MN, *FLOATS)
+    check_shape("out", out_MN, None, None)
+    check_contiguous("out", out_MN)
+    check_dtype("parts", parts_SMN, torch.float32)
+    check_shape("parts", parts_SMN, None, *out_MN.shape)
+    check_contiguous("parts", parts_SMN)
+    check_device("parts", parts_SMN, out_MN)
+    if bias_N is not None:
+        check_shape("bias", bias_N, out_MN.shape[1])
+        check_same("bias", bias_N, out_MN)
     if not use_kernels(parts_SMN):
         out_MN.copy_(sum_parts_reference(parts_SMN, bias_N))
     elif size := out_MN.numel():
         _sum_parts_kernel[(cdiv(size, _BLOCK),)](
-            parts_SMN, parts_SMN if bias_N is None else bias_N, out_MN, size, N=out_MN.shape[1], PARTS=parts,
+            parts_SMN, parts_SMN if bias_N is None else bias_N, out_MN, size, N=out_MN.shape[1], PARTS=len(parts_SMN),
             HAS_BIAS=bias_N is not None, BLOCK=_BLOCK, num_warps=4, **overlap_options(out_MN),
         )  # fmt: skip
 
