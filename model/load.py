@@ -93,12 +93,12 @@ def load_decoder(
 
 def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device, *, size: int = 1) -> Kept:
     """Which matrices are, on each of `size` ranks: all that kernels can read, or only those of experts, or none. What
-    is not is expanded once, while it is read. Of four bits kernels multiply in `dtype`, which scales have to be of."""
+    is not is expanded once, while it is read. Scales of four bits have to be of `dtype` or in fp16."""
     gpu = gpu_of(device)
     if not isinstance(tensors, ScaledCheckpoint) or (gpu is None and not INTERPRETED):
         return {}
-    fitting = dtype if dtype.itemsize == 2 else None
-    kept = {name: way for name, way in tensors.stored_as().items() if way.bits == 8 or way.scales == fitting}
+    fitting = (dtype, torch.float16) if dtype.itemsize == 2 else ()
+    kept = {name: way for name, way in tensors.stored_as().items() if way.bits == 8 or way.scales in fitting}
     if gpu is None:
         return kept
     if dtype.itemsize != 2:  # products in fp32 would expand weights at each step

@@ -224,6 +224,7 @@ class ShardBuilder:
             torch.empty(rows, columns * way.bits // 8, dtype=numbers, device=self._device),
             torch.empty(columns // group, rows, dtype=scales, device=self._device),
             self._dtype,
+            way.scales,
         )
 
     def _empty(self, *shape: int) -> Tensor:

@@ -128,7 +128,7 @@ def _fill(move: Move, checkpoint: Checkpoint) -> None:
                 place.scales_GN.copy_(scales_RG.t())
             else:
                 place.numbers_NJ.copy_(packed(numbers_RI))
-                place.scales_GN.copy_(with_zeros(scales_RG.t(), zeros_RG.t(), place.dtype))
+                place.scales_GN.copy_(with_zeros(scales_RG.t().to(place.of_scales), zeros_RG.t(), place.dtype))
             row += len(numbers_RI)
     else:
         for piece in checkpoint.read(*what):

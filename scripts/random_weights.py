@@ -17,4 +17,6 @@ def random_weight(bits: int, rows: int, columns: int) -> ScaledWeight:
         return ScaledWeight(numbers, scales / 64, torch.bfloat16)
     numbers = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, device="cuda")
     zeros = torch.randint(0, 16, scales.shape, device="cuda")
-    return ScaledWeight(numbers, with_zeros(scales / 6, zeros, torch.bfloat16), torch.bfloat16)
+    return ScaledWeight(
+        numbers, with_zeros((scales / 6).bfloat16(), zeros, torch.bfloat16), torch.bfloat16, torch.bfloat16
+    )

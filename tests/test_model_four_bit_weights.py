@@ -78,6 +78,7 @@ CASES = {
     "gptq, 2 bits": Case(of_gptq(2, 64), NONE),
     "gptq, stacked": Case(of_gptq(4, 128), (MOST[0], MOST[0], MOST[1]), "phi3-short", PHI3),
     "awq, 128": Case(of_awq(128), MOST),
+    "awq, bfloat16": Case(of_awq(128), MOST, dtype=torch.bfloat16),
     "awq, 64, stacked": Case(of_awq(64), (MOST[0], MOST[0], MOST[1]), "phi3-short", PHI3),
     "awq, 32": Case(of_awq(32), NONE),
     "awq, rows": Case(of_awq(0), MOST, "llama-bias-tied", {**SIZES, "head_dim": 32}),
@@ -200,9 +201,18 @@ def test_a_gpu_keeps_the_kinds_that_its_kernels_read(
         assert opened(capability, int(mean)) == kept
         assert opened(capability, int(mean) + 1) == opened(capability, int(mean), tensor_parallel_size=2) == {}
     assert opened(90, 0, dtype="float32") == {}
-    # Kernels know no scales of another type than the model's.
-    assert opened(90, 0, dtype="bfloat16") == {name: way for name, way in both.items() if way.bits == 8}
+    assert opened(90, 0, dtype="bfloat16") == both
     assert open_for(stored, CPU, dtype="float16").kept == {}
+
+
+def test_kernels_know_some_scales(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of four bits: the model's type and fp16, which is as good as two numbers in bf16."""
+    monkeypatch.setattr(load_module, "_LEAST_NUMBERS", 0)
+    for of_scales, known in ((torch.float16, ["float16", "bfloat16"]), (torch.bfloat16, ["bfloat16"])):
+        stored, _ = quantized(model, of_packed(4, 128, True, dtype=of_scales), tmp_path / str(of_scales))
+        with pretending(Gpu("NVIDIA Something", 90, 100)):
+            opened = {dtype: open_for(stored, META, dtype=dtype).kept for dtype in ("float16", "bfloat16", "float32")}
+        assert [dtype for dtype, kept in opened.items() if kept] == known
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -38,12 +38,16 @@ SIZES = [(1, 64, 64, 1), (7, 48, 192, 3), (37, 144, 192, 1), (5, 44, 320, 5)]
 SIZES_OF_FOUR = [(1, 64, 128, 1), (7, 48, 256, 2), (37, 44, 256, 4), (5, 80, 384, 1)]
 
 
-def scaled(N: int, K: int, groups: int, dtype: torch.dtype, device: str = "cpu", *, four: bool = False) -> ScaledWeight:
-    """Fresh each time; products of it are about as large as what they multiply."""
+def scaled(
+    N: int, K: int, groups: int, dtype: torch.dtype, device: str = "cpu", *, four: bool = False,
+    of_scales: torch.dtype | None = None,
+) -> ScaledWeight:  # fmt: skip
+    """Fresh each time; products of it are about as large as what they multiply. `of_scales`: `dtype`, if not told."""
     scales = (torch.rand(groups, N, device=device) + 0.5) * K**-0.5
     if four:
         numbers, zeros = (torch.randint(0, 16, size, device=device) for size in ((N, K), (groups, N)))
-        return ScaledWeight(packed(numbers), with_zeros(scales / 6, zeros, dtype), dtype)
+        of_scales = of_scales or dtype
+        return ScaledWeight(packed(numbers), with_zeros((scales / 6).to(of_scales), zeros, dtype), dtype, of_scales)
     numbers = torch.randn(N, K, device=device).mul_(64).clamp_(-448, 448).to(FP8)
     return ScaledWeight(stored(numbers), scales / 64, dtype)
 
@@ -69,7 +73,8 @@ def meant(w: ScaledWeight) -> Tensor:
     if four:
         numbers = torch.where(within < 64, bytes_NJ % 16, bytes_NJ // 16).double()
         halves = scales.view(torch.int16).view(*scales.shape, 2)
-        scales, zeros = (halves[..., i].contiguous().view(w.dtype).double() for i in range(2))
+        types = (w.of_scales, w.dtype)
+        scales, zeros = (halves[..., i].contiguous().view(kind).double() for i, kind in enumerate(types))
         zeros -= {torch.bfloat16: 128, torch.float16: 1024}[w.dtype]
         assert 0 <= zeros.min() <= zeros.max() <= 15
         numbers -= zeros.T.repeat_interleave(w.group, 1)
@@ -78,10 +83,12 @@ def meant(w: ScaledWeight) -> Tensor:
     return (numbers * scales.double().T.repeat_interleave(w.group, 1)).float().to(w.dtype)
 
 
-def of_meta(N: int, K: int, groups: int, *, four: bool = False) -> ScaledWeight:
+def of_meta(
+    N: int, K: int, groups: int, *, four: bool = False, of_scales: torch.dtype | None = None
+) -> ScaledWeight:  # fmt: skip
     numbers = torch.empty(N, K // 2 if four else K, dtype=torch.uint8 if four else FP8, device=META)
     scales = torch.empty(groups, N, dtype=torch.int32 if four else torch.float32, device=META)
-    return ScaledWeight(numbers, scales, torch.bfloat16)
+    return ScaledWeight(numbers, scales, torch.bfloat16, of_scales or (torch.bfloat16 if four else torch.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -93,18 +100,22 @@ def test_expand(N: int, K: int, groups: int, dtype: torch.dtype) -> None:
     assert torch.equal(expand(w), meant(w))
 
 
+@pytest.mark.parametrize("of_scales", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("N", "K", "groups"), [(1, 128, 1), (5, 256, 4), (3, 4224, 33), (2, 8448, 1), (7, 640, 5)])
-def test_expand_four_bits(N: int, K: int, groups: int, dtype: torch.dtype) -> None:
+def test_expand_four_bits(N: int, K: int, groups: int, dtype: torch.dtype, of_scales: torch.dtype) -> None:
+    if of_scales not in (dtype, torch.float16):
+        pytest.skip("no such scales are known")
     if INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("as above")
-    w = scaled(N, K, groups, dtype, four=True)
+    w = scaled(N, K, groups, dtype, four=True, of_scales=of_scales)
     assert torch.equal(expand(w), meant(w))
 
 
 def test_references() -> None:
     kinds = [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)]
-    for w in (scaled(9, 640, 5, dtype, four=four) for dtype, four in kinds):
+    weights = [scaled(9, 640, 5, dtype, four=four) for dtype, four in kinds]
+    for w in (*weights, scaled(9, 640, 5, torch.bfloat16, four=True, of_scales=torch.float16)):
         assert torch.equal(expand_reference(w), meant(w))
 
 
@@ -193,6 +204,8 @@ def bad_calls() -> Iterator[tuple[str, object]]:
     yield "w: got torch.int8, wanted", lambda: matmul(half, signed)
     yield "w's scales: got torch.float32, wanted torch.int32", lambda: matmul(y, replace(four, scales_GN=words.float()))
     yield "w: got torch.float32, wanted torch.bfloat16", lambda: matmul(y.float(), replace(four, dtype=torch.float32))
+    of_bf16 = replace(four, of_scales=torch.bfloat16)
+    yield "w's scales: got torch.bfloat16, wanted torch.float16", lambda: matmul(y, of_bf16)
     few = replace(four, scales_GN=words.repeat(4, 1))
     yield "w: got 256 columns in groups of 32, wanted", lambda: matmul(y, few)
     yield "w: got 5 rows", lambda: matmul_silu_and_mul(x, scaled(5, 128, 1, torch.float32))
@@ -269,6 +282,17 @@ def test_compile_few_rows(M: int, four: bool, capability: int) -> None:
     (kernel,) = kernels
     assert kernel.asm["cubin"]
     assert set(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"])) == {"8" if four else "4"}
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+def test_compile_scales_of_another_type(capability: int) -> None:
+    """For few rows, for some, and for many, which are expanded."""
+    w = of_meta(1024, 2048, 16, four=True, of_scales=torch.float16)
+    for M, count in ((4, 1), (128, 1), (1100, 2)):
+        with compiling_for(capability) as kernels:
+            matmul(torch.empty(M, 2048, dtype=torch.bfloat16, device=META), w, deterministic=True)
+        assert [bool(kernel.asm["cubin"]) for kernel in kernels] == [True] * count
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")

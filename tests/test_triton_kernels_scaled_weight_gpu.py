@@ -24,21 +24,26 @@ SIZES = [
     (1024, 448, 7),
     (1000, 320, 1),
 ]
-WEIGHTS = [(*size, four) for size in SIZES for four in (False, True) if size[1] % 128 == 0 or not four]
+WEIGHTS = [(*size, four, None) for size in SIZES for four in (False, True) if size[1] % 128 == 0 or not four]
+WEIGHTS += [(*size, True, torch.float16) for size in SIZES[1::2] if size[1] % 128 == 0]  # scales, beside bf16
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("N", "K", "groups", "four"), WEIGHTS)
-def test_gpu(N: int, K: int, groups: int, four: bool, deterministic: bool) -> None:
-    w = scaled(N, K, groups, torch.bfloat16, "cuda", four=four)
+@pytest.mark.parametrize(("N", "K", "groups", "four", "of_scales"), WEIGHTS)
+def test_gpu(
+    N: int, K: int, groups: int, four: bool, of_scales: torch.dtype | None, deterministic: bool
+) -> None:  # fmt: skip
+    w = scaled(N, K, groups, torch.bfloat16, "cuda", four=four, of_scales=of_scales)
     for M in (1, 2, 8, 13, 33, 64, 100, 192, 256, 500, 1030):
         check_wrappers(M, w, deterministic, 1.2e-2)
 
 
-@pytest.mark.parametrize(("N", "K", "groups", "four"), WEIGHTS)
-def test_bits_of_the_numbers_that_they_stand_for(N: int, K: int, groups: int, four: bool) -> None:
+@pytest.mark.parametrize(("N", "K", "groups", "four", "of_scales"), WEIGHTS)
+def test_bits_of_the_numbers_that_they_stand_for(
+    N: int, K: int, groups: int, four: bool, of_scales: torch.dtype | None
+) -> None:  # fmt: skip
     """In deterministic mode: each number of rows, again and again, since what races is right most of the time."""
-    w = scaled(N, K, groups, torch.bfloat16, "cuda", four=four)
+    w = scaled(N, K, groups, torch.bfloat16, "cuda", four=four, of_scales=of_scales)
     plain = meant(w)
     assert torch.equal(expand(w), plain)
     for M in (1, 3, 16, 31, 64, 127, 128, 192, 256, 384, 500, 512, 777, 1024, 1100):

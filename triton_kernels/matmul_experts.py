@@ -112,7 +112,7 @@ def _scaled_experts_kernel(
                 x = tl.load(x_ptrs + k)
                 w = tl.load(w_ptrs + k // each)
             if FOUR:
-                wide = load_wide_four(w, scale_ptrs, k, ROWS, GROUP, BLOCK_K, x.dtype, TOGETHER)
+                wide = load_wide_four(w, scale_ptrs, k, ROWS, GROUP, BLOCK_K, x.dtype, FOUR == 2, TOGETHER)
             else:
                 wide = widen(w, tl.load(scale_ptrs + k // GROUP * ROWS), x.dtype, TOGETHER)
             acc_NM = awaited(tl.dot(wide, x, acc_NM))
@@ -210,7 +210,7 @@ def _launch_scaled(
     whole = four or len(w_RK.scales_GN) == 1 or w_RK.group % (2 * BYTES) == 0
     _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, block_n),)](
         x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, PER_ROW=per_row, N=N, K=x_MK.shape[1],
-        ROWS=len(w_RK), GROUP=w_RK.group, FOUR=four, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=block_n,
+        ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=block_n,
         BLOCK_K=2 * BYTES if whole else BYTES, GATE=gate, num_warps=4,
         num_stages=3 if has_little_shared_memory(x_MK.device) or work.tile == 128 else 4, **overlap_options(x_MK),
     )  # fmt: skip

@@ -48,11 +48,11 @@ def launch_matmul(
     """
     M, K = x_MK.shape
     N, each = len(w_NK), 1
-    scaled = {"scales_ptr": x_MK, "GROUP": 0, "FOUR": False}  # there are none
+    scaled = {"scales_ptr": x_MK, "GROUP": 0, "FOUR": 0}  # there are none
     if isinstance(w_NK, ScaledWeight):
         assert config.kernel in SCALING
         each = 2 if w_NK.four_bits else 1  # numbers in a byte
-        scaled = {"scales_ptr": w_NK.scales_GN, "GROUP": w_NK.group, "FOUR": w_NK.four_bits}
+        scaled = {"scales_ptr": w_NK.scales_GN, "GROUP": w_NK.group, "FOUR": w_NK.kind}
         w_NK = w_NK.numbers_NJ
     pdl = is_hopper(x_MK.device)
     fixed = {

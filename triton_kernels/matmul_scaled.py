@@ -62,7 +62,7 @@ def scaled_kernel(
         x = x_desc.load([start_m, start_k + k])
         w = w_desc.load([start_n, (start_k + k) // each])
         if FOUR:
-            wide = load_wide_four(w, scale_ptrs, start_k + k, N, GROUP, BLOCK_K, x.dtype, 1)
+            wide = load_wide_four(w, scale_ptrs, start_k + k, N, GROUP, BLOCK_K, x.dtype, FOUR == 2, 1)
         else:
             if GROUP < K:
                 scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)

@@ -68,7 +68,7 @@ def skinny_kernel(
             w = tl.load(w_ptrs + k // each)
             x = tl.load(x_ptrs + k)
         if FOUR:
-            w = load_wide_four(w, scale_ptrs, part * part_k + k, N, GROUP, BLOCK_K, x.dtype, together)
+            w = load_wide_four(w, scale_ptrs, part * part_k + k, N, GROUP, BLOCK_K, x.dtype, FOUR == 2, together)
         elif GROUP > 0:
             if GROUP < K:
                 scales = tl.load(scale_ptrs + (part * part_k + k) // GROUP * N)

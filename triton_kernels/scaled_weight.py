@@ -24,15 +24,21 @@ UNITS = {torch.bfloat16: 0x43, torch.float16: 0x64}
 class ScaledWeight:
     """`numbers_NJ`: in FP8 as `stored` has them, or of four bits as `packed` does. `scales_GN`: in fp32, or beside four
     bits as `with_zeros` has them; of groups that follow each other, K / G columns each, of whole rows where G is one.
-    `dtype`: of the numbers that it stands for."""
+    `dtype`: of the numbers that it stands for; `of_scales`: those beside four bits, that or fp16."""
 
     numbers_NJ: Tensor
     scales_GN: Tensor
     dtype: torch.dtype
+    of_scales: torch.dtype = torch.float32
 
     @property
     def four_bits(self) -> bool:
         return self.numbers_NJ.dtype == torch.uint8
+
+    @property
+    def kind(self) -> int:
+        """As kernels are told: 0 is FP8, 1 of four bits, 2 of four bits with scales of another type."""
+        return (1 if self.of_scales == self.dtype else 2) if self.four_bits else 0
 
     @property
     def shape(self) -> torch.Size:
@@ -57,7 +63,7 @@ class ScaledWeight:
 
     def __getitem__(self, rows: slice) -> "ScaledWeight":
         """Some rows: a view."""
-        return ScaledWeight(self.numbers_NJ[rows], self.scales_GN[:, rows], self.dtype)
+        return ScaledWeight(self.numbers_NJ[rows], self.scales_GN[:, rows], self.dtype, self.of_scales)
 
 
 Weight = Tensor | ScaledWeight
@@ -77,8 +83,8 @@ def packed(numbers_NK: Tensor) -> Tensor:
 
 
 def with_zeros(scales_GN: Tensor, zeros_GN: Tensor, dtype: torch.dtype) -> Tensor:
-    """Words of int32: the bits of a scale, and above them those of its zero, a large number of the same type."""
-    words_GN = scales_GN.to(dtype).view(torch.int16).to(torch.int32) & 0xFFFF
+    """Words of int32: the bits of a scale of 16, and above them those of its zero, a large number of `dtype`."""
+    words_GN = scales_GN.view(torch.int16).to(torch.int32) & 0xFFFF
     return words_GN | (zeros_GN.to(torch.int32) | UNITS[dtype] << 8) << 16
 
 
@@ -90,7 +96,7 @@ def expand_reference(w_NK: ScaledWeight) -> Tensor:
         halves_NBJ = numbers_NK.unflatten(1, (-1, BYTES))
         numbers_NK = torch.stack((halves_NBJ & 15, halves_NBJ >> 4), 2).flatten(1)
         zeros_GN = scales_GN >> 16 & 0xFF
-        scales_GN = scales_GN.to(torch.int16).view(w_NK.dtype).float()
+        scales_GN = scales_GN.to(torch.int16).view(w_NK.of_scales).float()
     numbers_NGI = numbers_NK.float().unflatten(1, (len(scales_GN), -1))
     if w_NK.four_bits:
         numbers_NGI = numbers_NGI - zeros_GN.t()[:, :, None]
@@ -114,6 +120,9 @@ def check_weight(name: str, w_NK: Weight, x: Tensor, N: int | None, K: int) -> N
         raise ValueError(f"{name}: got numbers that stand for {w_NK.dtype}, wanted {x.dtype}")
     if four:
         check_dtype(name, x, *UNITS)
+        known = dict.fromkeys((x.dtype, torch.float16))
+        if w_NK.of_scales not in known:
+            raise ValueError(f"{name}'s scales: got {w_NK.of_scales}, wanted {' or '.join(map(str, known))}")
     least = 2 * BYTES if four else BYTES
     if K % least or w_NK.group % BYTES:
         wanted = f"wanted multiples of {least} and {BYTES}"

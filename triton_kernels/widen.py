@@ -51,7 +51,23 @@ def widen(numbers, scales, dtype: tl.constexpr, TOGETHER: tl.constexpr):
     return (_in_order(numbers, TOGETHER).to(tl.float32) * scales[:, None]).to(dtype)
 
 
-def _unpacking(kind: str, minus_one: str) -> str:
+_REGISTERS = """.reg .b32 low, high, minus_one, less_zero, zero, scale, rest, one, other, own, above;
+.reg .b16 left, right, up;"""
+_PARTED = """mov.b32 {{left, up}}, ${first};
+mov.b32 {{right, up}}, ${second};
+cvt.f32.f16 one, left;
+cvt.f32.f16 other, right;
+cvt.rn.bf16x2.f32 scale, other, one;
+shl.b32 own, scale, 16;
+and.b32 above, scale, 0xffff0000;
+sub.rn.f32 one, one, own;
+sub.rn.f32 other, other, above;
+cvt.rn.bf16x2.f32 rest, other, one;"""
+"""Two scales in fp16 as two numbers in bf16 each, whose sum they are: eleven digits are eight and two. What a number of
+four bits is times the rest has six, and so is exact; added to what it is times the first, all is rounded once."""
+
+
+def _unpacking(kind: str, minus_one: str, *, scales_in_fp16: bool = False) -> str:
     """PTX that makes eight numbers of four bytes and of eight words. Behind the highest byte of a word, which is its
     zero's, a number's bits are units of a large one: its zero goes off exactly; then times the scale, rounded once."""
     lines = ["and.b32 low, $4, 0x0f0f0f0f;", "shr.u32 high, $4, 4;", "and.b32 high, high, 0x0f0f0f0f;"]
@@ -59,39 +75,46 @@ def _unpacking(kind: str, minus_one: str) -> str:
     for out in range(4):  # two numbers each
         half, places, word = ("low", "high")[out // 2], ("0x7170", "0x7372")[out % 2], 5 + 2 * out
         lines += [
-            f"prmt.b32 scale, ${word}, ${word + 1}, 0x5410;",
             f"prmt.b32 zero, ${word}, ${word + 1}, 0x7632;",
             f"prmt.b32 ${out}, {half}, ${word}, {places};",
             f"fma.rn.{kind} ${out}, zero, minus_one, ${out};",
-            f"fma.rn.{kind} ${out}, ${out}, scale, less_zero;",  # nothing is added
         ]
-    return "{\n.reg .b32 low, high, minus_one, less_zero, scale, zero;\n" + "\n".join(lines) + "\n}"
+        if scales_in_fp16:
+            lines += _PARTED.format(first=word, second=word + 1).splitlines()
+            lines.append(f"fma.rn.{kind} rest, ${out}, rest, less_zero;")
+        else:
+            lines += [f"prmt.b32 scale, ${word}, ${word + 1}, 0x5410;", "mov.b32 rest, less_zero;"]
+        lines.append(f"fma.rn.{kind} ${out}, ${out}, scale, rest;")
+    return "\n".join(["{", _REGISTERS, *lines, "}"])
 
 
 _UNPACK_BF16, _UNPACK_FP16 = tl.constexpr(_unpacking("bf16x2", "bf80")), tl.constexpr(_unpacking("f16x2", "bc00"))
+_UNPACK_MIXED = tl.constexpr(_unpacking("bf16x2", "bf80", scales_in_fp16=True))
 _OPERANDS = tl.constexpr("=&r,=&r,=&r,=&r" + ",r" * 9)
 
 
 @triton.jit
-def _halves(both, words, more_words, dtype: tl.constexpr):
-    """Of bytes [N, J] what their low bits stand for, and what their high bits do, by the words of rows."""
+def _halves(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr):
+    """Of bytes [N, J] what their low bits stand for, and what their high bits do, by the words of rows. MIXED: scales
+    are in fp16, though numbers are in bf16."""
     if _COMPILED:
         low, high = tl.inline_asm_elementwise(
-            _UNPACK_BF16 if dtype == tl.bfloat16 else _UNPACK_FP16, _OPERANDS,
+            _UNPACK_MIXED if MIXED else _UNPACK_BF16 if dtype == tl.bfloat16 else _UNPACK_FP16, _OPERANDS,
             [both, words[:, None], more_words[:, None]], dtype=(tl.int16, tl.int16), is_pure=True, pack=4,
         )  # fmt: skip
         return low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
     low = (both & 15).to(tl.int32) - (words >> 16 & 0xFF)[:, None]
     high = (both >> 4).to(tl.int32) - (more_words >> 16 & 0xFF)[:, None]
-    scales = words.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
-    more_scales = more_words.to(tl.int16).to(dtype, bitcast=True).to(tl.float32)
+    of_scales: tl.constexpr = tl.float16 if MIXED else dtype
+    scales = words.to(tl.int16).to(of_scales, bitcast=True).to(tl.float32)
+    more_scales = more_words.to(tl.int16).to(of_scales, bitcast=True).to(tl.float32)
     return (low * scales[:, None]).to(dtype), (high * more_scales[:, None]).to(dtype)
 
 
 @triton.jit
-def widen_four(both, words, more_words, dtype: tl.constexpr, TOGETHER: tl.constexpr):
+def widen_four(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr, TOGETHER: tl.constexpr):
     """A tile of four bits, one block wide: [N, J] -> [N, 2 J]. Both halves have words of their own."""
-    low, high = _halves(both, words, more_words, dtype)
+    low, high = _halves(both, words, more_words, dtype, MIXED)
     wide = tl.join(_in_order(low, TOGETHER), _in_order(high, TOGETHER))
     return tl.reshape(tl.permute(wide, (0, 2, 1)), (both.shape[0], 2 * both.shape[1]))
 
@@ -99,14 +122,14 @@ def widen_four(both, words, more_words, dtype: tl.constexpr, TOGETHER: tl.conste
 @triton.jit
 def load_wide_four(
     both, word_ptrs, k, N: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, dtype: tl.constexpr,
-    TOGETHER: tl.constexpr,
+    MIXED: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
     """The same of a tile from column k on, with the words of its one group or two; N from each group to the next."""
     words = tl.load(word_ptrs + k // GROUP * N)
     more_words = words
     if GROUP % BLOCK_K:
         more_words = tl.load(word_ptrs + (k + BLOCK_K // 2) // GROUP * N)
-    return widen_four(both, words, more_words, dtype, TOGETHER)
+    return widen_four(both, words, more_words, dtype, MIXED, TOGETHER)
 
 
 @triton.jit
@@ -136,7 +159,7 @@ def _expand_kernel(
     if FOUR:
         groups = ((blocks * width + _BYTES) // GROUP).to(tl.int64) * N + row
         more_scales = tl.load(scales_ptr + groups, mask=inside, other=0)
-        wide = widen_four(numbers, scales, more_scales, out_ptr.dtype.element_ty, 1)
+        wide = widen_four(numbers, scales, more_scales, out_ptr.dtype.element_ty, FOUR == 2, 1)
     else:
         wide = widen(numbers, scales, out_ptr.dtype.element_ty, 1)
     let_next_start(PDL)
@@ -155,7 +178,7 @@ def expand(w_NK: ScaledWeight) -> Tensor:
     out_NK = torch.empty(w_NK.shape, dtype=w_NK.dtype, device=w_NK.device)
     blocks = min(next_power_of_2(J // BYTES), _BLOCKS)
     _expand_kernel[(N, cdiv(J, blocks * BYTES))](
-        w_NK.numbers_NJ, w_NK.scales_GN, out_NK, N=N, J=J, GROUP=w_NK.group, FOUR=w_NK.four_bits, BLOCKS=blocks,
+        w_NK.numbers_NJ, w_NK.scales_GN, out_NK, N=N, J=J, GROUP=w_NK.group, FOUR=w_NK.kind, BLOCKS=blocks,
         num_warps=4, **overlap_options(out_NK),
     )  # fmt: skip
     return out_NK

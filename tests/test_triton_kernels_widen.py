@@ -1,0 +1,112 @@
+"""What the PTX means that makes numbers of four bits, instruction by instruction: all numbers and zeros, all scales."""
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tercet.triton_kernels import widen
+from tercet.triton_kernels.scaled_weight import with_zeros
+
+Registers = dict[str, Tensor]
+Operands = list[Tensor]
+KINDS = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+
+
+def bits_of(numbers: Tensor) -> Tensor:
+    """As 32 bits, of two neighbours in 16 bits or of one in fp32; kept as int64, so that no shift has a sign."""
+    return numbers.contiguous().view(torch.int32).to(torch.int64).reshape(-1) & 0xFFFFFFFF
+
+
+def numbers_of(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """[registers, 2] of 16 bits, [registers] of fp32."""
+    words = bits.to(torch.int32)
+    return words.view(dtype) if dtype == torch.float32 else words.view(dtype).view(-1, 2)
+
+
+def permute(a: Tensor, b: Tensor, selector: Tensor) -> Tensor:
+    out = torch.zeros_like(a)
+    for place in range(4):
+        chosen = (selector >> (4 * place)) & 7
+        out |= ((torch.where(chosen < 4, a, b) >> (8 * (chosen % 4))) & 0xFF) << (8 * place)
+    return out
+
+
+def fused(kind: str, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """In float64 products of such numbers are exact; so are these sums, and so all is rounded once."""
+    dtype = KINDS[kind]
+    exact = numbers_of(a, dtype).double() * numbers_of(b, dtype).double() + numbers_of(c, dtype).double()
+    return bits_of(rounded(exact, dtype))
+
+
+def rounded(exact: Tensor, dtype: torch.dtype) -> Tensor:
+    """Once, and not by way of fp32."""
+    digits, least = (8, -126) if dtype == torch.bfloat16 else (11, -14)
+    _, exponent = np.frexp(exact.numpy())
+    scale = np.ldexp(1.0, digits - np.maximum(exponent, least + 1))
+    return torch.from_numpy(np.rint(exact.numpy() * scale) / scale).to(dtype)
+
+
+def float32(bits: Tensor) -> Tensor:
+    return numbers_of(bits, torch.float32)
+
+
+MEANINGS: dict[str, Callable[..., Tensor]] = {
+    "and.b32": lambda a, b: a & b,
+    "shr.u32": lambda a, b: a >> b,
+    "shl.b32": lambda a, b: (a << b) & 0xFFFFFFFF,
+    "mov.b32": lambda a: a,
+    "prmt.b32": permute,
+    "fma.rn.bf16x2": lambda a, b, c: fused("bf16x2", a, b, c),
+    "fma.rn.f16x2": lambda a, b, c: fused("f16x2", a, b, c),
+    "cvt.f32.f16": lambda a: bits_of((a.to(torch.int16)).view(torch.float16).float()),
+    "cvt.rn.bf16x2.f32": lambda a, b: bits_of(torch.stack((float32(b), float32(a)), 1).bfloat16()),
+    "sub.rn.f32": lambda a, b: bits_of(float32(a) - float32(b)),
+}
+
+
+def run(ptx: str, inputs: Operands) -> Operands:
+    """Its four outputs."""
+    registers: Registers = {f"${4 + number}": operand for number, operand in enumerate(inputs)}
+
+    def value(name: str) -> Tensor:
+        return torch.full_like(inputs[0], int(name, 0)) if name[0].isdigit() else registers[name]
+
+    for line in re.findall(r"[^;\n]+(?=;)", ptx):
+        opcode, *names = line.replace(",", " ").split()
+        if opcode == ".reg":
+            continue
+        if match := re.fullmatch(r"mov.b32 \{(\w+), (\w+)\}, (\$\d+)", line.strip()):
+            registers[match[1]], registers[match[2]] = value(match[3]) & 0xFFFF, value(match[3]) >> 16
+        else:
+            registers[names[0]] = MEANINGS[opcode](*map(value, names[1:]))
+    return [registers[f"${number}"] for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("ptx", "dtype", "of_scales"),
+    [
+        (widen._UNPACK_BF16.value, torch.bfloat16, torch.bfloat16),
+        (widen._UNPACK_FP16.value, torch.float16, torch.float16),
+        (widen._UNPACK_MIXED.value, torch.bfloat16, torch.float16),
+    ],
+)
+def test_all_numbers(ptx: str, dtype: torch.dtype, of_scales: torch.dtype) -> None:
+    """Fresh bytes with every scale that is positive and finite, each element with words of its own."""
+    scales = torch.arange(1, 0x7C00 if of_scales == torch.float16 else 0x7F00, dtype=torch.int16).view(of_scales)
+    scales = scales[scales <= 2.0**120]  # so that no product is infinite
+    for zero in range(17):
+        both = torch.randint(0, 256, (len(scales), 4))
+        orders = [torch.randperm(len(scales)) for _ in range(8)]
+        zeros = [torch.full_like(scales, zero if number % 2 else 16 - zero).long() for number in range(8)]
+        words = [with_zeros(scales[order], z, dtype) for order, z in zip(orders, zeros, strict=True)]
+        register = (both << torch.arange(0, 32, 8)).sum(1)
+        got = run(ptx, [register, *(word.to(torch.int64) & 0xFFFFFFFF for word in words)])
+        for number in range(8):
+            numbers = (both[:, number % 4] >> (4 if number >= 4 else 0)) & 15
+            exact = (numbers - zeros[number]).double() * scales[orders[number]].double()
+            wanted = rounded(exact, dtype)
+            assert torch.equal(numbers_of(got[number // 2], dtype)[:, number % 2], wanted), (zero, number)
