@@ -12,6 +12,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
+from scaled_weights import meant, scaled
 from tercet.triton_kernels import matmul, matmul_parts, tuning
 from tercet.triton_kernels.add_rms_norm import add_rms_norm
 from tercet.triton_kernels.compile_only import compiling_for
@@ -20,7 +21,6 @@ from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.sum_parts import sum_parts
-from test_triton_kernels_scaled_weight import meant, scaled
 
 EPS = 1e-6
 CONFIGS = [

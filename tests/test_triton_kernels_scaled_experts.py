@@ -8,12 +8,12 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
+from scaled_weights import META, meant, of_meta, scaled
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from test_triton_kernels_experts import exact_rows
-from test_triton_kernels_scaled_weight import META, meant, of_meta, scaled
 
 HAVE_GPU = torch.cuda.is_available()
 

@@ -8,11 +8,10 @@ from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 
 from interpreted import rerun_interpreted
+from scaled_weights import META, meant, of_meta, scaled
 from tercet.triton_kernels import choose_scaled as chooser
-from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.choose_scaled import choose_scaled
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending
@@ -20,11 +19,10 @@ from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.matmul_parts import matmul_parts
-from tercet.triton_kernels.scaled_weight import ScaledWeight, expand_reference, packed, stored, with_zeros
+from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.widen import expand
 from test_triton_kernels_matmul import EPS, distance, exact, gated
 
-META = torch.device("meta")
 HOPPER = Gpu("", 90, 132)
 CONFIGS = [
     MatmulConfig("skinny", 16, 16, 64, 1),
@@ -36,87 +34,6 @@ CONFIGS = [
 SIZES = [(1, 64, 64, 1), (7, 48, 192, 3), (37, 144, 192, 1), (5, 44, 320, 5)]
 # The same of four bits: groups of whole and of half blocks of 128 columns.
 SIZES_OF_FOUR = [(1, 64, 128, 1), (7, 48, 256, 2), (37, 44, 256, 4), (5, 80, 384, 1)]
-
-
-def scaled(
-    N: int, K: int, groups: int, dtype: torch.dtype, device: str = "cpu", *, four: bool = False,
-    of_scales: torch.dtype | None = None,
-) -> ScaledWeight:  # fmt: skip
-    """Fresh each time; products of it are about as large as what they multiply. `of_scales`: `dtype`, if not told."""
-    scales = (torch.rand(groups, N, device=device) + 0.5) * K**-0.5
-    if four:
-        numbers, zeros = (torch.randint(0, 16, size, device=device) for size in ((N, K), (groups, N)))
-        of_scales = of_scales or dtype
-        return ScaledWeight(packed(numbers), with_zeros((scales / 6).to(of_scales), zeros, dtype), dtype, of_scales)
-    numbers = torch.randn(N, K, device=device).mul_(64).clamp_(-448, 448).to(FP8)
-    return ScaledWeight(stored(numbers), scales / 64, dtype)
-
-
-def place(column: int) -> int:
-    """Of a byte among the 64 of its block: 16 columns are an instruction's, of which a thread takes two neighbours, and
-    two more 8 columns behind; the threads are four, and each has its own of four instructions together."""
-    instruction, among = divmod(column, 16)
-    half, rest = divmod(among, 8)
-    thread, neighbour = divmod(rest, 2)
-    return 16 * thread + 4 * instruction + 2 * half + neighbour
-
-
-def meant(w: ScaledWeight) -> Tensor:
-    """The numbers that it stands for, column by column: in float64 the product is exact, and so is rounded once to
-    fp32."""
-    four, scales = w.four_bits, w.scales_GN
-    width = 128 if four else 64
-    of_columns = [divmod(column, width) for column in range(w.shape[1])]
-    within = torch.tensor([within for _, within in of_columns], device=w.device)
-    places = [block * 64 + place(within % 64) for block, within in of_columns]
-    bytes_NJ = w.numbers_NJ.view(torch.uint8)[:, torch.tensor(places, device=w.device)]
-    if four:
-        numbers = torch.where(within < 64, bytes_NJ % 16, bytes_NJ // 16).double()
-        halves = scales.view(torch.int16).view(*scales.shape, 2)
-        types = (w.of_scales, w.dtype)
-        scales, zeros = (halves[..., i].contiguous().view(kind).double() for i, kind in enumerate(types))
-        zeros -= {torch.bfloat16: 128, torch.float16: 1024}[w.dtype]
-        assert 0 <= zeros.min() <= zeros.max() <= 15
-        numbers -= zeros.T.repeat_interleave(w.group, 1)
-    else:
-        numbers = bytes_NJ.view(FP8).double()
-    return (numbers * scales.double().T.repeat_interleave(w.group, 1)).float().to(w.dtype)
-
-
-def of_meta(
-    N: int, K: int, groups: int, *, four: bool = False, of_scales: torch.dtype | None = None
-) -> ScaledWeight:  # fmt: skip
-    numbers = torch.empty(N, K // 2 if four else K, dtype=torch.uint8 if four else FP8, device=META)
-    scales = torch.empty(groups, N, dtype=torch.int32 if four else torch.float32, device=META)
-    return ScaledWeight(numbers, scales, torch.bfloat16, of_scales or (torch.bfloat16 if four else torch.float32))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("N", "K", "groups"), [(1, 64, 1), (5, 192, 3), (3, 5056, 1), (2, 8448, 66), (7, 384, 2)])
-def test_expand(N: int, K: int, groups: int, dtype: torch.dtype) -> None:
-    if INTERPRETED and dtype == torch.bfloat16:
-        pytest.skip("the interpreter rounds such numbers in its own way")
-    w = scaled(N, K, groups, dtype)
-    assert torch.equal(expand(w), meant(w))
-
-
-@pytest.mark.parametrize("of_scales", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("N", "K", "groups"), [(1, 128, 1), (5, 256, 4), (3, 4224, 33), (2, 8448, 1), (7, 640, 5)])
-def test_expand_four_bits(N: int, K: int, groups: int, dtype: torch.dtype, of_scales: torch.dtype) -> None:
-    if of_scales not in (dtype, torch.float16):
-        pytest.skip("no such scales are known")
-    if INTERPRETED and dtype == torch.bfloat16:
-        pytest.skip("as above")
-    w = scaled(N, K, groups, dtype, four=True, of_scales=of_scales)
-    assert torch.equal(expand(w), meant(w))
-
-
-def test_references() -> None:
-    kinds = [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)]
-    weights = [scaled(9, 640, 5, dtype, four=four) for dtype, four in kinds]
-    for w in (*weights, scaled(9, 640, 5, torch.bfloat16, four=True, of_scales=torch.float16)):
-        assert torch.equal(expand_reference(w), meant(w))
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")

@@ -4,9 +4,10 @@ with the numbers that they stand for."""
 import pytest
 import torch
 
+from scaled_weights import meant, scaled
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
 from tercet.triton_kernels.widen import expand
-from test_triton_kernels_scaled_weight import check_wrappers, meant, scaled
+from test_triton_kernels_scaled_weight import check_wrappers
 
 pytestmark = [
     pytest.mark.gpu,

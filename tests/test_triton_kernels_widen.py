@@ -1,4 +1,5 @@
-"""What the PTX means that makes numbers of four bits, instruction by instruction: all numbers and zeros, all scales."""
+"""Weights expanded: the numbers that they stand for. What the PTX means that makes those of four bits, instruction by
+instruction: all numbers and zeros, all scales."""
 
 import re
 from collections.abc import Callable
@@ -8,8 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from interpreted import rerun_interpreted
+from scaled_weights import meant, scaled
 from tercet.triton_kernels import widen
-from tercet.triton_kernels.scaled_weight import with_zeros
+from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.scaled_weight import expand_reference, with_zeros
+from tercet.triton_kernels.widen import expand
 
 Registers = dict[str, Tensor]
 Operands = list[Tensor]
@@ -86,6 +91,7 @@ def run(ptx: str, inputs: Operands) -> Operands:
     return [registers[f"${number}"] for number in range(4)]
 
 
+@pytest.mark.skipif(INTERPRETED, reason="it knows no PTX")
 @pytest.mark.parametrize(
     ("ptx", "dtype", "of_scales"),
     [
@@ -110,3 +116,35 @@ def test_all_numbers(ptx: str, dtype: torch.dtype, of_scales: torch.dtype) -> No
             exact = (numbers - zeros[number]).double() * scales[orders[number]].double()
             wanted = rounded(exact, dtype)
             assert torch.equal(numbers_of(got[number // 2], dtype)[:, number % 2], wanted), (zero, number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("N", "K", "groups"), [(1, 64, 1), (5, 192, 3), (3, 5056, 1), (2, 8448, 66), (7, 384, 2)])
+def test_expand(N: int, K: int, groups: int, dtype: torch.dtype) -> None:
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("the interpreter rounds such numbers in its own way")
+    w = scaled(N, K, groups, dtype)
+    assert torch.equal(expand(w), meant(w))
+
+
+@pytest.mark.parametrize("of_scales", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("N", "K", "groups"), [(1, 128, 1), (5, 256, 4), (3, 4224, 33), (2, 8448, 1), (7, 640, 5)])
+def test_expand_four_bits(N: int, K: int, groups: int, dtype: torch.dtype, of_scales: torch.dtype) -> None:
+    if of_scales not in (dtype, torch.float16):
+        pytest.skip("no such scales are known")
+    if INTERPRETED and dtype == torch.bfloat16:
+        pytest.skip("as above")
+    w = scaled(N, K, groups, dtype, four=True, of_scales=of_scales)
+    assert torch.equal(expand(w), meant(w))
+
+
+def test_references() -> None:
+    kinds = [(torch.float32, False), (torch.bfloat16, True), (torch.float16, True)]
+    weights = [scaled(9, 640, 5, dtype, four=four) for dtype, four in kinds]
+    for w in (*weights, scaled(9, 640, 5, torch.bfloat16, four=True, of_scales=torch.float16)):
+        assert torch.equal(expand_reference(w), meant(w))
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)

@@ -1,0 +1,62 @@
+"""Random weights of eight bits and four, and the numbers that they stand for, column by column."""
+
+import torch
+from torch import Tensor
+
+from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.scaled_weight import ScaledWeight, packed, stored, with_zeros
+
+META = torch.device("meta")
+
+
+def scaled(
+    N: int, K: int, groups: int, dtype: torch.dtype, device: str = "cpu", *, four: bool = False,
+    of_scales: torch.dtype | None = None,
+) -> ScaledWeight:  # fmt: skip
+    """Fresh each time; products of it are about as large as what they multiply. `of_scales`: `dtype`, if not told."""
+    scales = (torch.rand(groups, N, device=device) + 0.5) * K**-0.5
+    if four:
+        numbers, zeros = (torch.randint(0, 16, size, device=device) for size in ((N, K), (groups, N)))
+        of_scales = of_scales or dtype
+        return ScaledWeight(packed(numbers), with_zeros((scales / 6).to(of_scales), zeros, dtype), dtype, of_scales)
+    numbers = torch.randn(N, K, device=device).mul_(64).clamp_(-448, 448).to(FP8)
+    return ScaledWeight(stored(numbers), scales / 64, dtype)
+
+
+def place(column: int) -> int:
+    """Of a byte among the 64 of its block: 16 columns are an instruction's, of which a thread takes two neighbours, and
+    two more 8 columns behind; the threads are four, and each has its own of four instructions together."""
+    instruction, among = divmod(column, 16)
+    half, rest = divmod(among, 8)
+    thread, neighbour = divmod(rest, 2)
+    return 16 * thread + 4 * instruction + 2 * half + neighbour
+
+
+def meant(w: ScaledWeight) -> Tensor:
+    """The numbers that it stands for, column by column: in float64 the product is exact, and so is rounded once to
+    fp32."""
+    four, scales = w.four_bits, w.scales_GN
+    width = 128 if four else 64
+    of_columns = [divmod(column, width) for column in range(w.shape[1])]
+    within = torch.tensor([within for _, within in of_columns], device=w.device)
+    places = [block * 64 + place(within % 64) for block, within in of_columns]
+    bytes_NJ = w.numbers_NJ.view(torch.uint8)[:, torch.tensor(places, device=w.device)]
+    if four:
+        numbers = torch.where(within < 64, bytes_NJ % 16, bytes_NJ // 16).double()
+        halves = scales.view(torch.int16).view(*scales.shape, 2)
+        types = (w.of_scales, w.dtype)
+        scales, zeros = (halves[..., i].contiguous().view(kind).double() for i, kind in enumerate(types))
+        zeros -= {torch.bfloat16: 128, torch.float16: 1024}[w.dtype]
+        assert 0 <= zeros.min() <= zeros.max() <= 15
+        numbers -= zeros.T.repeat_interleave(w.group, 1)
+    else:
+        numbers = bytes_NJ.view(FP8).double()
+    return (numbers * scales.double().T.repeat_interleave(w.group, 1)).float().to(w.dtype)
+
+
+def of_meta(
+    N: int, K: int, groups: int, *, four: bool = False, of_scales: torch.dtype | None = None
+) -> ScaledWeight:  # fmt: skip
+    numbers = torch.empty(N, K // 2 if four else K, dtype=torch.uint8 if four else FP8, device=META)
+    scales = torch.empty(groups, N, dtype=torch.int32 if four else torch.float32, device=META)
+    return ScaledWeight(numbers, scales, torch.bfloat16, of_scales or (torch.bfloat16 if four else torch.float32))
