@@ -67,6 +67,7 @@ def prompts_of(count: int, longest: int) -> list[list[int]]:
         ("rows", "bfloat16"),
         ("blocks", "float32"),
         ("awq", "float16"),
+        ("awq", "bfloat16"),
         ("packed", "bfloat16"),
         ("gptq", "float16"),
     ],
