@@ -235,6 +235,7 @@ def tune_on_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
         torch.cuda.set_device(rank)
         group = Group.join(rank, size, torch.device("cuda", rank), arguments.rendezvous, 120.0)
         StepTuner(arguments, config, group).run()
+        group.close()
         return
     if torch.cuda.device_count() < size:
         raise SystemExit(f"{size} ranks, but there are {torch.cuda.device_count()} GPUs; --alone plays one of them")
