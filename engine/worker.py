@@ -175,6 +175,9 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
     if config.deterministic and not on_gpu and opened.dtype.itemsize == 2 and group.rank == 0:
         what = f"--deterministic has no effect in {opened.dtype} on the CPU, where sums follow the batch"
         log_line(f"warning: {what}; want --dtype float32")
+    if on_gpu and group.rank == 0 and opened.num_expanded:
+        which = "docs/architecture.md says which are kept as they are stored"
+        log_line(f"tercet: {opened.num_expanded} quantized matrices are expanded to {opened.dtype}; {which}")
     compilers = _start_compilers(link, opened, group.device) if on_gpu and group.rank == 0 else None
     decoder = load_decoder(
         opened,

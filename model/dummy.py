@@ -7,7 +7,7 @@ Shape suffixes: N rows, K columns, B blocks of rows, G groups of columns.
 """
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 import torch
 from torch import Tensor
@@ -57,6 +57,9 @@ class DummyCheckpoint:
             return
         whole = self._scaled_rows(name).expanded() if name in self._scaled else self._normal(name)
         yield whole.narrow(dim, start, stop - start)
+
+    def quantized(self) -> Set[str]:
+        return self._scaled.keys()
 
     def stored_as(self) -> Kept:
         return {name: way for name, (way, _) in self._scaled.items()}

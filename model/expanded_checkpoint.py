@@ -5,7 +5,7 @@ they mean is known by `quantized_matrices.py`.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Protocol
 
 import torch
@@ -68,6 +68,9 @@ class ExpandedCheckpoint:
         else:
             for piece in matrix.rows(0, matrix.shape[0]):
                 yield piece[:, start:stop]
+
+    def quantized(self) -> Set[str]:
+        return self._matrices.keys()
 
     def stored_as(self) -> Kept:
         ways = {name: matrix.stored_as() for name, matrix in self._matrices.items()}

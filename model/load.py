@@ -36,6 +36,12 @@ class Opened:
     kept: Kept
     """As stored: what is so."""
 
+    @property
+    def num_expanded(self) -> int:
+        """Quantized matrices that become plain numbers."""
+        quantized = self.tensors.quantized() if isinstance(self.tensors, ScaledCheckpoint) else set[str]()
+        return len(quantized - self.kept.keys())
+
 
 def open_for(
     path: Path,

@@ -6,7 +6,7 @@ Only this rank's slices are read, each straight to its place.
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -51,6 +51,10 @@ class Checkpoint(Protocol):
 @runtime_checkable
 class ScaledCheckpoint(Checkpoint, Protocol):
     """One of which matrices may be kept as they are stored."""
+
+    def quantized(self) -> Set[str]:
+        """Matrices that are not stored as plain numbers."""
+        ...
 
     def stored_as(self) -> Kept:
         """All that may be."""

@@ -231,8 +231,7 @@ def tune_on_ranks(arguments: argparse.Namespace, config: ModelConfig) -> None:
     """This process is a rank, or the only one, or starts all."""
     size = 1 if arguments.alone else arguments.tensor_parallel_size
     if size == 1 or arguments.rank is not None:
-        rank = arguments.rank or 0
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank := arguments.rank or 0)
         group = Group.join(rank, size, torch.device("cuda", rank), arguments.rendezvous, 120.0)
         StepTuner(arguments, config, group).run()
         group.close()

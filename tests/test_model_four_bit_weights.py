@@ -216,6 +216,15 @@ def test_kernels_know_some_scales(model: Path, tmp_path: Path, monkeypatch: pyte
         assert [dtype for dtype, kept in opened.items() if kept] == known
 
 
+def test_who_opens_knows_what_is_expanded(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = several_kinds(model, tmp_path)  # of seven matrices in each of two layers all but one are quantized
+    for capability, least, expanded in ((90, 0, 0), (80, 0, 2), (90, 2**40, 13), (75, 0, 13)):
+        monkeypatch.setattr(load_module, "_LEAST_NUMBERS", least)
+        with pretending(Gpu("NVIDIA Something", capability, 100)):
+            assert open_for(stored, META, dtype="float16").num_expanded == expanded
+            assert open_for(model, META, dtype="float16").num_expanded == 0
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("settings", "group"),
