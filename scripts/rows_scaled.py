@@ -4,7 +4,6 @@ As a layer on one card has them: what goes into the residual may be in parts, wh
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -45,16 +44,10 @@ def _row(
         copies=len(weights),
         num_bytes=float(weights[0].nbytes + x.nbytes + out.nbytes),
         num_flops=2.0 * num_rows * product.N * product.K,
-        peer=partial(_multiply_one, product, x, plain, out, deterministic),
+        peer=lambda index: _multiply(product, x, plain[index % len(plain)], out, deterministic),
         peer_name="plain weights",
         nodes=24 if num_rows <= 512 else 8,
     )
-
-
-def _multiply_one(
-    product: Product, x: Tensor, weights: list[Tensor], out: Tensor, deterministic: bool, index: int
-) -> object:  # fmt: skip
-    return _multiply(product, x, weights[index % len(weights)], out, deterministic)
 
 
 def _multiply(product: Product, x: Tensor, weight: Weight, out: Tensor, deterministic: bool) -> object:

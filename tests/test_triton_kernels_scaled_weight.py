@@ -164,7 +164,6 @@ TILES = [
     (tile.config, four)
     for four, tiles in ((False, chooser._TILES_OF_FP8), (True, chooser._TILES_OF_FOUR))
     for tile in tiles
-    if tile.config.kernel == "scaled"
 ]
 
 

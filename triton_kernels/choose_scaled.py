@@ -14,7 +14,7 @@ from torch import Tensor
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight
+from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.tuning import row_bucket
 from tercet.triton_kernels.untuned import PARTS, us_of_parts
@@ -76,22 +76,14 @@ of the others. In steps of one row that takes 4.9 ms in place of 7.3; with numbe
 
 def choose_scaled(x_MK: Tensor, w_NK: ScaledWeight, *, us_of_adding: float = math.inf) -> MatmulConfig | None:
     """None: expand them. `us_of_adding`: that it takes to add parts of K, beyond what is read; inf: nothing can."""
-    block_k = _block_k(w_NK)
-    if x_MK.dtype.itemsize == 4 or block_k == 0:
+    if x_MK.dtype.itemsize == 4:
         return None
-    M, (N, K) = x_MK.shape[0], w_NK.shape
+    M, (N, K), block_k = x_MK.shape[0], w_NK.shape, w_NK.block
     if not is_hopper(x_MK.device):
         return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, block_k)
     if (_MOST_OF_FOUR if w_NK.four_bits else _MOST_OF_FP8) < M or not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
     return _on_hopper(M, N, K, w_NK.four_bits, block_k, multiprocessors(x_MK.device), us_of_adding)
-
-
-def _block_k(w_NK: ScaledWeight) -> int:
-    """Most columns of a block that share a scale; 0: those of none do. A block of four bits has two halves."""
-    if len(w_NK.scales_GN) == 1 or w_NK.four_bits:
-        return 2 * BYTES
-    return next((block for block in (2 * BYTES, BYTES) if w_NK.group % block == 0), 0)
 
 
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:

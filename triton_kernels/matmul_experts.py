@@ -21,7 +21,7 @@ from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, 
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.matmul_epilogue import gate_pairs
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide_four, plain, widen
@@ -205,13 +205,11 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
 def _launch_scaled(
     x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, *, gate: bool
 ) -> None:
-    four, block_n = w_RK.four_bits, 64
-    together = 1 if is_hopper(x_MK.device) else 4 if four else 2
-    whole = four or len(w_RK.scales_GN) == 1 or w_RK.group % (2 * BYTES) == 0
+    block_n, together = 64, 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
     _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, block_n),)](
         x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, PER_ROW=per_row, N=N, K=x_MK.shape[1],
         ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=block_n,
-        BLOCK_K=2 * BYTES if whole else BYTES, GATE=gate, num_warps=4,
+        BLOCK_K=w_RK.block, GATE=gate, num_warps=4,
         num_stages=3 if has_little_shared_memory(x_MK.device) or work.tile == 128 else 4, **overlap_options(x_MK),
     )  # fmt: skip
 

@@ -55,6 +55,12 @@ class ScaledWeight:
         return self.shape[1] // len(self.scales_GN)
 
     @property
+    def block(self) -> int:
+        """Most columns of a block that share a row's scale. Those of four bits are in two halves, each with its own."""
+        whole = self.four_bits or len(self.scales_GN) == 1 or self.group % (2 * BYTES) == 0
+        return 2 * BYTES if whole else BYTES
+
+    @property
     def nbytes(self) -> int:
         return self.numbers_NJ.nbytes + self.scales_GN.nbytes
 
