@@ -29,21 +29,23 @@ CONFIGS = [
     MatmulConfig("skinny", 32, 32, 64, 4),
     MatmulConfig("scaled", 16, 32, 64, 4),
     MatmulConfig("scaled", 128, 16, 64, 4),
+    MatmulConfig("skinny", 16, 16, 128, 1),
+    MatmulConfig("scaled", 16, 32, 128, 4),
 ]
 # M, N, K and groups.
-SIZES = [(1, 64, 64, 1), (7, 48, 192, 3), (37, 144, 192, 1), (5, 44, 320, 5)]
-# The same of four bits: groups of whole and of half blocks of 128 columns.
-SIZES_OF_FOUR = [(1, 64, 128, 1), (7, 48, 256, 2), (37, 44, 256, 4), (5, 80, 384, 1)]
+SIZES = [(1, 64, 64, 1), (7, 48, 192, 3), (37, 144, 192, 1), (5, 44, 320, 5), (9, 48, 384, 6), (6, 32, 384, 2)]
+# The same of four bits: groups of blocks, of half blocks, and across them.
+SIZES_OF_FOUR = [(1, 64, 128, 1), (7, 48, 256, 2), (37, 44, 256, 4), (5, 80, 384, 1), (6, 32, 768, 4), (3, 16, 384, 6)]
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}x{c.block_n}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}x{c.block_n}x{c.block_k}")
 @pytest.mark.parametrize("four", [False, True])
 @pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
 def test_kernels(config: MatmulConfig, epilogue: str, four: bool) -> None:
-    config = replace(config, block_k=128) if four else config
+    config = replace(config, block_k=2 * config.block_k) if four else config
     for M, N, K, groups in SIZES_OF_FOUR if four else SIZES:
-        if config.kernel == "scaled" and K % 16:
+        if K % config.block_k:
             continue
         x, bias = torch.randn(M, K).half(), torch.randn(N).half()
         w = scaled(N, K, groups, torch.float16, four=four)
@@ -56,12 +58,12 @@ def test_kernels(config: MatmulConfig, epilogue: str, four: bool) -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}x{c.block_n}")
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}x{c.block_n}x{c.block_k}")
 @pytest.mark.parametrize("four", [False, True])
 def test_parts_and_rows(config: MatmulConfig, four: bool) -> None:
-    M, N, K, counted = 40, 80, 512 if four else 384, 21
-    config = replace(config, block_k=128) if four else config
-    x, w = torch.randn(M, K).half(), scaled(N, K, 8 if four else 6, torch.float16, four=four)
+    M, N, K, counted = 40, 80, 512, 21
+    config = replace(config, block_k=2 * config.block_k) if four else config
+    x, w = torch.randn(M, K).half(), scaled(N, K, 8, torch.float16, four=four)
     parts = torch.full((2, M, N), float("nan"))
     launch_matmul(replace(config, parts=2), x, w, parts, "parts")
     for part, columns in zip(parts, (slice(0, K // 2), slice(K // 2, K)), strict=True):
@@ -144,9 +146,8 @@ def test_what_is_chosen() -> None:
         assert fixed is not None
         assert free is not None
         assert fixed.parts == 1
-        assert K % (free.parts * free.block_k) == 0
         for config in (fixed, free):
-            assert config.block_k == 128 if four else groups == 1 or (K // groups) % config.block_k == 0
+            assert K % (config.parts * config.block_k) == 0
             assert config.block_m > M or M % config.block_m == 0
         with pretending(Gpu("", 89, 128)):
             assert (choose_scaled(x, w) is None) == (M > 256)
@@ -194,7 +195,7 @@ def test_compile_few_rows(M: int, four: bool, capability: int) -> None:
     x, out = (torch.empty(M, size, dtype=torch.bfloat16, device=META) for size in (2048, 1024))
     config = MatmulConfig("skinny", min(max(M, 8), 64), 32, 128, num_warps=2, num_stages=3)
     with compiling_for(capability) as kernels:
-        launch_matmul(config, x, of_meta(1024, 2048, 16, four=four), out)
+        launch_matmul(replace(config, block_k=256 if four else 128), x, of_meta(1024, 2048, 16, four=four), out)
     (kernel,) = kernels
     assert kernel.asm["cubin"]
     assert set(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"])) == {"8" if four else "4"}

@@ -23,6 +23,7 @@ _FEW = 16
 """Rows up to which a product waits for weights alone."""
 _MOST_OF_FP8, _MOST_OF_FOUR, _MOST_ELSEWHERE = 1024, 768, 256
 """Rows beyond which it costs less to expand weights once than to widen them for each tile; the last not on Hopper."""
+_WIDEST_ELSEWHERE = 128
 _ASKED = 512
 """Columns that programs ask the L2 cache for ahead, of tiles up to so many rows."""
 _FEW_IN_TILE = 64
@@ -45,45 +46,52 @@ def _tile(rows: int, block_k: int, stages: int) -> MatmulConfig:
     return MatmulConfig("scaled", rows, 64, block_k, num_warps=4, num_stages=stages, prefetch=asked)
 
 
+# The fewest stages with which no more tiles fit a multiprocessor than go at once: where more fit, some multiprocessors
+# are given several and others none.
 _TILES_OF_FP8 = (
-    _Tile(_tile(16, 128, 6), 1, 16, 3, 3.15, 3.6, 1.5),
-    _Tile(_tile(16, 128, 8), 1, 16, 2, 3.25, 2.6, 1.35),
-    _Tile(_tile(32, 128, 4), 32, 64, 3, 4.4, 2.0, 1.3),
-    _Tile(_tile(32, 128, 6), 32, 64, 2, 4.4, 2.5, 0.7),
-    _Tile(_tile(32, 128, 8), 32, 64, 1, 3.75, 2.95, 0.0),
-    _Tile(_tile(64, 128, 3), 64, 192, 3, 3.9, 3.35, 2.0),
-    _Tile(_tile(64, 128, 4), 64, 192, 2, 3.6, 2.7, 1.6),
-    _Tile(_tile(64, 128, 6), 64, 256, 1, 4.2, 2.75, 0.0),
-    _Tile(_tile(128, 64, 3), 128, 1024, 3, 7.15, 3.3, 2.0),
-    _Tile(_tile(128, 128, 3), 128, 1024, 2, 4.6, 4.05, 1.65),
-    _Tile(_tile(128, 128, 4), 128, 1024, 1, 5.45, 2.8, 0.0),
-    _Tile(_tile(256, 64, 3), 256, 1024, 2, 7.45, 6.6, 3.15),
+    _Tile(_tile(16, 256, 3), 1, 16, 3, 3.3, 3.55, 1.3),
+    _Tile(_tile(16, 256, 4), 1, 16, 2, 2.5, 2.5, 1.5),
+    _Tile(_tile(16, 256, 6), 1, 16, 1, 2.85, 5.5, 0.0),
+    _Tile(_tile(32, 128, 4), 32, 64, 3, 5.3, 2.15, 0.65),
+    _Tile(_tile(32, 256, 3), 32, 64, 2, 3.7, 2.55, 0.35),
+    _Tile(_tile(32, 256, 4), 32, 64, 1, 3.0, 3.0, 0.0),
+    _Tile(_tile(64, 128, 3), 64, 192, 3, 5.6, 2.85, 0.7),
+    _Tile(_tile(64, 128, 4), 64, 192, 2, 4.55, 3.1, 0.5),
+    _Tile(_tile(64, 256, 3), 64, 192, 1, 3.5, 2.2, 0.0),
+    _Tile(_tile(128, 64, 3), 128, 1024, 3, 8.8, 3.4, 1.25),
+    _Tile(_tile(128, 128, 3), 128, 1024, 2, 5.1, 3.85, 1.2),
+    _Tile(_tile(128, 128, 4), 128, 1024, 1, 5.3, 2.9, 0.0),
+    _Tile(_tile(256, 64, 3), 256, 1024, 2, 8.7, 5.3, 2.5),
 )
 _TILES_OF_FOUR = (
-    _Tile(_tile(16, 128, 8), 1, 16, 3, 2.9, 3.65, 0.85),
-    _Tile(_tile(32, 128, 6), 32, 64, 3, 3.2, 3.3, 0.85),
-    _Tile(_tile(32, 128, 8), 32, 64, 2, 3.3, 3.0, 0.55),
+    _Tile(_tile(16, 256, 4), 1, 16, 3, 3.1, 3.2, 0.5),
+    _Tile(_tile(16, 256, 6), 1, 16, 2, 2.5, 2.7, 0.4),
+    _Tile(_tile(16, 256, 8), 1, 16, 1, 2.45, 4.4, 0.0),
+    _Tile(_tile(32, 256, 3), 32, 64, 3, 3.8, 2.25, 0.3),
+    _Tile(_tile(32, 256, 4), 32, 64, 2, 2.9, 2.4, 0.25),
+    _Tile(_tile(32, 256, 5), 32, 64, 1, 2.45, 3.0, 0.0),
     _Tile(_tile(64, 128, 3), 64, 192, 3, 3.05, 4.35, 1.35),
     _Tile(_tile(64, 128, 4), 64, 192, 2, 3.35, 3.65, 0.95),
-    _Tile(_tile(64, 128, 6), 64, 256, 1, 3.7, 3.2, 0.0),
+    _Tile(_tile(64, 256, 3), 64, 192, 1, 3.05, 3.0, 0.0),
     _Tile(_tile(128, 128, 3), 128, 1024, 2, 4.65, 4.3, 1.2),
     _Tile(_tile(128, 128, 4), 128, 1024, 1, 4.95, 3.05, 0.0),
 )
-_FEW_OF_FOUR = MatmulConfig("skinny", 8, 32, 128, num_warps=2, num_stages=4, prefetch=_ASKED)
-"""For so few rows, where nothing can add parts and tiles are too few for all multiprocessors: warps that wait for none
-of the others. In steps of one row that takes 4.9 ms in place of 7.3; with numbers in FP8 it is the slower way."""
+_FEW_OF_FP8 = MatmulConfig("skinny", 8, 32, 256, num_warps=2, num_stages=8, prefetch=_ASKED)
+_FEW_OF_FOUR = replace(_FEW_OF_FP8, num_stages=14)
+"""For so few rows, where nothing can add parts and tiles are too few for all multiprocessors: twice as many tiles, of
+warps that wait for none of the others."""
 
 
 def choose_scaled(x_MK: Tensor, w_NK: ScaledWeight, *, us_of_adding: float = math.inf) -> MatmulConfig | None:
-    """None: expand them. `us_of_adding`: that it takes to add parts of K, beyond what is read; inf: nothing can."""
+    """None: expand them. `us_of_adding`: that it takes to add a part of K, beyond reading it; inf: nothing can."""
     if x_MK.dtype.itemsize == 4:
         return None
-    M, (N, K), block_k = x_MK.shape[0], w_NK.shape, w_NK.block
+    M, (N, K), widest = x_MK.shape[0], w_NK.shape, w_NK.widest
     if not is_hopper(x_MK.device):
-        return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, block_k)
+        return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, min(widest, _WIDEST_ELSEWHERE))
     if (_MOST_OF_FOUR if w_NK.four_bits else _MOST_OF_FP8) < M or not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
-    return _on_hopper(M, N, K, w_NK.four_bits, block_k, multiprocessors(x_MK.device), us_of_adding)
+    return _on_hopper(M, N, K, w_NK.four_bits, widest, multiprocessors(x_MK.device), us_of_adding)
 
 
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
@@ -94,7 +102,7 @@ def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
 
 @functools.cache
 def _on_hopper(
-    M: int, N: int, K: int, four: bool, block_k: int, programs: int, us_of_adding: float
+    M: int, N: int, K: int, four: bool, widest: int, programs: int, us_of_adding: float
 ) -> MatmulConfig:  # fmt: skip
     bucket = row_bucket(M)
     tiles = [tile for tile in (_TILES_OF_FOUR if four else _TILES_OF_FP8) if tile.least <= bucket <= tile.most]
@@ -104,17 +112,13 @@ def _on_hopper(
         (tile, parts)
         for tile in tiles
         for parts in PARTS
-        if parts == 1 or (us_of_adding < math.inf and K % (parts * tile.config.block_k) == 0)
+        if parts == 1 or (us_of_adding < math.inf and K % (parts * min(widest, tile.config.block_k)) == 0)
     )
     tile, parts = min(ways, key=lambda way: _microseconds(way[0], way[1], M, N, K, programs, us_of_adding))
-    if (
-        four
-        and bucket <= _FEW_OF_FOUR.block_m
-        and us_of_adding == math.inf
-        and cdiv(N, tile.config.block_n) <= programs
-    ):
-        return _FEW_OF_FOUR
-    return replace(tile.config, block_k=min(block_k, tile.config.block_k), parts=parts)
+    few = _FEW_OF_FOUR if four else _FEW_OF_FP8
+    if bucket <= few.block_m and us_of_adding == math.inf and cdiv(N, tile.config.block_n) <= programs:
+        return replace(few, block_k=min(widest, few.block_k))
+    return replace(tile.config, block_k=min(widest, tile.config.block_k), parts=parts)
 
 
 def _microseconds(
@@ -124,4 +128,4 @@ def _microseconds(
     each = cdiv(tiles, programs)
     rounds, by_k = cdiv(each, tile.at_once), K / parts / 1024
     us = rounds * (tile.us_by_k * by_k + tile.us) + each * tile.us_by_k_each * by_k
-    return us if parts == 1 else us + us_of_parts(parts, M, N) + us_of_adding
+    return us if parts == 1 else us + us_of_parts(parts, M, N) + parts * us_of_adding

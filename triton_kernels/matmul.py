@@ -27,8 +27,8 @@ from tercet.triton_kernels.untuned import heuristic
 from tercet.triton_kernels.widen import expand, plain
 
 _NORMING = ("vector", "split", "early")
-_US_OF_SUM = 4.0
-"""That a kernel costs a step which does nothing but add parts. By itself it takes one, for a few rows."""
+_US_OF_SUM, _MOST_SUMMED = 1.0, 32
+"""What each part costs where a kernel does nothing but add them, and up to how many rows that can pay."""
 
 
 def matmul(
@@ -160,7 +160,7 @@ def _run(
     if not out.numel():
         return
     if isinstance(w_NK, ScaledWeight):
-        in_parts = epilogue == "store" and not deterministic
+        in_parts = epilogue == "store" and not deterministic and len(x_MK) <= _MOST_SUMMED
         if scaled := choose_scaled(x_MK, w_NK, us_of_adding=_US_OF_SUM if in_parts else math.inf):
             if scaled.parts > 1:
                 parts_SMN = out.new_empty(scaled.parts, *out.shape, dtype=torch.float32)

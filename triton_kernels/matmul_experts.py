@@ -24,8 +24,10 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv
-from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide_four, plain, widen
+from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide, plain
 
+_FEW = 16
+"""Pairs of a tile that waits for weights alone."""
 _MOST_PAIRS = 192
 """Of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile. On an
 H100, with the experts of Qwen3-30B-A3B in FP8, 128 pairs take 1.05 ms by tiles, where plain weights take 0.59 and those
@@ -111,10 +113,7 @@ def _scaled_experts_kernel(
             else:
                 x = tl.load(x_ptrs + k)
                 w = tl.load(w_ptrs + k // each)
-            if FOUR:
-                wide = load_wide_four(w, scale_ptrs, k, ROWS, GROUP, BLOCK_K, x.dtype, FOUR == 2, TOGETHER)
-            else:
-                wide = widen(w, tl.load(scale_ptrs + k // GROUP * ROWS), x.dtype, TOGETHER)
+            wide = load_wide(w, scale_ptrs, k, ROWS, GROUP, FOUR, BLOCK_K, x.dtype, TOGETHER)
             acc_NM = awaited(tl.dot(wide, x, acc_NM))
         acc = tl.trans(acc_NM)
         _store_tile(acc, pairs, start_n, out_ptr, N, BLOCK_M, BLOCK_N, GATE)
@@ -205,12 +204,15 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
 def _launch_scaled(
     x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, *, gate: bool
 ) -> None:
-    block_n, together = 64, 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
+    hopper, four = is_hopper(x_MK.device), w_RK.four_bits
+    block_n, together = 64, 1 if hopper else 4 if four else 2
+    block_k, stages = 128, 3 if has_little_shared_memory(x_MK.device) or work.tile == 128 else 4
+    if hopper and (four or work.tile <= _FEW):
+        block_k, stages = 256, 4 if four and work.tile <= _FEW else 3
     _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, block_n),)](
         x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, PER_ROW=per_row, N=N, K=x_MK.shape[1],
         ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=block_n,
-        BLOCK_K=w_RK.block, GATE=gate, num_warps=4,
-        num_stages=3 if has_little_shared_memory(x_MK.device) or work.tile == 128 else 4, **overlap_options(x_MK),
+        BLOCK_K=min(w_RK.widest, block_k), GATE=gate, num_warps=4, num_stages=stages, **overlap_options(x_MK),
     )  # fmt: skip
 
 

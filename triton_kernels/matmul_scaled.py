@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tercet.triton_kernels.matmul_epilogue import finish_tile, finish_with, load_bias, load_residual
 from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
-from tercet.triton_kernels.widen import awaited, load_wide_four, widen
+from tercet.triton_kernels.widen import awaited, load_wide, widen
 
 _FEW = tl.constexpr(64)
 """Rows of a tile that has registers for the residual while products run."""
@@ -28,7 +28,7 @@ def scaled_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (ceil(M / BLOCK_M) * ceil(N / BLOCK_N) * PARTS,): one program owns one output tile, with PARTS the sum
-    of its part of K, in an output of its part's own. GROUP columns share a scale; BLOCK_K divides it, or it is K.
+    of its part of K, in an output of its part's own. GROUP columns share a scale; 64 divides it, or it is K.
 
     Programs on the same weights are neighbours.
     """
@@ -45,7 +45,7 @@ def scaled_kernel(
     w_rows = tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
     scale_ptrs = scales_ptr + w_rows
     if GROUP == K and not FOUR:
-        scales = tl.load(scale_ptrs)
+        scales = tl.load(scale_ptrs)[:, None]
     few: tl.constexpr = BLOCK_M <= _FEW
     if few:
         bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
@@ -61,12 +61,10 @@ def scaled_kernel(
     for k in range(0, part_k, BLOCK_K):
         x = x_desc.load([start_m, start_k + k])
         w = w_desc.load([start_n, (start_k + k) // each])
-        if FOUR:
-            wide = load_wide_four(w, scale_ptrs, start_k + k, N, GROUP, BLOCK_K, x.dtype, FOUR == 2, 1)
-        else:
-            if GROUP < K:
-                scales = tl.load(scale_ptrs + (start_k + k) // GROUP * N)
+        if GROUP == K and not FOUR:
             wide = widen(w, scales, x.dtype, 1)
+        else:
+            wide = load_wide(w, scale_ptrs, start_k + k, N, GROUP, FOUR, BLOCK_K, x.dtype, 1)
         acc_NM = awaited(tl.dot(wide, x.T, acc_NM))
     acc = tl.trans(acc_NM)
     if few:

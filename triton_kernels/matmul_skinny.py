@@ -11,7 +11,7 @@ import triton.language as tl
 
 from tercet.triton_kernels.matmul_epilogue import begin_draw, finish_with, load_bias, load_residual, turn_ring
 from tercet.triton_kernels.overlap import let_next_start, prefetch, wait_for_previous
-from tercet.triton_kernels.widen import dealt_columns, load_wide_four, widen
+from tercet.triton_kernels.widen import dealt_columns, load_wide, widen
 
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
@@ -52,7 +52,7 @@ def skinny_kernel(
         out_ptr += part.to(tl.int64) * M * N
     scale_ptrs = scales_ptr + start_n + w_rows
     if GROUP == K and not FOUR:
-        scales = tl.load(scale_ptrs)
+        scales = tl.load(scale_ptrs)[:, None]
     bias = load_bias(bias_ptr, start_n, N, BLOCK_N, HAS_BIAS)
     facts = begin_draw(draw, rows, M, EPILOGUE)
     let_next_start(PDL)
@@ -67,12 +67,10 @@ def skinny_kernel(
         else:
             w = tl.load(w_ptrs + k // each)
             x = tl.load(x_ptrs + k)
-        if FOUR:
-            w = load_wide_four(w, scale_ptrs, part * part_k + k, N, GROUP, BLOCK_K, x.dtype, FOUR == 2, together)
-        elif GROUP > 0:
-            if GROUP < K:
-                scales = tl.load(scale_ptrs + (part * part_k + k) // GROUP * N)
+        if GROUP == K and not FOUR:
             w = widen(w, scales, x.dtype, together)
+        elif GROUP > 0:
+            w = load_wide(w, scale_ptrs, part * part_k + k, N, GROUP, FOUR, BLOCK_K, x.dtype, together)
         acc_NM = tl.dot(w, x, acc_NM, input_precision=PRECISION)
     finish_with(
         tl.trans(acc_NM), bias, residual, facts, rows, start_n, tile_n, out_ptr, draw, M, N, BLOCK_M, BLOCK_N, EPILOGUE

@@ -55,10 +55,9 @@ class ScaledWeight:
         return self.shape[1] // len(self.scales_GN)
 
     @property
-    def block(self) -> int:
-        """Most columns of a block that share a row's scale. Those of four bits are in two halves, each with its own."""
-        whole = self.four_bits or len(self.scales_GN) == 1 or self.group % (2 * BYTES) == 0
-        return 2 * BYTES if whole else BYTES
+    def widest(self) -> int:
+        """Columns of the widest tiles that K is made of."""
+        return next(BYTES * blocks for blocks in (4, 2, 1) if self.shape[1] % (BYTES * blocks) == 0)
 
     @property
     def nbytes(self) -> int:

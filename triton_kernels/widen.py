@@ -46,9 +46,32 @@ def dealt_columns(SIZE: tl.constexpr, TOGETHER: tl.constexpr):
 
 
 @triton.jit
+def _load_scales(ptrs, k, N: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, UNIT: tl.constexpr):
+    """The scale of each UNIT of a tile's columns from k on: [N, units], or [N, 1] if they share a group; N from each
+    group to the next."""
+    if GROUP % COLUMNS == 0:
+        scales = tl.load(ptrs + k // GROUP * N)[:, None]
+    else:
+        groups = (k + UNIT * tl.arange(0, COLUMNS // UNIT)) // GROUP
+        scales = tl.load(ptrs[:, None] + groups[None, :] * N)
+    return scales
+
+
+@triton.jit
+def _spread(scales, COLUMNS: tl.constexpr):
+    """[N, units] -> [N, COLUMNS], or [N, 1], which is as good."""
+    units: tl.constexpr = scales.shape[1]
+    if units > 1:
+        rows: tl.constexpr = scales.shape[0]
+        scales = tl.broadcast_to(scales[:, :, None], (rows, units, COLUMNS // units))
+        scales = tl.reshape(scales, (rows, COLUMNS))
+    return scales
+
+
+@triton.jit
 def widen(numbers, scales, dtype: tl.constexpr, TOGETHER: tl.constexpr):
-    """A tile of FP8, [N, K], whose columns share a row's scale."""
-    return (_in_order(numbers, TOGETHER).to(tl.float32) * scales[:, None]).to(dtype)
+    """A tile of FP8, [N, K], with its scales, [N, units]."""
+    return (_in_order(numbers, TOGETHER).to(tl.float32) * _spread(scales, numbers.shape[1])).to(dtype)
 
 
 _REGISTERS = """.reg .b32 low, high, minus_one, less_zero, zero, scale, rest, one, other, own, above;
@@ -95,41 +118,48 @@ _OPERANDS = tl.constexpr("=&r,=&r,=&r,=&r" + ",r" * 9)
 
 @triton.jit
 def _halves(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr):
-    """Of bytes [N, J] what their low bits stand for, and what their high bits do, by the words of rows. MIXED: scales
-    are in fp16, though numbers are in bf16."""
+    """Of bytes [N, J] what their low bits stand for, and what their high bits do, by words as many, or [N, 1] of rows.
+    MIXED: scales are in fp16, though numbers are in bf16."""
     if _COMPILED:
         low, high = tl.inline_asm_elementwise(
             _UNPACK_MIXED if MIXED else _UNPACK_BF16 if dtype == tl.bfloat16 else _UNPACK_FP16, _OPERANDS,
-            [both, words[:, None], more_words[:, None]], dtype=(tl.int16, tl.int16), is_pure=True, pack=4,
+            [both, words, more_words], dtype=(tl.int16, tl.int16), is_pure=True, pack=4,
         )  # fmt: skip
         return low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
-    low = (both & 15).to(tl.int32) - (words >> 16 & 0xFF)[:, None]
-    high = (both >> 4).to(tl.int32) - (more_words >> 16 & 0xFF)[:, None]
+    low = (both & 15).to(tl.int32) - (words >> 16 & 0xFF)
+    high = (both >> 4).to(tl.int32) - (more_words >> 16 & 0xFF)
     of_scales: tl.constexpr = tl.float16 if MIXED else dtype
     scales = words.to(tl.int16).to(of_scales, bitcast=True).to(tl.float32)
     more_scales = more_words.to(tl.int16).to(of_scales, bitcast=True).to(tl.float32)
-    return (low * scales[:, None]).to(dtype), (high * more_scales[:, None]).to(dtype)
+    return (low * scales).to(dtype), (high * more_scales).to(dtype)
 
 
 @triton.jit
 def widen_four(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr, TOGETHER: tl.constexpr):
-    """A tile of four bits, one block wide: [N, J] -> [N, 2 J]. Both halves have words of their own."""
-    low, high = _halves(both, words, more_words, dtype, MIXED)
+    """A tile of four bits, of whole blocks: [N, J] -> [N, 2 J]. Halves of blocks have their own words, [N, units]."""
+    N: tl.constexpr = both.shape[0]
+    J: tl.constexpr = both.shape[1]
+    low, high = _halves(both, _spread(words, J), _spread(more_words, J), dtype, MIXED)
     wide = tl.join(_in_order(low, TOGETHER), _in_order(high, TOGETHER))
-    return tl.reshape(tl.permute(wide, (0, 2, 1)), (both.shape[0], 2 * both.shape[1]))
+    return tl.reshape(tl.permute(tl.reshape(wide, (N, J // _BYTES, _BYTES, 2)), (0, 1, 3, 2)), (N, 2 * J))
 
 
 @triton.jit
-def load_wide_four(
-    both, word_ptrs, k, N: tl.constexpr, GROUP: tl.constexpr, BLOCK_K: tl.constexpr, dtype: tl.constexpr,
-    MIXED: tl.constexpr, TOGETHER: tl.constexpr,
+def load_wide(
+    numbers, scale_ptrs, k, N: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr, BLOCK_K: tl.constexpr,
+    dtype: tl.constexpr, TOGETHER: tl.constexpr, HALF: tl.constexpr = BYTES,
 ):  # fmt: skip
-    """The same of a tile from column k on, with the words of its one group or two; N from each group to the next."""
-    words = tl.load(word_ptrs + k // GROUP * N)
-    more_words = words
-    if GROUP % BLOCK_K:
-        more_words = tl.load(word_ptrs + (k + BLOCK_K // 2) // GROUP * N)
-    return widen_four(both, words, more_words, dtype, MIXED, TOGETHER)
+    """What a tile of FP8 or FOUR bits from column k on stands for, with its scales; N from each group to the next."""
+    if FOUR:
+        words = _load_scales(scale_ptrs, k, N, GROUP, BLOCK_K, 2 * HALF)
+        more_words = words
+        if GROUP % (2 * HALF):
+            more_words = _load_scales(scale_ptrs, k + HALF, N, GROUP, BLOCK_K, 2 * HALF)
+        wide = widen_four(numbers, words, more_words, dtype, FOUR == 2, TOGETHER)
+    else:
+        unit: tl.constexpr = HALF if GROUP % (2 * HALF) or BLOCK_K % (2 * HALF) else 2 * HALF
+        wide = widen(numbers, _load_scales(scale_ptrs, k, N, GROUP, BLOCK_K, unit), dtype, TOGETHER)
+    return wide
 
 
 @triton.jit
@@ -155,10 +185,10 @@ def _expand_kernel(
     numbers_ptrs = numbers_ptr + row * J + blocks[:, None] * _BYTES + tl.arange(0, _BYTES)[None, :]
     numbers = tl.load(numbers_ptrs, mask=inside[:, None], other=0.0)
     groups = (blocks * width // GROUP).to(tl.int64) * N + row
-    scales = tl.load(scales_ptr + groups, mask=inside, other=0)
+    scales = tl.load(scales_ptr + groups, mask=inside, other=0)[:, None]
     if FOUR:
         groups = ((blocks * width + _BYTES) // GROUP).to(tl.int64) * N + row
-        more_scales = tl.load(scales_ptr + groups, mask=inside, other=0)
+        more_scales = tl.load(scales_ptr + groups, mask=inside, other=0)[:, None]
         wide = widen_four(numbers, scales, more_scales, out_ptr.dtype.element_ty, FOUR == 2, 1)
     else:
         wide = widen(numbers, scales, out_ptr.dtype.element_ty, 1)
