@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from checkpoints import checkpoint
+from covering import long
 from daemon import Daemon, free_port
 from engine_children import children, is_alive
 from null_daemon import eventually
@@ -140,7 +141,7 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
         assert not is_alive(door)
 
 
-@pytest.mark.parametrize(("number", "words"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "hung")])
+@pytest.mark.parametrize(("number", "words"), [long(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "hung")])
 def test_a_door_that_dies_is_not_replaced(start: Start, tmp_path: Path, number: signal.Signals, words: str) -> None:
     with start("--heartbeat-timeout", "2") as daemon, ask(daemon):
         door = drain(daemon)

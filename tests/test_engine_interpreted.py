@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from safetensors.torch import load_file
 
 from checkpoints import make_checkpoint, random_prompts, reference_greedy
+from covering import long
 from fp8_cache import fp8_greedy
 from quantized_checkpoints import Way, awq, fp8, quantized
 from tercet.engine import llm as module
@@ -33,7 +34,7 @@ def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("family", "num_layers", "options"),
-    [("qwen3", 2, {}), ("mistral", 1, {"deterministic": True}), ("qwen3", 1, {"kv_cache_dtype": "fp8"})],
+    [("qwen3", 2, {}), long("mistral", 1, {"deterministic": True}), ("qwen3", 1, {"kv_cache_dtype": "fp8"})],
 )
 def test_greedy_is_transformers(family: str, num_layers: int, options: dict[str, Any], tmp_path: Path) -> None:
     model = make_checkpoint(family, tmp_path, num_hidden_layers=num_layers)

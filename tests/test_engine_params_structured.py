@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from checkpoints import random_prompts
+from covering import long
 from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client, RequestRefused
@@ -105,7 +106,7 @@ def test_every_form_among_free_requests(engine: LLM) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8},
+        long({"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8}),
         {"kv_cache_memory": bytes_of_pages(FAMILY, 16), "max_num_seqs": 32, "max_num_batched_tokens": 64},
         {"deterministic": True, "tensor_parallel_size": 2},
     ],

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from checkpoints import checkpoint, random_prompts, reference_model
+from covering import long
 from plain_sampling import deviations, plain_allowed, plain_gumbel
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
@@ -80,7 +81,7 @@ def test_each_token_is_what_the_definition_says(undisturbed: list[list[int]]) ->
     [
         {"run_ahead": 1, "max_lease": 1, "max_num_seqs": 1},
         {"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4},
-        {"max_num_batched_tokens": 7, "max_num_seqs": 5},
+        long({"max_num_batched_tokens": 7, "max_num_seqs": 5}),
         {"kv_cache_memory": "20 pages", "max_num_batched_tokens": 64, "max_num_seqs": 20},
         {"tensor_parallel_size": 2, "run_ahead": 3},
     ],

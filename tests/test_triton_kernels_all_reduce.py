@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from covering import long
 from peer_rank import EPS, HIDDEN, drawn
 from tercet.triton_kernels.all_reduce import all_reduce, all_reduce_add_rms_norm, all_reduce_parts, sum_in_order
 from tercet.triton_kernels.all_reduce_words import stack_rows
@@ -90,7 +91,7 @@ def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
         assert torch.equal(got[f"{kind} sum0"], drawn("sum", 0, 0, ROWS[0], torch.float32))
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(2, "float32"), (4, "float16")])
+@pytest.mark.parametrize(("size", "dtype"), [(2, "float32"), long(4, "float16")])
 def test_calls_that_follow_each_other(size: int, dtype: str, tmp_path: Path) -> None:
     run_ranks(size, tmp_path, dtype, "--follow", 60)
 
