@@ -137,7 +137,7 @@ def test_bad_input(message: str, call: object) -> None:
 
 
 def test_what_is_chosen() -> None:
-    """Nothing is in parts that nobody adds; tiles are full, blocks share scales, parts are whole blocks."""
+    """Nothing is in parts that nobody adds; tiles are full, of whole stored blocks, and parts of whole tiles."""
     rows = (1, 4, 16, 32, 64, 128, 192, 256, 384, 512, 768)
     for M, N, K, groups, four in product(rows, (4096, 24576, 1000), (4096, 12288), (1, 32, 64), (False, True)):
         x, w = torch.empty(M, K, dtype=torch.bfloat16, device=META), of_meta(N, K, groups, four=four)
@@ -147,6 +147,7 @@ def test_what_is_chosen() -> None:
         assert free is not None
         assert fixed.parts == 1
         for config in (fixed, free):
+            assert config.block_k % (128 if four else 64) == 0
             assert K % (config.parts * config.block_k) == 0
             assert config.block_m > M or M % config.block_m == 0
         with pretending(Gpu("", 89, 128)):

@@ -24,6 +24,7 @@ _FEW = 16
 _MOST_OF_FP8, _MOST_OF_FOUR, _MOST_ELSEWHERE = 1024, 768, 256
 """Rows beyond which it costs less to expand weights once than to widen them for each tile; the last not on Hopper."""
 _WIDEST_ELSEWHERE = 128
+"""Columns of a tile, not on Hopper: with more, shared memory would be too small on some cards."""
 _ASKED = 512
 """Columns that programs ask the L2 cache for ahead, of tiles up to so many rows."""
 _FEW_IN_TILE = 64
@@ -105,20 +106,24 @@ def _on_hopper(
     M: int, N: int, K: int, four: bool, widest: int, programs: int, us_of_adding: float
 ) -> MatmulConfig:  # fmt: skip
     bucket = row_bucket(M)
-    tiles = [tile for tile in (_TILES_OF_FOUR if four else _TILES_OF_FP8) if tile.least <= bucket <= tile.most]
+    few, known = (_FEW_OF_FOUR, _TILES_OF_FOUR) if four else (_FEW_OF_FP8, _TILES_OF_FP8)
+    tiles = [tile._replace(config=_within(widest, tile.config)) for tile in known if tile.least <= bucket <= tile.most]
     # Tiles partly outside are slow by the copy engine: see `_full` in step_shape.py.
     tiles = [tile for tile in tiles if M % tile.config.block_m == 0] or tiles
     ways = (
         (tile, parts)
         for tile in tiles
         for parts in PARTS
-        if parts == 1 or (us_of_adding < math.inf and K % (parts * min(widest, tile.config.block_k)) == 0)
+        if parts == 1 or (us_of_adding < math.inf and K % (parts * tile.config.block_k) == 0)
     )
     tile, parts = min(ways, key=lambda way: _microseconds(way[0], way[1], M, N, K, programs, us_of_adding))
-    few = _FEW_OF_FOUR if four else _FEW_OF_FP8
     if bucket <= few.block_m and us_of_adding == math.inf and cdiv(N, tile.config.block_n) <= programs:
-        return replace(few, block_k=min(widest, few.block_k))
-    return replace(tile.config, block_k=min(widest, tile.config.block_k), parts=parts)
+        return _within(widest, few)
+    return replace(tile.config, parts=parts)
+
+
+def _within(widest: int, config: MatmulConfig) -> MatmulConfig:
+    return replace(config, block_k=min(widest, config.block_k))
 
 
 def _microseconds(

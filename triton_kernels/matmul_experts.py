@@ -88,7 +88,7 @@ def _scaled_experts_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The same with weights of eight bits or four, which are the tall side (`matmul_scaled.py`). ROWS: of all experts'
-    weights."""
+    weights. BLOCK_K divides K."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -100,19 +100,13 @@ def _scaled_experts_kernel(
         pairs = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         rows = tl.maximum(pairs, 0) // PER_ROW
         w_rows = expert * N + tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
-        columns = tl.arange(0, BLOCK_K)
-        x_columns = dealt_columns(BLOCK_K, TOGETHER)
-        x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * K + x_columns[:, None]
+        x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * K + dealt_columns(BLOCK_K, TOGETHER)[:, None]
         w_ptrs = w_ptr + w_rows.to(tl.int64)[:, None] * (K // each) + tl.arange(0, BLOCK_K // each)[None, :]
         scale_ptrs = scales_ptr + w_rows
         acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in range(0, K, BLOCK_K):
-            if K % BLOCK_K:
-                x = tl.load(x_ptrs + k, mask=(x_columns < K - k)[:, None], other=0.0)
-                w = tl.load(w_ptrs + k, mask=(columns < K - k)[None, :], other=0.0)
-            else:
-                x = tl.load(x_ptrs + k)
-                w = tl.load(w_ptrs + k // each)
+            x = tl.load(x_ptrs + k)
+            w = tl.load(w_ptrs + k // each)
             wide = load_wide(w, scale_ptrs, k, ROWS, GROUP, FOUR, BLOCK_K, x.dtype, TOGETHER)
             acc_NM = awaited(tl.dot(wide, x, acc_NM))
         acc = tl.trans(acc_NM)
@@ -204,16 +198,21 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
 def _launch_scaled(
     x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, *, gate: bool
 ) -> None:
-    hopper, four = is_hopper(x_MK.device), w_RK.four_bits
-    block_n, together = 64, 1 if hopper else 4 if four else 2
-    block_k, stages = 128, 3 if has_little_shared_memory(x_MK.device) or work.tile == 128 else 4
-    if hopper and (four or work.tile <= _FEW):
-        block_k, stages = 256, 4 if four and work.tile <= _FEW else 3
-    _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, block_n),)](
+    blocks = _scaled_blocks(work.tile, w_RK)
+    together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
+    _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
         x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, PER_ROW=per_row, N=N, K=x_MK.shape[1],
-        ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=block_n,
-        BLOCK_K=min(w_RK.widest, block_k), GATE=gate, num_warps=4, num_stages=stages, **overlap_options(x_MK),
+        ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=blocks.n,
+        BLOCK_K=blocks.k, GATE=gate, num_warps=blocks.warps, num_stages=blocks.stages, **overlap_options(x_MK),
     )  # fmt: skip
+
+
+def _scaled_blocks(tile: int, w_RK: ScaledWeight) -> _Blocks:
+    """Fewer bytes a column leave room for more of them."""
+    columns, stages = 128, 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
+    if is_hopper(w_RK.device) and (w_RK.four_bits or tile <= _FEW):
+        columns, stages = 256, 4 if w_RK.four_bits and tile <= _FEW else 3
+    return _Blocks(n=64, k=min(w_RK.widest, columns), warps=4, stages=stages)
 
 
 def _blocks(tile: int, x: Tensor) -> _Blocks:

@@ -149,7 +149,10 @@ def load_wide(
     numbers, scale_ptrs, k, N: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr, BLOCK_K: tl.constexpr,
     dtype: tl.constexpr, TOGETHER: tl.constexpr, HALF: tl.constexpr = BYTES,
 ):  # fmt: skip
-    """What a tile of FP8 or FOUR bits from column k on stands for, with its scales; N from each group to the next."""
+    """What a tile of FP8 or FOUR bits from column k on stands for, with its scales; N from each group to the next.
+
+    HALF stands in for `_BYTES`, of which as a constant of the module the interpreter takes no remainder.
+    """
     if FOUR:
         words = _load_scales(scale_ptrs, k, N, GROUP, BLOCK_K, 2 * HALF)
         more_words = words
