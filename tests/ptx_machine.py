@@ -5,37 +5,20 @@ Knows the instructions that products with scaled weights are made of, and no oth
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ptx_meanings import MEANINGS
+from ptx_meanings import meaning
 
 _SHARED = 1 << 18
+"""Bytes, of all that a block has."""
 _IGNORED = (
     "bar.sync", "mbarrier.", "griddepcontrol.", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.",
     "cp.async.commit_group", "cp.async.wait_group", "cp.async.bulk.prefetch",
 )  # fmt: skip
-_COMPARE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge
-}  # fmt: skip
-_OF_INTEGERS: dict[str, Callable[..., Tensor]] = {
-    "neg": torch.neg,
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
-    "shl": torch.bitwise_left_shift,
-    "shr": torch.bitwise_right_shift,
-    "min": torch.minimum,
-    "max": torch.maximum,
-    "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-    "rem": torch.fmod,
-}
 
 
 @dataclass(frozen=True)
@@ -68,6 +51,7 @@ class Machine:
         self._memory: dict[int, Tensor] = {}
         self._registers: dict[str, Tensor] = {"%tid.x": self._threads, "%ctaid.x": self._all(block)}
         self._registers["global_smem"] = self._all(0)
+        self._registers["complete"] = self._all(1)  # what waits for a barrier asks for it
         names = {int(name.rpartition("_")[2]): name for name in re.findall(r"\w+_param_\d+", ptx)}
         self._registers.update(dict.fromkeys(names.values(), self._all(0)))
         for number, given in parameters.items():
@@ -101,8 +85,7 @@ class Machine:
     def _active(self, condition: str) -> Tensor:
         if not condition:
             return torch.ones_like(self._threads, dtype=torch.bool)
-        # What waits for a barrier turns back until it is complete.
-        known = self._registers.get(condition.lstrip("!"), self._all(1)).bool()
+        known = self._registers[condition.lstrip("!")].bool()
         return ~known if condition[0] == "!" else known
 
     def _value(self, name: str) -> Tensor:
@@ -148,35 +131,7 @@ class Machine:
             width = int(last[1:]) // len(parts)
             self._put(names[0], sum((self._value(part) << width * n for n, part in enumerate(parts))), active)
         else:
-            self._put(names[0], self._result(opcode, [self._value(name) for name in operands[1:]]), active)
-
-    def _result(self, opcode: str, values: list[Tensor]) -> Tensor:
-        kind, *between, last = opcode.split(".")
-        if opcode in MEANINGS:
-            return MEANINGS[opcode](*values)
-        if last == "pred":
-            return {"and": torch.bitwise_and, "or": torch.bitwise_or}.get(kind, lambda a: a)(*values)
-        if kind in ("mov", "ld", "cvta"):
-            return values[0]
-        bits, signed = int(last[1:]), last[0] == "s"
-        if kind == "selp":
-            return torch.where(values[2].bool(), values[0], values[1])
-        if kind == "bfe":
-            width = int(values[2][0])
-            return _as(values[0] >> values[1], width, signed) & ((1 << bits) - 1)
-        if kind == "cvt":
-            to = int(between[0][1:])
-            return _as(values[0], bits, signed) & ((1 << to) - 1) if to < 64 else _as(values[0], bits, signed)
-        read = [_as(value, bits, signed) for value in values]
-        if kind == "setp":
-            if last == "u64":  # int64 has a sign: halves of the range change places
-                read = [value + torch.iinfo(torch.int64).min for value in read]
-            return _COMPARE[between[0]](*read).long()
-        if kind == "mad":
-            wide = read[0] * read[1] + values[2]
-            return wide if "wide" in between else wide & ((1 << bits) - 1)
-        result = _OF_INTEGERS[kind](*read)
-        return result if "wide" in between or bits == 64 else result & ((1 << bits) - 1)
+            self._put(names[0], meaning(opcode, *(self._value(name) for name in operands[1:])), active)
 
     def _read(self, address: Tensor, size: int, active: Tensor) -> Tensor:
         (number,) = set((address[active] >> 40).tolist())
@@ -250,13 +205,6 @@ def _operands(text: str) -> list[str]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.strip(" {}").split(",")]
-
-
-def _as(value: Tensor, bits: int, signed: bool) -> Tensor:
-    if bits == 64:
-        return value
-    value = value & ((1 << bits) - 1)
-    return torch.where(value >> (bits - 1) > 0, value - (1 << bits), value) if signed else value
 
 
 def _load(memory: Tensor, address: Tensor, size: int) -> Tensor:

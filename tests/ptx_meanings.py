@@ -1,10 +1,12 @@
-"""What instructions of PTX make of registers: int64 with the bits of 32 in it, many values at once."""
+"""What instructions of PTX make of registers: int64 with their bits in it, many values at once."""
 
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from tercet.triton_kernels.checks import FP8
 
 KINDS = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 
@@ -49,14 +51,10 @@ def _float32(bits: Tensor) -> Tensor:
 
 def _from_fp8(two: Tensor) -> Tensor:
     bytes_ = torch.stack((two & 0xFF, two >> 8), 1).to(torch.uint8)
-    return bits_of(bytes_.view(torch.float8_e4m3fn).half())
+    return bits_of(bytes_.view(FP8).half())
 
 
-MEANINGS: dict[str, Callable[..., Tensor]] = {
-    "and.b32": lambda a, b: a & b,
-    "shr.u32": lambda a, b: a >> b,
-    "shl.b32": lambda a, b: (a << b) & 0xFFFFFFFF,
-    "mov.b32": lambda a: a,
+_OF_FLOATS: dict[str, Callable[..., Tensor]] = {
     "prmt.b32": _permute,
     "fma.rn.bf16x2": lambda a, b, c: _fused("bf16x2", a, b, c),
     "fma.rn.f16x2": lambda a, b, c: _fused("f16x2", a, b, c),
@@ -66,3 +64,58 @@ MEANINGS: dict[str, Callable[..., Tensor]] = {
     "sub.rn.f32": lambda a, b: bits_of(_float32(a) - _float32(b)),
     "mul.f32": lambda a, b: bits_of(_float32(a) * _float32(b)),
 }
+_COMPARE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge
+}  # fmt: skip
+_OF_INTEGERS: dict[str, Callable[..., Tensor]] = {
+    "neg": torch.neg,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "mad": lambda a, b, c: a * b + c,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "shl": torch.bitwise_left_shift,
+    "shr": torch.bitwise_right_shift,
+    "min": torch.minimum,
+    "max": torch.maximum,
+    "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "rem": torch.fmod,
+}
+_OF_PREDICATES = {"and": torch.bitwise_and, "or": torch.bitwise_or}
+
+
+def meaning(opcode: str, *values: Tensor) -> Tensor:
+    """The result's bits; a KeyError for what is not known here."""
+    if opcode in _OF_FLOATS:
+        return _OF_FLOATS[opcode](*values)
+    kind, *between, last = opcode.split(".")
+    if kind in ("mov", "ld", "cvta"):
+        return values[0]
+    if last == "pred":
+        return _OF_PREDICATES[kind](*values)
+    bits, signed = int(last[1:]), last[0] == "s"
+    if kind == "selp":
+        return torch.where(values[2].bool(), values[0], values[1])
+    if kind == "bfe":
+        return _bits(_integer(values[0] >> values[1], int(values[2][0]), signed), bits)
+    if kind == "cvt":
+        return _bits(_integer(values[0], bits, signed), int(between[0][1:]))
+    read = [_integer(value, bits, signed) for value in values]
+    if kind == "setp":
+        if last == "u64":  # int64 has a sign: halves of the range change places
+            read = [value + torch.iinfo(torch.int64).min for value in read]
+        return _COMPARE[between[0]](*read).long()
+    if "wide" in between:  # what is added has twice the bits, too
+        return _OF_INTEGERS[kind](*read[:2], *values[2:])
+    return _bits(_OF_INTEGERS[kind](*read), bits)
+
+
+def _integer(value: Tensor, bits: int, signed: bool) -> Tensor:
+    value = _bits(value, bits)
+    return torch.where(value >> (bits - 1) > 0, value - (1 << bits), value) if signed and bits < 64 else value
+
+
+def _bits(value: Tensor, bits: int) -> Tensor:
+    return value & ((1 << bits) - 1) if bits < 64 else value

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
-from ptx_meanings import MEANINGS, numbers_of, rounded
+from ptx_meanings import meaning, numbers_of, rounded
 from scaled_weights import meant, scaled
 from tercet.triton_kernels import widen
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -33,7 +33,7 @@ def run(ptx: str, inputs: Operands) -> Operands:
         if match := re.fullmatch(r"mov.b32 \{(\w+), (\w+)\}, (\$\d+)", line.strip()):
             registers[match[1]], registers[match[2]] = value(match[3]) & 0xFFFF, value(match[3]) >> 16
         else:
-            registers[names[0]] = MEANINGS[opcode](*map(value, names[1:]))
+            registers[names[0]] = meaning(opcode, *map(value, names[1:]))
     return [registers[f"${number}"] for number in range(4)]
 
 

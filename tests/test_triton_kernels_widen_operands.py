@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from ptx_machine import Copied, Machine
 from scaled_weights import META, meant, scaled
 from tercet.triton_kernels.compile_only import compiling_for
@@ -22,59 +23,90 @@ pytestmark = pytest.mark.skipif(INTERPRETED, reason="it knows no PTX")
 
 N, K = 128, 1024
 EXPERT, EXPERTS = 2, 3
-# Numbers of the kernels' parameters: weights, scales, and rows, or of experts tiles' pairs and experts.
-PARAMETERS = {"scaled": (10, 11, 15), "skinny": (1, 2, 5), "experts": (1, 2, 3, 4)}
-long = pytest.mark.long
+# One tile, of an expert that is not the first.
+WORK = ExpertWork(torch.arange(16, dtype=torch.int32), torch.tensor([EXPERT], dtype=torch.int32), 16, EXPERTS)
+# Numbers of the kernels' parameters: weights, scales and how many rows.
+PARAMETERS = {"scaled": (10, 11, 15), "skinny": (1, 2, 5)}
 
 
-def config_of(kernel: str, block_k: int) -> MatmulConfig:
-    if kernel == "skinny":
-        return MatmulConfig("skinny", 8, 32, block_k, num_warps=2, num_stages=4)
-    return MatmulConfig("scaled", 16, 64, block_k, num_warps=4, num_stages=4)
+def tiles(columns: int) -> MatmulConfig:
+    return MatmulConfig("scaled", 16, 64, columns, num_warps=4, num_stages=4)
+
+
+def few(columns: int) -> MatmulConfig:
+    return MatmulConfig("skinny", 8, 32, columns, num_warps=2, num_stages=4)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "block_k", "groups", "four", "of_scales", "capability"),
+    ("config", "groups", "four", "of_scales", "capability"),
     [
-        ("scaled", 256, 8, True, None, 90),
-        ("scaled", 256, 16, False, None, 90),
-        ("skinny", 256, 8, True, None, 90),
-        pytest.param("scaled", 256, 8, False, None, 90, marks=long),
-        pytest.param("scaled", 128, 1, False, None, 90, marks=long),
-        pytest.param("scaled", 64, 16, False, None, 90, marks=long),
-        pytest.param("scaled", 128, 8, True, None, 90, marks=long),
-        pytest.param("scaled", 256, 16, True, torch.float16, 90, marks=long),
-        pytest.param("scaled", 128, 16, True, None, 90, marks=long),
-        pytest.param("scaled", 256, 1, True, None, 90, marks=long),
-        pytest.param("skinny", 256, 8, False, None, 90, marks=long),
-        pytest.param("skinny", 256, 16, False, None, 90, marks=long),
-        pytest.param("skinny", 256, 16, True, torch.float16, 90, marks=long),
-        pytest.param("skinny", 128, 16, False, None, 89, marks=long),
-        pytest.param("skinny", 128, 8, True, None, 80, marks=long),
-        pytest.param("experts", 256, 8, True, None, 90, marks=long),
-        pytest.param("experts", 256, 8, False, None, 90, marks=long),
-        pytest.param("experts", 128, 16, True, None, 89, marks=long),
-        pytest.param("experts", 128, 8, False, None, 89, marks=long),
+        (tiles(256), 8, True, None, 90),
+        (tiles(256), 16, False, None, 90),
+        (few(256), 8, True, None, 90),
+        long(tiles(256), 8, False, None, 90),
+        long(tiles(128), 1, False, None, 90),
+        long(tiles(64), 16, False, None, 90),
+        long(tiles(128), 8, True, None, 90),
+        long(tiles(256), 16, True, torch.float16, 90),
+        long(tiles(128), 16, True, None, 90),
+        long(tiles(256), 1, True, None, 90),
+        long(few(256), 8, False, None, 90),
+        long(few(256), 16, False, None, 90),
+        long(few(256), 16, True, torch.float16, 90),
+        long(few(128), 16, False, None, 89),
+        long(few(128), 8, True, None, 80),
     ],
+    ids=lambda value: f"{value.kernel}{value.block_k}" if isinstance(value, MatmulConfig) else None,
 )
-def test_operands(
-    kernel: str, block_k: int, groups: int, four: bool, of_scales: torch.dtype | None, capability: int
+def test_products(
+    config: MatmulConfig, groups: int, four: bool, of_scales: torch.dtype | None, capability: int
 ) -> None:  # fmt: skip
-    config = config_of(kernel, block_k)
-    w = scaled(N * EXPERTS if kernel == "experts" else N, K, groups, torch.bfloat16, four=four, of_scales=of_scales)
-    # Numbers of x say which columns they are of, and which eight rows.
-    x = (torch.arange(K) % 256).bfloat16().expand(config.block_m, K).contiguous()
+    w, x = scaled(N, K, groups, torch.bfloat16, four=four, of_scales=of_scales), rows(config.block_m)
+    with compiling_for(capability) as kernels:
+        launch_matmul(config, x.to(META), on_meta(w), torch.empty(len(x), N, dtype=x.dtype, device=META))
+    numbers = w.numbers_NJ.view(torch.uint8)
+    given = dict(zip(PARAMETERS[config.kernel], (numbers, w.scales_GN, len(x)), strict=True))
+    if config.kernel == "skinny":
+        given[0] = x
+    else:
+        width = min(config.block_k // (2 if four else 1), 128)
+        given |= {0: Copied(x.view(torch.uint8), (16, 128), 2), 5: Copied(numbers, (config.block_n, width), 1)}
+    check(kernels[-1].asm["ptx"], given, w[config.block_n : 2 * config.block_n], len(x))
+
+
+@pytest.mark.parametrize(
+    ("groups", "four", "capability"),
+    [long(8, True, 90), long(8, False, 90), long(16, True, 89), long(8, False, 89)],
+)
+def test_experts(groups: int, four: bool, capability: int) -> None:
+    w, x = scaled(EXPERTS * N, K, groups, torch.bfloat16, four=four), rows(WORK.tile)
+    work = replace(WORK, pairs_Q=WORK.pairs_Q.to(META), experts_N=WORK.experts_N.to(META))
+    with compiling_for(capability) as kernels:
+        matmul_experts(x.to(META), on_meta(w), work)
+    given = (x, w.numbers_NJ.view(torch.uint8), w.scales_GN, WORK.pairs_Q, WORK.experts_N)
+    first = EXPERT * N + 64
+    check(kernels[-1].asm["ptx"], dict(enumerate(given)), w[first : first + 64], len(x))
+
+
+def rows(count: int) -> Tensor:
+    """Whose numbers say which column they are of, and which eight rows."""
+    x = (torch.arange(K) % 256).bfloat16().expand(count, K).contiguous()
     x[8:] *= -1.0
-    machine = Machine(ptx_of(kernel, config, w, x, capability), parameters(kernel, config, w, x), block=1)
-    first = config.block_n + (N * EXPERT if kernel == "experts" else 0)
-    bits_NK = meant(w).view(torch.int16).long()[first:][: config.block_n] & 0xFFFF
+    return x
+
+
+def on_meta(w: ScaledWeight) -> ScaledWeight:
+    return replace(w, numbers_NJ=w.numbers_NJ.to(META), scales_GN=w.scales_GN.to(META))
+
+
+def check(ptx: str, parameters: dict[int, int | Tensor | Copied], w_NK: ScaledWeight, num_rows: int) -> None:
+    """The second block of the grid multiplies these rows of weights."""
+    bits_NK = meant(w_NK).view(torch.int16).long() & 0xFFFF
     steps = Counter[int]()
-    for product in machine.products():
-        assert len(product.a) == config.block_n
+    for product in Machine(ptx, parameters, block=1).products():
         for of_eight in product.b.split(8, 1):
             signs, numbers = of_eight >> 15, (of_eight & 0x7FFF).to(torch.int32) << 16
-            negative = int(signs[0, 0])
-            places = numbers.view(torch.float32).long()
+            negative, places = int(signs[0, 0]), numbers.view(torch.float32).long()
             assert (signs == negative).all()
             assert (places == places[:, :1]).all()
             step = steps[negative]
@@ -82,36 +114,5 @@ def test_operands(
             assert columns.sort().values.tolist() == list(range(16 * step, 16 * step + 16))
             assert torch.equal(product.a, bits_NK[:, columns]), step
             steps[negative] += 1
-        if all(steps[negative] == K // 16 for negative in range(config.block_m // 8)):
+        if [steps[negative] for negative in range(num_rows // 8)] == [K // 16] * (num_rows // 8):
             return
-
-
-def parameters(
-    kernel: str, config: MatmulConfig, w: ScaledWeight, x: Tensor
-) -> dict[int, int | Tensor | Copied]:  # fmt: skip
-    numbers = w.numbers_NJ.view(torch.uint8)
-    if kernel == "experts":
-        work = work_of(x)
-        return dict(enumerate((x, numbers, w.scales_GN, work.pairs_Q, work.experts_N)))
-    given = dict(zip(PARAMETERS[kernel], (numbers, w.scales_GN, len(x)), strict=True))
-    if kernel == "skinny":
-        return {0: x, **given}
-    width = min(config.block_k // (2 if w.four_bits else 1), 128)
-    return {0: Copied(x.view(torch.uint8), (16, 128), 2), 5: Copied(numbers, (config.block_n, width), 1), **given}
-
-
-def work_of(x: Tensor) -> ExpertWork:
-    """One tile, of an expert that is not the first."""
-    return ExpertWork(torch.arange(16, dtype=torch.int32), torch.tensor([EXPERT], dtype=torch.int32), 16, EXPERTS)
-
-
-def ptx_of(kernel: str, config: MatmulConfig, w: ScaledWeight, x: Tensor, capability: int) -> str:
-    on_meta = replace(w, numbers_NJ=w.numbers_NJ.to(META), scales_GN=w.scales_GN.to(META))
-    with compiling_for(capability) as kernels:
-        if kernel == "experts":
-            work = work_of(x)
-            work = replace(work, pairs_Q=work.pairs_Q.to(META), experts_N=work.experts_N.to(META))
-            matmul_experts(x.to(META), on_meta, work)
-        else:
-            launch_matmul(config, x.to(META), on_meta, torch.empty(len(x), N, dtype=x.dtype, device=META))
-    return str(kernels[-1].asm["ptx"])
