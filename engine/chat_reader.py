@@ -6,7 +6,7 @@ Pure: fed text as it comes. It knows the two readers and no HTTP.
 import uuid
 from collections.abc import Sequence
 
-from tercet.engine.openai_responses import CallOut, ChatDelta, FunctionOut
+from tercet.engine.openai_answers import CallOut, ChatDelta, FunctionOut
 from tercet.engine.reasoning import ReasoningReader, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ReasoningFormat, ToolFormat

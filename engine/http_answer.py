@@ -16,8 +16,8 @@ from starlette.requests import Request
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError
 from tercet.engine.metrics import RequestTimer
+from tercet.engine.openai_answers import PromptTokensDetails, Usage
 from tercet.engine.openai_requests import Sampled
-from tercet.engine.openai_responses import PromptTokensDetails, Usage
 from tercet.engine.request_log import Record
 from tercet.ipc.client import ClientError, Generation, Piece, Prompt
 from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
@@ -40,7 +40,7 @@ class Answer:
         options: ChatOptions | None = None,
     ) -> None:
         door.check_open()
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.id = prefix + uuid.uuid4().hex
         self.created = int(time.time())
         self.model = door.info.model
         self._door = door

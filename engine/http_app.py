@@ -27,13 +27,7 @@ from tercet.engine.http_door import Door, draining
 from tercet.engine.http_errors import ApiError, from_engine
 from tercet.engine.http_presence import ClientGone, unless_gone
 from tercet.engine.http_stream import Stream, json_answer
-from tercet.engine.openai_requests import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
-from tercet.engine.openai_responses import (
+from tercet.engine.openai_answers import (
     ChatChunk,
     ChatCompletion,
     Completion,
@@ -43,6 +37,12 @@ from tercet.engine.openai_responses import (
     Text,
     Tokens,
     Version,
+)
+from tercet.engine.openai_requests import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
 )
 from tercet.engine.openapi import RouteTypes, describe
 from tercet.engine.process_load import read_loads

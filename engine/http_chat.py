@@ -6,20 +6,17 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
-from tercet.engine.after_thought import after_thought
 from tercet.engine.chat_reader import ChatReader
 from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
-from tercet.engine.http_errors import as_http, from_engine
+from tercet.engine.http_errors import as_http
 from tercet.engine.http_events import Chunks, events
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
-from tercet.engine.http_tools import marks_of, with_tools
+from tercet.engine.http_turn import turn_of
 from tercet.engine.json_parts import LATER
-from tercet.engine.openai_logprobs import Later, chat_logprobs, later_chat_logprobs, prompt_logprobs
-from tercet.engine.openai_requests import ChatCompletionRequest
-from tercet.engine.openai_responses import (
+from tercet.engine.openai_answers import (
     AssistantMessage,
     ChatChoice,
     ChatChunk,
@@ -31,11 +28,10 @@ from tercet.engine.openai_responses import (
     finish_reason,
     given,
 )
-from tercet.engine.refusal import Refusal
+from tercet.engine.openai_logprobs import Later, chat_logprobs, later_chat_logprobs, prompt_logprobs
+from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.sse import EventStream
-from tercet.ipc.answers import ReasoningFormat
-from tercet.ipc.client import Generation, Piece, RequestRefused
-from tercet.ipc.messages import SamplingParams
+from tercet.ipc.client import Generation, Piece
 
 _encode = msgspec.json.Encoder().encode
 
@@ -45,24 +41,16 @@ async def chat(request: Request, door: Door) -> Any:
     body = await read_body(request, ChatCompletionRequest)
     body.check()
     door.check_model(body.model)
-    options = body.to_options()
-    reasoning = _reasoning_format(body, door)
-    with as_http({"prompt": "tools"}):
-        params = await _params(body, door, reasoning)
-    answer = Answer(request, door, "chatcmpl", [body.to_prompt()], params, body, options)
+    turn = await turn_of(body, door)
+    answer = Answer(request, door, "chatcmpl-", [turn.messages], turn.params, body, turn.options)
     with_ids = bool(body.return_token_ids)
-
-    def reader() -> ChatReader:
-        tools = door.info.tool_format if body.uses_tools else "none"
-        return ChatReader(reasoning, tools, 1 if body.parallel_tool_calls is False else None)
-
     if body.stream:
-        chunks = _ChatChunks(answer, reader, with_ids)
+        chunks = _ChatChunks(answer, turn.reader, with_ids)
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage, body.names))
     with as_http(body.names):
         generations = await unless_gone(request.receive, answer.whole())
     later: Later = []
-    choices = [_choice(index, one, reader(), with_ids, later) for index, one in enumerate(generations)]
+    choices = [_choice(index, one, turn.reader(), with_ids, later) for index, one in enumerate(generations)]
     if (of_prompt := generations[0].prompt_logprobs) is not None:
         later.append(prompt_logprobs(of_prompt, body.prompt_logprobs or 0))
     completion = ChatCompletion(
@@ -75,42 +63,6 @@ async def chat(request: Request, door: Door) -> Any:
         prompt_logprobs=msgspec.UNSET if of_prompt is None else LATER,
     )
     return json_answer(_encode(completion), later)
-
-
-async def _params(body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat) -> SamplingParams:
-    params = body.to_params()
-    opened = reasoning == "think_opened"
-    try:
-        if body.uses_tools:
-            params = await with_tools(params, body, door)
-        if params.structured is None or not (opened or _may_think(body, door)):
-            return params
-        form = after_thought(params.structured, await marks_of(door), opened=opened)
-    except Refusal as refusal:
-        raise from_engine(RequestRefused(refusal.code, str(refusal)), body.names) from None
-    return msgspec.structs.replace(params, structured=form)
-
-
-def _reasoning_format(body: ChatCompletionRequest, door: Door) -> ReasoningFormat:
-    """Of this answer: its prompt has opened the reasoning, or has not."""
-    match door.info.reasoning_format:
-        case "think_by_default":
-            return "think" if _thinks(body) is False else "think_opened"
-        case "think_on_request":
-            return "think_opened" if _thinks(body) else "think"
-        case known:
-            return known
-
-
-def _may_think(body: ChatCompletionRequest, door: Door) -> bool:
-    """Whether the model may open its reasoning itself."""
-    return door.info.reasoning_format == "think" and _thinks(body) is not False
-
-
-def _thinks(body: ChatCompletionRequest) -> object:
-    """What the client wants of it, if it says so."""
-    kwargs = body.chat_template_kwargs or {}
-    return kwargs.get("thinking", kwargs.get("enable_thinking"))
 
 
 def _reason(generation: Generation, num_calls: int) -> FinishReason:

@@ -16,6 +16,7 @@ from tercet.engine.http_events import Chunks, events
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
 from tercet.engine.json_parts import LATER
+from tercet.engine.openai_answers import Completion, CompletionChoice, Usage, finish_reason, given
 from tercet.engine.openai_logprobs import (
     Columns,
     Later,
@@ -27,7 +28,6 @@ from tercet.engine.openai_logprobs import (
     prompt_logprobs,
 )
 from tercet.engine.openai_requests import CompletionRequest
-from tercet.engine.openai_responses import Completion, CompletionChoice, Usage, finish_reason, given
 from tercet.engine.sse import EventStream
 from tercet.ipc.client import Generation, Piece, RequestRefused
 
@@ -40,7 +40,7 @@ async def complete(request: Request, door: Door) -> Any:
     body.check()
     door.check_model(body.model)
     prompts = body.to_prompts()
-    answer = Answer(request, door, "cmpl", prompts, body.to_params(), body)
+    answer = Answer(request, door, "cmpl-", prompts, body.to_params(), body)
     chunks = _CompletionChunks(answer, bool(body.return_token_ids))
     if body.stream:
         return EventStream(events(answer.pieces(), chunks, answer, body.wants_usage, body.names))

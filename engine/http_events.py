@@ -14,8 +14,8 @@ import msgspec
 
 from tercet.engine.http_answer import Answer, Indexed
 from tercet.engine.http_errors import from_engine
+from tercet.engine.openai_answers import Usage
 from tercet.engine.openai_requests import UsageWanted
-from tercet.engine.openai_responses import Usage
 from tercet.engine.sse import DONE, event, one_line
 from tercet.ipc.client import ClientError, Generation, Piece
 

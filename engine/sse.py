@@ -17,9 +17,9 @@ DONE = b"data: [DONE]\n\n"
 _BREAKS = [(mark.encode(), b"\\u%04x" % ord(mark)) for mark in "\x85\u2028\u2029"]
 
 
-def event(data: bytes) -> bytes:
-    """One event; `data` is JSON in one line."""
-    return b"data: " + one_line(data) + b"\n\n"
+def event(data: bytes, name: bytes = b"") -> bytes:
+    """One event; `data` is JSON in one line. `name`: where clients tell kinds of events apart by it."""
+    return (b"event: " + name + b"\n" if name else b"") + b"data: " + one_line(data) + b"\n\n"
 
 
 def one_line(data: bytes) -> bytes:

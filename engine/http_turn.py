@@ -1,0 +1,81 @@
+"""A conversation's next turn, whichever API it is asked for by: what the engine hears, and how what it says is read.
+
+It knows what a chat's request means; nothing of the shapes of answers.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from tercet.engine.after_thought import after_thought
+from tercet.engine.chat_reader import ChatReader
+from tercet.engine.http_door import Door
+from tercet.engine.http_errors import as_http, from_engine
+from tercet.engine.http_tools import marks_of, with_tools
+from tercet.engine.openai_requests import ChatCompletionRequest
+from tercet.engine.refusal import Refusal
+from tercet.ipc.answers import ReasoningFormat, ToolFormat
+from tercet.ipc.client import RequestRefused
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
+
+
+class Turn(NamedTuple):
+    """What the engine is asked for."""
+
+    messages: list[ChatMessage]
+    params: SamplingParams
+    options: ChatOptions
+    reasoning: ReasoningFormat
+    """Of this answer: its prompt has opened the reasoning, or has not."""
+    tools: ToolFormat
+    most_calls: int | None
+
+    def reader(self) -> ChatReader:
+        """Of one answer."""
+        return ChatReader(self.reasoning, self.tools, self.most_calls)
+
+
+async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
+    """Raises `ApiError` for what makes no sense."""
+    options = body.to_options()
+    reasoning = _reasoning_format(body, door)
+    with as_http({"prompt": "tools"}):
+        params = await _params(body, door, reasoning)
+    tools = door.info.tool_format if body.uses_tools else "none"
+    most_calls = 1 if body.parallel_tool_calls is False else None
+    return Turn(body.to_prompt(), params, options, reasoning, tools, most_calls)
+
+
+async def _params(body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat) -> SamplingParams:
+    params = body.to_params()
+    opened = reasoning == "think_opened"
+    try:
+        if body.uses_tools:
+            params = await with_tools(params, body, door)
+        if params.structured is None or not (opened or _may_think(body, door)):
+            return params
+        form = after_thought(params.structured, await marks_of(door), opened=opened)
+    except Refusal as refusal:
+        raise from_engine(RequestRefused(refusal.code, str(refusal)), body.names) from None
+    return msgspec.structs.replace(params, structured=form)
+
+
+def _reasoning_format(body: ChatCompletionRequest, door: Door) -> ReasoningFormat:
+    match door.info.reasoning_format:
+        case "think_by_default":
+            return "think" if _thinks(body) is False else "think_opened"
+        case "think_on_request":
+            return "think_opened" if _thinks(body) else "think"
+        case known:
+            return known
+
+
+def _may_think(body: ChatCompletionRequest, door: Door) -> bool:
+    """Whether the model may open its reasoning itself."""
+    return door.info.reasoning_format == "think" and _thinks(body) is not False
+
+
+def _thinks(body: ChatCompletionRequest) -> object:
+    """What the client wants of it, if it says so."""
+    kwargs = body.chat_template_kwargs or {}
+    return kwargs.get("thinking", kwargs.get("enable_thinking"))
