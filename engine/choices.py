@@ -26,6 +26,8 @@ def _inside(of: inspect.Type, step: str) -> Iterator[inspect.Type]:
                 yield from _inside(one, step)
         case inspect.StructType():
             yield from (field.type for field in of.fields if field.encode_name == step)
+            if step == of.tag_field:
+                yield inspect.LiteralType((of.tag,))
         case inspect.ListType():
             yield of.item_type
         case inspect.DictType():

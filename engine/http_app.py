@@ -1,6 +1,6 @@
 """The HTTP door's application: which path leads where, and what every request goes through.
 
-Keys, request ids, errors in OpenAI's form. What a route does is elsewhere, or one line.
+Keys, request ids, errors in the form of who asked. What a route does is elsewhere, or one line.
 """
 
 import asyncio
@@ -19,12 +19,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tercet.engine.anthropic_errors import in_anthropics_form, speaks_anthropics
 from tercet.engine.http_address import is_domain
 from tercet.engine.http_body import read_body
 from tercet.engine.http_chat import chat
 from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door, draining
 from tercet.engine.http_errors import ApiError, from_engine
+from tercet.engine.http_messages import MESSAGES_ROUTES
 from tercet.engine.http_presence import ClientGone, unless_gone
 from tercet.engine.http_stream import Stream, json_answer
 from tercet.engine.openai_answers import (
@@ -105,13 +107,15 @@ class _Guard:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 self._door.unanswered.discard(task)
-                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                names = (b"x-request-id", b"request-id") if speaks_anthropics(record.path) else (b"x-request-id",)
+                named = [(name, request_id.encode()) for name in names]
+                message["headers"] = [*message.get("headers", ()), *named]
             await send(message)
 
         try:
             refusal = self._refusal(scope["path"], headers)
             if refusal is not None:
-                await refusal.response()(scope, receive, send_named)
+                await _refused(refusal, scope)(scope, receive, send_named)
             elif handler is not None:
                 await self._answer(handler, Request(scope, receive), send_named)
             else:
@@ -136,11 +140,14 @@ class _Guard:
 
     def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
         """Of who has no key, or where none is asked for, of who has been led here."""
-        host, authorization = (headers.get(name, b"").decode("latin-1") for name in (b"host", b"authorization"))
+        names = (b"host", b"authorization", b"x-api-key")
+        host, *keys = (headers.get(name, b"").decode("latin-1") for name in names)
         if not self._door.is_guarded and is_domain(host):
             return ApiError(403, f"Host is {host[:200]!r}; want an address or a name without dots, or an --api-key")
-        if not (path in PAGE_PATHS or self._door.admits(authorization)):
-            return ApiError(401, "want the header `Authorization: Bearer KEY`, with a key of this engine")
+        if not (path in PAGE_PATHS or self._door.admits(*keys)):
+            return ApiError(
+                401, "want the header `Authorization: Bearer KEY` or `x-api-key: KEY`, with a key of this engine"
+            )
         return None
 
     async def _answer(self, handler: Handler, request: Request, send: Send) -> None:
@@ -155,16 +162,15 @@ class _Guard:
 def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     request.state.record.error = error.reply.error.code
-    return error.response()
+    return _refused(error, request.scope)
 
 
 def _on_http_error(request: Request, error: Exception) -> Response:
     """What the router says: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     wanted = f"; want {error.headers['Allow']}" if error.headers and "Allow" in error.headers else ""
-    response = ApiError(
-        error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}{wanted}"
-    ).response()
+    refusal = ApiError(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}{wanted}")
+    response = _refused(refusal, request.scope)
     request.state.record.error = str(error.status_code)
     response.headers.update(error.headers or {})
     return response
@@ -173,7 +179,15 @@ def _on_http_error(request: Request, error: Exception) -> Response:
 def _on_failure(request: Request, error: Exception) -> Response:
     """What nobody has thought of."""
     request.state.record.error = "internal_error"
-    return ApiError(500, "the HTTP door failed at this request; its log says how", code="internal_error").response()
+    failure = ApiError(500, "the HTTP door failed at this request; its log says how", code="internal_error")
+    return _refused(failure, request.scope)
+
+
+def _refused(error: ApiError, scope: Scope) -> Response:
+    """In the form that those who ask there know."""
+    if speaks_anthropics(scope["path"]):
+        return error.response(in_anthropics_form(error, scope["state"]["record"].request_id))
+    return error.response()
 
 
 async def _models(_: Request, door: Door) -> Response:
@@ -250,6 +264,7 @@ _ROUTES: list[tuple[RouteTypes, Handler]] = [
         RouteTypes("POST", "/v1/completions", "Continuations of prompts", CompletionRequest, Completion, Completion),
         complete,
     ),
+    *MESSAGES_ROUTES,
     (RouteTypes("GET", "/v1/models", "What is served", gives=ModelList), _models),
     (RouteTypes("GET", "/v1/models/{model:path}", "One model", gives=ModelCard), _model),
     (RouteTypes("POST", "/tokenize", "The token ids of a prompt", TokenizeRequest, Tokens), _tokenize),

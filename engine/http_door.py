@@ -70,14 +70,17 @@ class Door:
         except (TimeoutError, ClientError):
             return None
 
-    def admits(self, authorization: str | None) -> bool:
-        """Whether an `Authorization` header opens the door. Takes the same time whatever the key."""
+    def admits(self, authorization: str, api_key: str) -> bool:
+        """Whether one of the headers `Authorization` and `x-api-key` opens the door. Takes the same time whatever the
+        key.
+        """
         if not self._keys:
             return True
-        scheme, _, key = (authorization or "").partition(" ")
-        given = _digest(key.strip())
-        fits = [hmac.compare_digest(given, known) for known in self._keys]
-        return any(fits) and scheme.lower() == "bearer"
+        scheme, _, key = authorization.partition(" ")
+        bears, fits = (
+            [hmac.compare_digest(_digest(one), known) for known in self._keys] for one in (key.strip(), api_key)
+        )
+        return (any(bears) and scheme.lower() == "bearer") or any(fits)
 
     def check_open(self) -> None:
         """Whoever comes in a drain is a newcomer, also while the engine still takes back what a dead tokenizer had."""

@@ -55,7 +55,8 @@ class ApiError(Exception):
         self.retry_after = RETRY_AFTER_S if retry_after is None else retry_after
         self.reply = ErrorReply(ErrorBody(message, _type_of(status), param, code))
 
-    def response(self) -> Response:
+    def response(self, body: msgspec.Struct | None = None) -> Response:
+        """`body`: the same in another form."""
         headers = {}
         if self.status in (429, 503):
             headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
@@ -65,7 +66,7 @@ class ApiError(Exception):
             headers["www-authenticate"] = "Bearer"
         if self.status in (408, 413):  # the rest of the body is not read
             headers["connection"] = "close"
-        return Response(msgspec.json.encode(self.reply), self.status, headers, "application/json")
+        return Response(msgspec.json.encode(body or self.reply), self.status, headers, "application/json")
 
 
 def _type_of(status: int) -> str:
@@ -116,10 +117,12 @@ def from_decoding(error: msgspec.DecodeError, kind: type) -> ApiError:
     field = _UNKNOWN_FIELD.search(message) or _MISSING_FIELD.search(message)
     param = ".".join(part for part in (where, field[1] if field else "") if part) or None
     if isinstance(error, msgspec.ValidationError):
-        if _PART_OF_CONTENT.search(where):
+        if _PART_OF_CONTENT.search(where) and not getattr(kind, "has_blocks", False):
             message += '; want {"type": "text", "text": …}: images and sounds are not served'
         elif message.startswith("Invalid enum value"):
             message += f"; want {', '.join(map(repr, choices(kind, where)))}"
+        elif message.startswith("Invalid value"):  # of the field that tells structures apart
+            message += f"; want {', '.join(map(repr, choices(kind, where)))}: images and documents are not served"
         return ApiError(400, f"the request cannot be read: {message}", param=param, code="invalid_request")
     return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")
 

@@ -39,15 +39,17 @@ class RouteTypes(NamedTuple):
     takes: type | None = None
     gives: Any = None
     """A type; None: text."""
-    streams: type | None = None
+    streams: Any = None
     """What each server-sent event holds, where the request asks for them."""
+    fails: type = ErrorReply
 
 
 def describe(routes: Sequence[RouteTypes], version: str, guarded: bool) -> dict[str, Any]:
     """The whole document."""
-    types = [kind for route in routes for kind in (route.takes, route.gives, route.streams) if kind is not None]
-    schemas, components = msgspec.json.schema_components([*types, ErrorReply], ref_template=_REF)
-    schema_of = dict(zip([id(kind) for kind in (*types, ErrorReply)], schemas, strict=True))
+    of_routes = [(route.takes, route.gives, route.streams, route.fails) for route in routes]
+    types = [kind for several in of_routes for kind in several if kind is not None]
+    schemas, components = msgspec.json.schema_components(types, ref_template=_REF)
+    schema_of = dict(zip(map(id, types), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path.replace(":path}", "}"), {})[route.method.lower()] = _operation(route, schema_of)
@@ -58,8 +60,11 @@ def describe(routes: Sequence[RouteTypes], version: str, guarded: bool) -> dict[
         "components": {"schemas": components},
     }
     if guarded:
-        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        document["security"] = [{"key": []}]
+        document["components"]["securitySchemes"] = {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
+        document["security"] = [{"key": []}, {"x-api-key": []}]
     return document
 
 
@@ -69,7 +74,7 @@ def _operation(route: RouteTypes, schema_of: dict[int, dict[str, Any]]) -> dict[
     )
     if route.streams is not None:
         content["text/event-stream"] = {"schema": schema_of[id(route.streams)]}
-    error = _json(schema_of[id(ErrorReply)])
+    error = _json(schema_of[id(route.fails)])
     errors = {**_ERRORS, **(_ERRORS_OF_BODIES if route.takes is not None or route.path == "/health/ready" else {})}
     operation: dict[str, Any] = {
         "summary": route.summary,
