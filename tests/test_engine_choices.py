@@ -15,10 +15,19 @@ class Leaf(msgspec.Struct):
     size: Literal[1, 2] | str = 1
 
 
+class Nut(msgspec.Struct, tag_field="is", tag="nut"):
+    size: Literal[3] = 3
+
+
+class Fig(msgspec.Struct, tag_field="is", tag="fig"):
+    pass
+
+
 class Tree(msgspec.Struct):
     leaves: list[Leaf] | str
     named: dict[str, Leaf] = {}
     own: Leaf | None = msgspec.field(default=None, name="other")
+    fruits: list[Nut | Fig] = []
 
 
 @pytest.mark.parametrize(
@@ -28,6 +37,8 @@ class Tree(msgspec.Struct):
         ("named[...].size", [1, 2]),
         ("other.kind", ["a", "b"]),
         ("own.kind", []),
+        ("fruits[0].is", ["fig", "nut"]),
+        ("fruits[0].size", [3]),
         ("leaves", []),
         ("", []),
         ("nowhere[0].at", []),

@@ -22,6 +22,8 @@ POSTS: dict[str, dict[str, Any]] = {
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 3},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
+    "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
 }
 """Each with a body that is surely right."""
 FUZZ = settings(
@@ -65,10 +67,12 @@ def check(document: dict[str, Any], method: str, path: str, answer: httpx.Respon
     if kind == "application/json":
         Draft202012Validator(schema).validate(answer.json())
     elif kind == "text/event-stream":
-        *events, done, rest = answer.text.split("\n\n")
-        assert (done, rest) == ("data: [DONE]", "")
+        *events, rest = answer.text.split("\n\n")
+        assert rest == ""
+        if path != "/v1/messages":
+            assert events.pop() == "data: [DONE]"
         for event in events:
-            Draft202012Validator(schema).validate(json.loads(event.removeprefix("data: ")))
+            Draft202012Validator(schema).validate(json.loads(event[event.index("data: ") + 6 :]))
 
 
 def timed_out(answer: httpx.Response) -> bool:
@@ -101,19 +105,26 @@ def test_bodies_as_the_document_allows_them_and_others(path: str, document: dict
         body = data.draw(good | spoiled(good))
         if isinstance(body, dict) and data.draw(st.integers(0, 3)):
             body["model"] = "tiny"
-            body.setdefault("max_tokens", 3) if "completions" in path else None
+            body.setdefault("max_tokens", 3) if "completions" in path or path == "/v1/messages" else None
         answer = http.post(path, content=json.dumps(body))
         statuses.add(answer.status_code)
         check(document, "post", path, answer)
 
     fuzz()
     assert 400 in statuses
-    answer = http.post(path, json=POSTS[path])
-    assert answer.status_code == 200, answer.text
-    check(document, "post", path, answer)
+    for body in (POSTS[path], POSTS[path] | {"stream": True}):
+        if "stream" not in body or "stream" in schema_of(document, schema)["properties"]:
+            answer = http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            check(document, "post", path, answer)
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def schema_of(document: dict[str, Any], schema: dict[str, Any]) -> Any:
+    """What a reference leads to."""
+    return document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/messages"])
 def test_a_timeout_that_nothing_can_keep(path: str, document: dict[str, Any], http: httpx.Client) -> None:
     answer = http.post(path, json=POSTS[path] | {"timeout": 1e-6})
     assert answer.status_code == 504, answer.text

@@ -90,6 +90,27 @@ def test_ids_of_prompts_and_answers(http: httpx.Client, path: str, body: dict[st
     assert "token_ids" not in silent
 
 
+def test_in_anthropic_s_counting_input_is_what_the_cache_has_not(http: httpx.Client) -> None:
+    """Whole and streamed, the second time much of the prompt is there already."""
+    turns = [{"role": "user", "content": "the cat sat on the mat and one two three four five " * 6}]
+    ask = {"messages": turns, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    length = http.post("/v1/messages/count_tokens", json={"messages": turns}).json()["input_tokens"]
+    first, second = (http.post("/v1/messages", json=ask).json()["usage"] for _ in range(2))
+    assert first == {
+        "input_tokens": length,
+        "output_tokens": 3,
+        "cache_read_input_tokens": 0,
+        "cache_creation_input_tokens": 0,
+    }
+    cached = second["cache_read_input_tokens"]
+    assert 0 < cached < length
+    assert second == {**first, "input_tokens": length - cached, "cache_read_input_tokens": cached}
+    lines = http.post("/v1/messages", json={**ask, "stream": True}).text.splitlines()
+    events = [msgspec.json.decode(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert events[0]["message"]["usage"]["input_tokens"] == length
+    assert events[-2]["usage"] == second
+
+
 def said(chunks: list[Any]) -> dict[int, str]:
     texts: dict[int, str] = {}
     for choice in [choice for chunk in chunks for choice in chunk["choices"]]:
