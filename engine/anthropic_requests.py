@@ -34,7 +34,7 @@ class TextBlock(_Block, frozen=True, kw_only=True, tag="text"):
 
 
 class ThinkingBlock(_Block, frozen=True, kw_only=True, tag="thinking"):
-    """What an earlier answer has thought. Whose `signature` that is makes no difference: nothing here is secret."""
+    """What an earlier answer has thought. The `signature` proves nothing here, and need not be right."""
 
     thinking: str
     signature: str | None = None
@@ -86,7 +86,7 @@ class ToolIn(_Shape, frozen=True, kw_only=True):
     """A call's input is held to the schema."""
     cache_control: CacheControl | None = None
     eager_input_streaming: bool | None = None
-    """How early it comes is not for sure with anybody: here always as soon as it can be read as a call, and whole."""
+    """To begin early with it. Here a call comes as soon as it can be read as one, and whole."""
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: _Nothing | None = None

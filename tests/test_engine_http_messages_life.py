@@ -75,14 +75,16 @@ async def test_a_request_s_own_time(client: AsyncAnthropic, engine: TokenizerPro
         pass
 
 
-async def test_keys(engine: TokenizerProcess) -> None:
+async def test_keys(engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Anthropic's clients send `x-api-key`; with a token instead of a key they send what OpenAI's do."""
     with http_process(engine, api_key=("open-sesame", "another-key")) as url:
         for key in ("open-sesame", "another-key"):
             async with make_client(url, api_key=key) as client:
                 assert (await say(engine, client, "x")).answer.content[0].text == "x"
                 assert (await client.messages.count_tokens(model="tiny", messages=TURN)).input_tokens
-        async with make_client(url, api_key=None, auth_token="open-sesame") as client:
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", url)
+        monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "open-sesame")
+        async with AsyncAnthropic(max_retries=0) as client:
             assert (await say(engine, client, "x")).answer.content[0].text == "x"
         async with make_client(url, api_key="open-sesam") as client:
             for ask in (partial(client.messages.create, max_tokens=1), client.messages.count_tokens):

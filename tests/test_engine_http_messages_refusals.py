@@ -37,6 +37,7 @@ TOO_MANY = [TOOL] * 129
     ("change", "words"),
     [
         ({"messages": []}, "`$.messages`"),
+        ({"messages": TURN * 10_001}, "messages has 10001; want at most 10000"),
         ({"messages": [BLOCK]}, r"`$.messages[0].content[0].type`; want 'text', 'thinking', 'tool_use', 'tool_result'"),
         ({"messages": [BLOCK]}, "images and documents are not served"),
         (

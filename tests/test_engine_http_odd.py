@@ -199,7 +199,7 @@ def test_more_turns_than_a_conversation_has(url: str, path: str) -> None:
 @pytest.mark.parametrize("path", ["/v1/models/tiny", "/tokenize"])
 async def test_what_nobody_has_thought_of(path: str) -> None:
     """By both ways: those that the router finds, and those that it need not look for."""
-    door = SimpleNamespace(info=SimpleNamespace(version="1"), is_guarded=True, admits=lambda key: True)
+    door = SimpleNamespace(info=SimpleNamespace(version="1"), is_guarded=True, admits=lambda *keys: True)
     door.log, door.metrics, door.unanswered = RequestLog(False), SimpleNamespace(answers=Counter()), set()
     app = make_app(cast("Door", door))  # which lacks what it takes to answer
 
