@@ -21,7 +21,7 @@ def http_process(
 ) -> Iterator[str]:
     """Its URL, once it serves. `loaded` is called before it is told to begin."""
     address = f"127.0.0.1:{port or free_port()}"
-    config = EngineConfig(model="tiny", http=address, log_requests=False, **settings)
+    config = EngineConfig(model="tiny", http=address, **{"log_requests": False, **settings})
     process = subprocess.Popen(
         [sys.executable, "-m", "tercet.engine.http"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -7,14 +7,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import msgspec
 import pytest
 from anthropic import AsyncAnthropic
 from anthropic.types.beta import BetaContextManagementConfigParam
 from pydantic import BaseModel
 
 from played_messages import CALLED, RESULT, TEMPLATE, TOOL, TURN, asked, make_client, next_submit, play, say
-from tercet.engine.anthropic_chat import to_chat
 from tercet.engine.anthropic_requests import MessagesRequest
 from tokenizer_process import TokenizerProcess, byte_checkpoint, tokenizer_process
 
@@ -141,11 +139,6 @@ async def test_no_model_is_the_one_there_is(engine: TokenizerProcess, client: As
     assert (await say(engine, client, "x", extra_body={"model": None})).answer.model == "tiny"
 
 
-def test_ids_go_into_the_log() -> None:
-    body = msgspec.convert(asked(metadata={"user_id": "someone"}), MessagesRequest)
-    assert to_chat(body).user == "someone"
-
-
 CALL_SHOWN = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
 
 
@@ -206,6 +199,8 @@ async def test_choices_of_tools(engine: TokenizerProcess, client: AsyncAnthropic
     assert "set_time" not in form
     message, prompt, _ = await say(engine, client, call, tools=[TOOL], tool_choice={"type": "none"})
     assert (prompt, message.content[0].text) == ("<user>hi<assistant>", call)
+    no_calls = {"type": "none", "disable_parallel_tool_use": True}
+    assert (await say(engine, client, call, tool_choice=no_calls)).answer.content[0].text == call
     strict = (await say(engine, client, call, tools=[{**TOOL, "input_schema": NUMBER, "strict": True}])).submit
     assert strict.sampling.grammar is not None
 

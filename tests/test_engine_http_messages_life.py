@@ -1,6 +1,7 @@
 """Anthropic's Messages through the HTTP door: who may ask, who leaves, what fails on the way, and what is counted."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
@@ -99,6 +100,33 @@ async def test_keys(engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -
             {"key": []},
             {"x-api-key": []},
         ]
+
+
+async def test_the_log_says_who_asked_and_what_became_of_it(
+    engine: TokenizerProcess, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with http_process(engine, log_requests=True, api_key=("open-sesame",)) as url:
+        async with make_client(url, api_key="open-sesame") as client:
+            answer = (await say(engine, client, "x", metadata={"user_id": "someone"})).answer
+            asking = asyncio.ensure_future(client.messages.create(**asked(stream=True)))
+            submit = await next_submit(engine)
+            engine.sample(submit.number, "Well, ")
+            stream = aiter(await asking)
+            await anext(stream)
+            engine.send(Unservable(submit.number, "kills_workers", "died twice"))
+            with pytest.raises(anthropic.APIStatusError):
+                while True:
+                    await anext(stream)
+        logged = ""
+        async with asyncio.timeout(10):
+            while logged.count("/v1/messages") < 2:
+                await asyncio.sleep(0.02)
+                logged += capfd.readouterr().err
+    assert "sesame" not in logged
+    whole, failed = (json.loads(line[line.index("{") :]) for line in logged.splitlines() if "/v1/messages" in line)
+    assert (whole["answer_id"], whole["request_id"]) == (answer.id, answer._request_id)
+    assert (whole["user"], whole["status"], whole["prompt_tokens"]) == ("someone", 200, USAGE.num_prompt_tokens)
+    assert (failed["stream"], failed["error"]) == (True, "kills_workers")
 
 
 def test_who_has_been_led_here(url: str) -> None:
