@@ -39,7 +39,7 @@ class RouteTypes(NamedTuple):
     takes: type | None = None
     gives: Any = None
     """A type; None: text."""
-    streams: type | None = None
+    streams: Any = None
     """What each server-sent event holds, where the request asks for them."""
 
 

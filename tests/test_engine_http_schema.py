@@ -20,6 +20,7 @@ from schema_strategy import allowed, spoiled
 POSTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 3},
+    "/v1/responses": {"model": "tiny", "input": [{"role": "user", "content": "a"}], "max_output_tokens": 3},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
 }
