@@ -5,20 +5,30 @@ Pure: fed text as it comes. It knows the two readers and no HTTP.
 
 import uuid
 from collections.abc import Sequence
+from types import MappingProxyType
 
+from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_answers import CallOut, ChatDelta, FunctionOut
 from tercet.engine.reasoning import ReasoningReader, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 
+NO_SCHEMAS: Schemas = MappingProxyType({})
+
 
 class ChatReader:
     """Of one answer."""
 
-    def __init__(self, reasoning_format: ReasoningFormat, tool_format: ToolFormat, most_calls: int | None) -> None:
-        """`most_calls`: further ones are dropped, as the client has asked for."""
+    def __init__(
+        self,
+        reasoning_format: ReasoningFormat,
+        tool_format: ToolFormat,
+        most_calls: int | None,
+        schemas: Schemas = NO_SCHEMAS,
+    ) -> None:
+        """`most_calls`: further ones are dropped, as the client has asked for. `schemas`: of the tools there are."""
         self._reasoning = None if reasoning_format == "none" else ReasoningReader(reasoning_format == "think_opened")
-        self._tools = tool_reader(tool_format)
+        self._tools = tool_reader(tool_format, schemas)
         self._reads_tools = tool_format != "none"
         self._most_calls = most_calls
         self.num_calls = 0

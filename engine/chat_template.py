@@ -78,6 +78,8 @@ class ChatTemplate:
         """Templates say how calls of earlier turns are written: so will the model write its own."""
         if "<tool_call>" in source:
             return "hermes"
+        if "<minimax:tool_call>" in source:
+            return "minimax"
         if "[TOOL_CALLS]" in source:
             return "mistral_named" if self._shows_named_calls() else "mistral"
         if "<|python_tag|>" in source or "Environment: ipython" in source:

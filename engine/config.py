@@ -15,7 +15,7 @@ Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy", "null"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_named"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_named", "minimax"]
 ReasoningParser = Literal["auto", "none", "think"]
 
 PAGE_SIZES = (16, 32, 64, 128)

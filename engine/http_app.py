@@ -28,6 +28,7 @@ from tercet.engine.http_door import Door, draining
 from tercet.engine.http_errors import ApiError, from_engine
 from tercet.engine.http_messages import MESSAGES_ROUTES
 from tercet.engine.http_presence import ClientGone, unless_gone
+from tercet.engine.http_responses import respond
 from tercet.engine.http_stream import Stream, json_answer
 from tercet.engine.openai_answers import (
     ChatChunk,
@@ -49,6 +50,9 @@ from tercet.engine.openai_requests import (
 from tercet.engine.openapi import RouteTypes, describe
 from tercet.engine.process_load import read_loads
 from tercet.engine.request_log import Record
+from tercet.engine.responses_answers import AnyEvent
+from tercet.engine.responses_answers import Response as Responded
+from tercet.engine.responses_requests import ResponsesRequest
 from tercet.engine.web_page import PAGE_PATHS, page_routes
 from tercet.ipc.client import ClientError
 
@@ -263,6 +267,10 @@ _ROUTES: list[tuple[RouteTypes, Handler]] = [
     (
         RouteTypes("POST", "/v1/completions", "Continuations of prompts", CompletionRequest, Completion, Completion),
         complete,
+    ),
+    (
+        RouteTypes("POST", "/v1/responses", "The next turn, in items", ResponsesRequest, Responded, AnyEvent),
+        respond,
     ),
     *MESSAGES_ROUTES,
     (RouteTypes("GET", "/v1/models", "What is served", gives=ModelList), _models),

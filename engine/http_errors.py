@@ -109,16 +109,22 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
     return ApiError(400, param + message.removeprefix(field), param=param, code=code)
 
 
-def from_decoding(error: msgspec.DecodeError, kind: type) -> ApiError:
-    """The body was no JSON, or not of the wanted shape: name the field, and what it may be if that is one of a few."""
+def from_decoding(error: msgspec.DecodeError, kind: type, within: str = "") -> ApiError:
+    """The body was no JSON, or not of the wanted shape: name the field, and what it may be if that is one of a few.
+
+    `within`: where in the body that is which was to be a `kind`.
+    """
     message = str(error)
     path = _PATH.search(message)
     where = path[1] if path else ""
     field = _UNKNOWN_FIELD.search(message) or _MISSING_FIELD.search(message)
-    param = ".".join(part for part in (where, field[1] if field else "") if part) or None
+    param = ".".join(part for part in (within, where, field[1] if field else "") if part) or None
+    if within:
+        message = message.replace("`$", f"`$.{within}") if path else f"{message} - at `$.{within}`"
     if isinstance(error, msgspec.ValidationError):
-        if _PART_OF_CONTENT.search(where) and not getattr(kind, "has_blocks", False):
-            message += '; want {"type": "text", "text": …}: images and sounds are not served'
+        if _PART_OF_CONTENT.search(f".{where}") and not getattr(kind, "has_blocks", False):
+            text = "input_text" if within else "text"
+            message += f'; want {{"type": "{text}", "text": …}}: images and sounds are not served'
         elif message.startswith("Invalid enum value"):
             message += f"; want {', '.join(map(repr, choices(kind, where)))}"
         elif message.startswith("Invalid value"):  # of the field that tells structures apart

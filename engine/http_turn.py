@@ -3,7 +3,8 @@
 It knows what a chat's request means; nothing of the shapes of answers.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,6 +13,8 @@ from tercet.engine.chat_reader import ChatReader
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import as_http, from_engine
 from tercet.engine.http_tools import marks_of, with_tools
+from tercet.engine.marked_calls import Schemas
+from tercet.engine.openai_messages import Tool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.refusal import Refusal
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
@@ -29,10 +32,11 @@ class Turn(NamedTuple):
     """Of this answer: its prompt has opened the reasoning, or has not."""
     tools: ToolFormat
     most_calls: int | None
+    schemas: Schemas
 
     def reader(self) -> ChatReader:
         """Of one answer."""
-        return ChatReader(self.reasoning, self.tools, self.most_calls)
+        return ChatReader(self.reasoning, self.tools, self.most_calls, self.schemas)
 
 
 async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
@@ -43,7 +47,14 @@ async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
         params = await _params(body, door, reasoning)
     tools = door.info.tool_format if body.uses_tools else "none"
     most_calls = 1 if body.parallel_tool_calls is False else None
-    return Turn(body.to_prompt(), params, options, reasoning, tools, most_calls)
+    schemas = {tool.function.name: _arguments_of(tool) for tool in body.tools or ()}
+    return Turn(body.to_prompt(), params, options, reasoning, tools, most_calls, schemas)
+
+
+def _arguments_of(tool: Tool) -> Mapping[str, Any]:
+    """Their schemas, as far as the tool has them right."""
+    properties = (tool.function.parameters or {}).get("properties")
+    return properties if isinstance(properties, dict) else {}
 
 
 async def _params(body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat) -> SamplingParams:

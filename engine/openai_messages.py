@@ -135,23 +135,26 @@ def _turn(message: Message, where: str) -> ChatMessage:
         "system" if message.role == "developer" else message.role,
         "".join(part.text for part in content) if isinstance(content, list) else content,
         message.name,
-        tuple(_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls or ())),
+        tuple(
+            to_call(call.id, call.function, f"{where}.tool_calls[{index}].function")
+            for index, call in enumerate(message.tool_calls or ())
+        ),
         message.tool_call_id,
         message.reasoning_content,
     )
 
 
-def _call(call: AssistantCall, where: str) -> ToolCall:
+def to_call(call_id: str, function: CalledFunction, where: str) -> ToolCall:
     """Templates write the arguments themselves: they want the object and not its JSON."""
     try:
-        arguments = json.loads(call.function.arguments or "{}")
+        arguments = json.loads(function.arguments or "{}")
     except (ValueError, RecursionError) as error:
         raise _bad_arguments(where, str(error)) from None
     if not isinstance(arguments, dict):
         raise _bad_arguments(where, f"a {type(arguments).__name__}")
-    return ToolCall(id=call.id, function=FunctionCall(call.function.name, arguments))
+    return ToolCall(id=call_id, function=FunctionCall(function.name, arguments))
 
 
 def _bad_arguments(where: str, what: str) -> ApiError:
-    where = f"{where}.function.arguments"
+    where = f"{where}.arguments"
     return ApiError(400, f"{where} cannot be read ({what}); want a JSON object", param=where)

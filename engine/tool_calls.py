@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from tercet.engine.marked_calls import Schemas, invoked_calls, marked_call
 from tercet.ipc.answers import ToolFormat
 
 
@@ -36,11 +37,13 @@ class ToolReader(ABC):
         """The rest, when no more text comes."""
 
 
-def tool_reader(tool_format: ToolFormat) -> ToolReader:
-    """For a model that writes its calls so."""
+def tool_reader(tool_format: ToolFormat, schemas: Schemas) -> ToolReader:
+    """For a model that writes its calls so. `schemas`: of the tools that it has."""
     match tool_format:
         case "hermes":
-            return _HermesReader()
+            return _HermesReader(schemas)
+        case "minimax":
+            return _MiniMaxReader(schemas)
         case "llama3":
             return _LlamaReader()
         case "mistral" | "mistral_named":
@@ -68,11 +71,13 @@ class _PlainReader(ToolReader):
 
 
 class _HermesReader(ToolReader):
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them: Hermes, Qwen."""
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them: Hermes, Qwen. Or with marks inside:
+    Qwen3-Coder, GLM."""
 
     _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Schemas) -> None:
+        self._schemas = schemas
         self._rest = ""
         self._inside = False
         self._follows_call = False
@@ -98,11 +103,18 @@ class _HermesReader(ToolReader):
         return self._read_call(rest, "") if self._inside else self._content(rest)
 
     def _read_call(self, body: str, close: str) -> list[Item]:
-        call = _call_of(_parsed(body))
-        if call is None:
+        calls = self._calls(body)
+        if not calls:
             return self._content(self._OPEN + body + close)
         self._follows_call, self._space = True, ""
-        return [call]
+        return [*calls]
+
+    def _calls(self, body: str) -> list[Call]:
+        """None if it is anything else."""
+        call = _call_of(_parsed(body))
+        if call is None and (marked := marked_call(body, self._schemas)) is not None:
+            call = _call(*marked)
+        return [] if call is None else [call]
 
     def _content(self, text: str) -> list[Item]:
         """White space after a call is content only if more content follows."""
@@ -112,6 +124,16 @@ class _HermesReader(ToolReader):
             return []
         self._follows_call, self._space = False, ""
         return [text] if text else []
+
+
+class _MiniMaxReader(_HermesReader):
+    """`<minimax:tool_call><invoke name="…"><parameter name="…">…</parameter></invoke></minimax:tool_call>`."""
+
+    _OPEN, _CLOSE = "<minimax:tool_call>", "</minimax:tool_call>"
+
+    def _calls(self, body: str) -> list[Call]:
+        calls = [_call(*marked) for marked in invoked_calls(body, self._schemas)]
+        return [] if None in calls else [call for call in calls if call is not None]
 
 
 class _BufferedReader(ToolReader):

@@ -128,6 +128,13 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
         case "mistral_named":
             more = f" ({opening} call)*" if several else ""
             return f"calls: call{more}\n{_named_call(tools, marks)}"
+        case "minimax":
+            raise ApiError(
+                400,
+                "calls that must come or must be right (tool_choice, strict tools, a form of the answer beside tools) "
+                "are not supported where they are written as minimax does; want tool_choice auto, and strict false",
+                param="tools",
+            )
         case "none":
             raise AssertionError("calls of a model that has no way to write any")
 

@@ -13,8 +13,21 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """What a checkpoint calls its experts: their block, each one's matrices; the MLP that all share, and the bias that
+    the others are chosen with, if it has such."""
+
+    block: str
+    gate: str
+    up: str
+    down: str
+    shared: str = ""
+    bias: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Experts:
-    """MLPs of which each token goes through a few, and what the checkpoint calls them."""
+    """MLPs of which each token goes through a few."""
 
     count: int
     each: int
@@ -23,12 +36,25 @@ class Experts:
     """Of one of them."""
     normed: bool
     """Whether the weights of a token's experts add up to one."""
+    scale: float = 1.0
+    """What multiplies them then."""
+    shared: int = 0
+    """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
+    shared_gated: bool = False
+    """Those count by a sigmoid of the token's own; else one."""
     layers: frozenset[int]
     """Which layers have them; others have one MLP."""
-    block: str
-    gate: str
-    up: str
-    down: str
+    names: ExpertNames
+
+    @property
+    def biased(self) -> bool:
+        """An expert counts by its sigmoid, and is chosen by that and a bias; else by its share in a softmax of all."""
+        return bool(self.names.bias)
+
+    @property
+    def all(self) -> int:
+        """Those to choose from and those that are shared."""
+        return self.count + self.shared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +104,8 @@ class ModelConfig:
     wide_qk_norm: bool = False
     """Queries and keys are normed, all heads of a token together."""
     experts: Experts | None = None
+    guessing_layers: int = 0
+    """Which the checkpoint has behind the last: they guess further tokens, and are not read."""
     stacked: bool = False
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())

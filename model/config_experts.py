@@ -4,47 +4,89 @@ Knows the families that have some, and their names for tensors; knows no other f
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from tercet.model.config import Experts
-from tercet.model.config_fields import flag, positive
+from tercet.model.config import ExpertNames, Experts
+from tercet.model.config_fields import flag, number, positive
 
+_MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
+_QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
+_GLM = replace(_QWEN, shared="shared_experts", bias="gate.e_score_correction_bias")
 EXPERT_NAMES = {
-    "mixtral": {"block": "block_sparse_moe", "gate": "w1", "up": "w3", "down": "w2"},
-    "qwen3_moe": {"block": "mlp", "gate": "gate_proj", "up": "up_proj", "down": "down_proj"},
+    "mixtral": _MIXTRAL,
+    "minimax_m2": replace(_MIXTRAL, bias="e_score_correction_bias"),
+    "qwen2_moe": replace(_QWEN, shared="shared_expert"),
+    "qwen3_moe": _QWEN,
+    "olmoe": _QWEN,
+    "glm4_moe": _GLM,
+    "dots1": _GLM,
 }
 """What the families that have experts call them."""
+_COUNTS = {"mixtral": 8, "minimax_m2": 256, "qwen2_moe": 60, "qwen3_moe": 128, "olmoe": 64, "glm4_moe": 128}
+"""Where config.json is silent."""
 
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     """The model's experts, if its family has any."""
-    layers = frozenset(range(config["num_hidden_layers"]))
+    if family not in EXPERT_NAMES:
+        return None
+    layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
+    size_name, shared = "moe_intermediate_size", 0
     match family:
-        case "mixtral":
-            size, normed = positive(config, "intermediate_size"), True
-        case "qwen3_moe":
-            size, normed = positive(config, "moe_intermediate_size"), flag(config, "norm_topk_prob")
+        case "mixtral" | "minimax_m2" | "olmoe":
+            size_name = "intermediate_size"
+        case "qwen2_moe" | "qwen3_moe":
             layers = _sparse_layers(config)
-        case _:
-            return None
+        case "glm4_moe" | "dots1":
+            layers = frozenset(layer for layer in layers if layer >= _first_sparse(config))
+            scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
     if not layers:
         return None
+    size = positive(config, size_name)
     count, each = _count(config, family), positive(config, "num_experts_per_tok")
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
-    return Experts(count=count, each=each, intermediate_size=size, normed=normed, layers=layers, **EXPERT_NAMES[family])
+    return Experts(
+        count=count,
+        each=each,
+        intermediate_size=size,
+        normed=family in ("mixtral", "minimax_m2") or flag(config, "norm_topk_prob"),
+        scale=scale,
+        shared=_shared_of_size(config, size) if family == "qwen2_moe" else shared,
+        shared_gated=family == "qwen2_moe",
+        layers=layers,
+        names=EXPERT_NAMES[family],
+    )
+
+
+def _shared_of_size(config: Mapping[str, Any], size: int) -> int:
+    """The shared MLP as experts, of whose size it is a multiple."""
+    shared = positive(config, "shared_expert_intermediate_size")
+    if shared % size:
+        wanted = f"want a multiple of moe_intermediate_size ({size})"
+        raise ValueError(f"config.json: shared_expert_intermediate_size is {shared}; {wanted}")
+    return shared // size
+
+
+def _first_sparse(config: Mapping[str, Any]) -> int:
+    """Layers before it have one MLP."""
+    first = config["first_k_dense_replace"]
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(f"config.json: first_k_dense_replace is {first!r}; want a whole number")
+    return first
 
 
 def _count(config: Mapping[str, Any], family: str) -> int:
     """Files have either name, by the version of transformers that wrote them."""
-    names = [name for name in ("num_experts", "num_local_experts") if name in config]
+    names = [name for name in ("num_experts", "num_local_experts", "n_routed_experts") if name in config]
     counts = {positive(config, name) for name in names}
     if len(counts) > 1:
-        raise ValueError(
-            f"config.json: num_experts is {config['num_experts']} and num_local_experts is "
-            f"{config['num_local_experts']}; want one number"
-        )
-    return counts.pop() if counts else {"mixtral": 8, "qwen3_moe": 128}[family]
+        said = " and ".join(f"{name} is {config[name]}" for name in names)
+        raise ValueError(f"config.json: {said}; want one number")
+    if not counts and family not in _COUNTS:
+        raise ValueError("config.json: n_routed_experts is missing; want a positive whole number")
+    return counts.pop() if counts else _COUNTS[family]
 
 
 def _sparse_layers(config: Mapping[str, Any]) -> frozenset[int]:

@@ -51,9 +51,25 @@ _GEMMA: dict[str, tuple[Any, ...] | None] = {
     "final_logit_softcapping": None,
 }
 _EXPERTS: dict[str, tuple[Any, ...] | None] = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok")),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok", "norm_topk_prob")),
     # Of training alone.
     **dict.fromkeys(("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")),
+}
+_QWEN_EXPERTS: dict[str, tuple[Any, ...] | None] = {
+    **_EXPERTS,
+    **dict.fromkeys(("moe_intermediate_size", "decoder_sparse_step", "mlp_only_layers")),
+}
+_GLM_EXPERTS: dict[str, tuple[Any, ...] | None] = {
+    **_EXPERTS,
+    **dict.fromkeys(("moe_intermediate_size", "n_routed_experts", "n_shared_experts", "first_k_dense_replace")),
+    "routed_scaling_factor": None,
+    "scoring_func": (None, "sigmoid"),
+    "topk_method": (None, "noaux_tc"),
+    "moe_layer_freq": (None, 1),
+    "n_group": (None, 1),
+    "topk_group": (None, 1),
+    # Layers behind the last that guess further tokens: they change nothing of these.
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers")),
 }
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
@@ -63,9 +79,20 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "gemma3_text": {**_GEMMA, "rope_local_base_freq": None, "sliding_window_pattern": None},
     "seed_oss": {"attention_out_bias": None},
     "mixtral": _EXPERTS,
-    "qwen3_moe": {
+    "qwen2_moe": {**_QWEN_EXPERTS, **dict.fromkeys(("shared_expert_intermediate_size", "qkv_bias"))},
+    "qwen3_moe": _QWEN_EXPERTS,
+    "olmoe": _EXPERTS,
+    "glm4_moe": {**_GLM_EXPERTS, "use_qk_norm": None},
+    "dots1": _GLM_EXPERTS,
+    "minimax_m2": {
         **_EXPERTS,
-        **dict.fromkeys(("moe_intermediate_size", "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")),
+        "rotary_dim": None,
+        "scoring_func": (None, "sigmoid"),
+        "use_routing_bias": (None, True),
+        "use_qk_norm": (None, True),
+        "qk_norm_type": (None, "per_layer"),
+        "shared_intermediate_size": (None, 0),
+        **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers")),
     },
 }
 
@@ -154,7 +181,17 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "attention_bias": (None, False),
         "mlp_bias": (None, False),
     },
+    "qwen2_moe": {"attention_bias": (None, False), "mlp_bias": (None, False)},
     "qwen3_moe": {"mlp_bias": (None, False)},
+    "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "glm4_moe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "dots1": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "minimax_m2": {
+        "sliding_window": (None,),
+        "use_sliding_window": (None, False),
+        "attention_bias": (None, False),
+        "mlp_bias": (None, False),
+    },
 }
 
 

@@ -18,6 +18,9 @@ from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
+_WITHOUT_BIAS = ("mistral", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe")
+"""Families whose files may say attention_bias and mean nothing by it."""
+
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """The folder's config.json as it is."""
@@ -48,7 +51,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
-    attention_bias = family not in ("mistral", "mixtral", "phi3") and flag(config, "attention_bias")
+    attention_bias = family not in _WITHOUT_BIAS and flag(config, "attention_bias")
     head_dim = positive(config, "head_dim", hidden_size // num_heads)
     num_layers = positive(config, "num_hidden_layers")
     ropes = ropes_by_type(config, family)
@@ -56,8 +59,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     is_gemma = family in ("gemma2", "gemma3_text")
     if family == "gemma3_text" and rope.kind == "linear":
         max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
+    known = traits(family)
+    if family == "glm4_moe":
+        known["qk_norm"] = flag(config, "use_qk_norm")
     return ModelConfig(
-        **traits(family),
+        **known,
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=positive(config, "intermediate_size"),
@@ -76,10 +82,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=flag(config, "tie_word_embeddings"),
-        qkv_bias=family == "qwen2" or attention_bias,
-        o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "qwen2" and attention_bias,
+        qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
+        o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         experts=experts(config, family),
+        guessing_layers=_guessing_layers(config),
         layer_windows=layer_windows(config, family),
         layer_ropes=layer_ropes(config, family, ropes),
         dtype=_dtype(config),
@@ -101,6 +108,11 @@ def _attention_scale(config: Mapping[str, Any], head_dim: int) -> float:
     if "query_pre_attn_scalar" in config:
         return float(number(config, "query_pre_attn_scalar", head_dim) ** -0.5)
     return number(config, "attention_multiplier", head_dim**-0.5)
+
+
+def _guessing_layers(config: Mapping[str, Any]) -> int:
+    names = ("num_nextn_predict_layers", "num_mtp_layers", "num_mtp_modules")
+    return sum(positive(config, name) for name in names if config.get(name))
 
 
 def _cap(config: Mapping[str, Any], name: str) -> float:

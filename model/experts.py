@@ -1,12 +1,15 @@
 """A layer's block of many MLPs, of which each token goes through a few: which ones, and the sum of what they make.
 
+Those that every token goes through are the last of them.
+
 Every rank holds a part of each expert's inner size, as it does of a single MLP's, and routes all tokens by itself: the
 same product of the same numbers on each, so all route alike. Knows no stream, no layer.
 
-Shape suffixes: T tokens, D hidden size, E experts, K experts of a token, P pairs of both, F inner size of an expert on
-this rank, 2F gate and up rows in turns.
+Shape suffixes: T tokens, D hidden size, L logits of a token, E experts, K experts of a token, P pairs of both, F inner
+size of an expert on this rank, 2F gate and up rows in turns.
 """
 
+import torch
 from torch import Tensor
 
 from tercet.model.config import Experts
@@ -22,8 +25,20 @@ def go_through_experts(
     x_TD: Tensor, rows: Tensor | None, *, weights: ExpertWeights, experts: Experts, deterministic: bool
 ) -> Tensor:
     """What its experts make of each token, this rank's part: [T, D]. `rows`: see `linear.py`."""
-    logits_TE = linear(x_TD, weights.router_ED, None, deterministic=deterministic, rows=rows)
-    chosen_TK, counts_TK = route(logits_TE, experts.each, normed=experts.normed, rows=rows)
-    work = deal_out(chosen_TK, experts.count, expert_tile(chosen_TK.numel(), experts.count))
-    gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each)
+    out_TL = None
+    if experts.biased:  # such a bias tells apart what 16 bits do not
+        out_TL = x_TD.new_empty(len(x_TD), len(weights.router_LD), dtype=torch.float32)
+    logits_TL = linear(x_TD, weights.router_LD, None, out_TL, deterministic=deterministic, rows=rows)
+    chosen_TK, counts_TK = route(
+        logits_TL,
+        experts.each,
+        normed=experts.normed,
+        bias_E=weights.bias_E,
+        scale=experts.scale,
+        shared=experts.shared,
+        gated=experts.shared_gated,
+        rows=rows,
+    )
+    work = deal_out(chosen_TK, experts.all, expert_tile(chosen_TK.numel(), experts.all))
+    gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each + experts.shared)
     return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows)

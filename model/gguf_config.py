@@ -167,7 +167,7 @@ def _experts(take: Settings, family: str, num_layers: int, intermediate_size: in
         intermediate_size=intermediate_size,
         normed=True,
         layers=frozenset(range(num_layers)),
-        **EXPERT_NAMES[family],
+        names=EXPERT_NAMES[family],
     )
 
 

@@ -32,8 +32,8 @@ _STACKED = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 def _experts(family: str) -> dict[str, str]:
     """All experts of a layer are in one tensor, which has a dimension more; each of them has a name here."""
     names = EXPERT_NAMES[family]
-    each = {f"ffn_{part}_exps": f"{names['block']}.experts.*.{names[part]}" for part in ("gate", "up", "down")}
-    return {"ffn_gate_inp": f"{names['block']}.gate", **each}
+    each = {f"ffn_{part}_exps": f"{names.block}.experts.*.{getattr(names, part)}" for part in ("gate", "up", "down")}
+    return {"ffn_gate_inp": f"{names.block}.gate", **each}
 
 
 @dataclass(frozen=True)

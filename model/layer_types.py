@@ -10,8 +10,11 @@ from tercet.model.config_fields import flag, positive
 from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_ALIKE = ("llama", "mistral", "mixtral", "phi3", "granite", "olmo2", "qwen3_moe", "seed_oss")
-"""Families whose layers are all alike, whatever layer_types says."""
+_UNWINDOWED = ("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2")
+_ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
+"""Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
+_PARTIAL = ("phi3", "glm4_moe", "minimax_m2")
+"""Families of whose heads only a part may turn."""
 
 
 def layer_windows(config: Mapping[str, Any], family: str) -> tuple[int, ...]:
@@ -38,7 +41,7 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
 def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     """How positions turn heads of layers of each type."""
     if family not in ("gemma3_text", "olmo3"):
-        return dict.fromkeys((FULL, SLIDING), parse_rope(config, partial=family == "phi3"))
+        return dict.fromkeys((FULL, SLIDING), parse_rope(_turned(config), partial=family in _PARTIAL))
     both = config.get("rope_parameters")
     if both is None:
         # As files had it before transformers 5: what is scaled is that of layers that see all.
@@ -50,6 +53,13 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
         FULL: parse_rope({**config, "rope_parameters": both[FULL]}),
         SLIDING: parse_rope({**config, **_local_base(config), "rope_parameters": both[SLIDING]}),
     }
+
+
+def _turned(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How many numbers of a head turn, as a part of them where a number is given."""
+    if config.get("rotary_dim") is None:
+        return config
+    return {"partial_rotary_factor": positive(config, "rotary_dim") / positive(config, "head_dim"), **config}
 
 
 def _unscaled(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,9 +74,9 @@ def _local_base(config: Mapping[str, Any]) -> dict[str, Any]:
 def _window(config: Mapping[str, Any], family: str) -> int | None:
     """Of layers that have one."""
     match family:
-        case "llama" | "granite" | "olmo2" | "seed_oss":
+        case _ if family in _UNWINDOWED:
             return None
-        case "qwen2" | "qwen3" | "qwen3_moe" | "smollm3" if not flag(config, "use_sliding_window"):
+        case "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" | "smollm3" if not flag(config, "use_sliding_window"):
             return None
     return None if config.get("sliding_window") is None else positive(config, "sliding_window")
 
@@ -100,7 +110,9 @@ def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
             slides = [False for _ in layers]
         case "smollm3":
             slides = [not turns for turns in _layers_that_turn(config)]
-        case "qwen2" | "qwen3":
+        case "qwen2_moe":
+            slides = [layer % 2 == 0 and layer < _first_windowed(config) for layer in layers]
+        case "qwen2" | "qwen3" | "dots1":
             slides = [layer >= _first_windowed(config) for layer in layers]
         case _:
             slides = [True for _ in layers]

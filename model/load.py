@@ -1,6 +1,7 @@
 """From a model's path to a decoder on this rank's device, ready for its first step."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tercet.model.scaled_rows import Kept
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 
+_OF_EXPERTS = re.compile(r"\.(shared_)?experts?\.")
 _LEAST_NUMBERS = 2**23
 """Of a matrix on a rank that is kept as stored, on average: products with smaller ones wait for other things than
 weights, and kernels for plain numbers start sooner. The products of one row in a layer of Qwen3-0.6B take 15 us with
@@ -110,7 +112,7 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
     if dtype.itemsize != 2:  # products in fp32 would expand weights at each step
         return {}
     kept = {name: way for name, way in kept.items() if gpu.capability >= _LEAST_CAPABILITY[way.bits]}
-    shapes, experts = tensors.shapes(), {name for name in kept if ".experts." in name}  # small ones, but many
+    shapes, experts = tensors.shapes(), {name for name in kept if _OF_EXPERTS.search(name)}  # small ones, but many
     num_numbers = sum(math.prod(shapes[name]) for name in kept.keys() - experts)
     pays = num_numbers >= _LEAST_NUMBERS * size * (len(kept) - len(experts))
     return kept if pays else {name: way for name, way in kept.items() if name in experts}

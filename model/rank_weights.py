@@ -3,7 +3,8 @@
 Knows shapes; where the numbers come from is known by `shard.py`.
 
 Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
-this rank, H head size, J q and k rows of this rank, E experts, F intermediate size of this rank.
+this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them, F intermediate size
+of this rank.
 """
 
 from dataclasses import dataclass
@@ -26,9 +27,11 @@ class MlpWeights:
 @dataclass(frozen=True)
 class ExpertWeights:
     """Many MLPs and what chooses among them; gate and up rows in turns. Kept as stored, all experts' rows follow each
-    other."""
+    other. Those that are shared come last, and have no row of the router; or one, that weighs them."""
 
-    router_ED: Tensor
+    router_LD: Tensor
+    bias_E: Tensor | None
+    """Of those to choose from, in fp32."""
     gate_up_E2FD: Weight
     down_EDF: Weight
 

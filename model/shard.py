@@ -128,25 +128,41 @@ class ShardBuilder:
         )
 
     def _experts(self, prefix: str, experts: Experts) -> ExpertWeights:
-        hidden, whole = self.config.hidden_size, experts.intermediate_size
+        hidden, whole, names = self.config.hidden_size, experts.intermediate_size, experts.names
         part = whole // self.size
         start = self.rank * part
-        router_ED = self._empty(experts.count, hidden)
-        self._rows(f"{prefix}{experts.block}.gate.weight", experts.count, 0, router_ED)
-        names = [f"{prefix}{experts.block}.experts.{index}." for index in range(experts.count)]
-        both = [f"{name}{each}.weight" for name in names for each in (experts.gate, experts.up)]
-        gate_up_RD = self._matrix(both, experts.count * 2 * part, hidden, hidden)
-        down_RF = self._matrix([f"{name}{experts.down}.weight" for name in names], experts.count * hidden, part, whole)
-        for index, name in enumerate(names):
+        # Whose matrices each expert's are part of, their size there, and where they begin.
+        block = f"{prefix}{names.block}."
+        places = [(f"{block}experts.{index}.", whole, start) for index in range(experts.count)]
+        shared, size = f"{block}{names.shared}.", experts.shared * whole
+        places += [(shared, size, first + start) for first in range(0, size, whole)]
+        both = {f"{name}{each}.weight" for name, _, _ in places for each in (names.gate, names.up)}
+        downs = {f"{name}{names.down}.weight" for name, _, _ in places}
+        gate_up_RD = self._matrix(both, experts.all * 2 * part, hidden, hidden)
+        down_RF = self._matrix(downs, experts.all * hidden, part, whole)
+        for index, (name, size, first) in enumerate(places):
             gate_up = gate_up_RD[index * 2 * part : (index + 1) * 2 * part]
-            self._rows(f"{name}{experts.gate}.weight", whole, start, gate_up[0::2])
-            self._rows(f"{name}{experts.up}.weight", whole, start, gate_up[1::2])
-            self._share(f"{name}{experts.down}.weight", whole, down_RF[index * hidden : (index + 1) * hidden])
+            self._rows(f"{name}{names.gate}.weight", size, first, gate_up[0::2])
+            self._rows(f"{name}{names.up}.weight", size, first, gate_up[1::2])
+            down = down_RF[index * hidden : (index + 1) * hidden]
+            self._some_columns(f"{name}{names.down}.weight", size, first, down)
         gate_up_E2FD, down_EDF = (
-            matrix.view(experts.count, -1, matrix.shape[1]) if isinstance(matrix, Tensor) else matrix
+            matrix.view(experts.all, -1, matrix.shape[1]) if isinstance(matrix, Tensor) else matrix
             for matrix in (gate_up_RD, down_RF)
         )
-        return ExpertWeights(router_ED, gate_up_E2FD, down_EDF)
+        return ExpertWeights(*self._router(block, experts), gate_up_E2FD, down_EDF)
+
+    def _router(self, block: str, experts: Experts) -> tuple[Tensor, Tensor | None]:
+        """And the bias that it chooses with."""
+        router_LD = self._empty(experts.count + experts.shared_gated, self.config.hidden_size)
+        self._rows(f"{block}gate.weight", experts.count, 0, router_LD[: experts.count])
+        if experts.shared_gated:
+            self._rows(f"{block}{experts.names.shared}_gate.weight", 1, 0, router_LD[experts.count :])
+        if not experts.biased:
+            return router_LD, None
+        bias_E = torch.empty(experts.count, dtype=torch.float32, device=self._device)
+        self._rows(f"{block}{experts.names.bias}", experts.count, 0, bias_E)
+        return router_LD, bias_E
 
     def _qkv(self) -> _Stack:
         query, kv = self._head_rows()
@@ -257,5 +273,9 @@ class ShardBuilder:
 
     def _share(self, name: str, whole: int, into: Weight) -> None:
         """Fill `into` with this rank's columns of a tensor that has `whole` columns."""
+        self._some_columns(name, whole, self.rank * into.shape[1], into)
+
+    def _some_columns(self, name: str, whole: int, start: int, into: Weight) -> None:
+        """Fill `into` with columns `start` and on of a tensor that has `whole` columns."""
         rows, count = into.shape
-        self.moves.append(Move(name, (rows, whole), 1, self.rank * count, (self.rank + 1) * count, into))
+        self.moves.append(Move(name, (rows, whole), 1, start, start + count, into))

@@ -18,7 +18,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.linear import reorder_for_cpu
 from tercet.model.rank_weights import MlpWeights, Weights
 from tercet.model.scaled_rows import Kept, ScaledRows
-from tercet.model.shard import LM_HEAD, Move, ShardBuilder
+from tercet.model.shard import LAYERS, LM_HEAD, Move, ShardBuilder
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, packed, stored, with_zeros
 
 Progress = Callable[[int, int], None]
@@ -100,7 +100,8 @@ def load_weights(
     builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
     moves = builder.moves
-    _check_names(checkpoint.source, {move.name: move.shape for move in moves}, shapes)
+    found = {name: shape for name, shape in shapes.items() if not _guesses(name, config)}
+    _check_names(checkpoint.source, {move.name: move.shape for move in moves}, found)
     total = sum(move.into.nbytes for move in moves)
     done = 0
     if progress is not None:
@@ -182,6 +183,12 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     builder = ShardBuilder(config, 0, 1, torch.float32, torch.device("meta"), {})
     builder.weights(interleaved=False, tied=config.tie_word_embeddings)
     return {move.name: move.shape for move in builder.moves}
+
+
+def _guesses(name: str, config: ModelConfig) -> bool:
+    """Whether a tensor is of a layer behind the last, which nothing here needs."""
+    layer = name.removeprefix(LAYERS).partition(".")[0]
+    return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers
 
 
 def _check_names(source: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

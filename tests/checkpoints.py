@@ -15,18 +15,23 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    Dots1Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GraniteConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SeedOssConfig,
@@ -132,6 +137,45 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    "qwen2-moe": (
+        Qwen2MoeConfig,
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 72,
+            "decoder_sparse_step": 2,
+        },
+    ),
+    "olmoe": (OlmoeConfig, {"num_experts": 6, "num_experts_per_tok": 2}),
+    "glm4-moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 6,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "dots1": (
+        Dots1Config,
+        {
+            "n_routed_experts": 5,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 40,
+            "sliding_window": 12,
+            "max_window_layers": 2,
+        },
+    ),
+    "minimax-m2": (
+        MiniMaxM2Config,
+        {"head_dim": 24, "rotary_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
     "granite": (
         GraniteConfig,
         {
@@ -200,6 +244,9 @@ def randomize(model: torch.nn.Module, generator: torch.Generator) -> None:
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 parameter.normal_(0.0, 0.5, generator=generator)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # experts are chosen otherwise than they count
+                buffer.uniform_(-0.3, 0.3, generator=generator)
 
 
 @functools.cache

@@ -132,6 +132,7 @@ def test_tools_are_rendered_as_transformers_does() -> None:
             "{% if tools %}<|python_tag|>{% endif %}<think>{% if false %}</think>{% endif %}\n",
             ("llama3", "think_opened"),
         ),
+        ("{% if tools %}<minimax:tool_call>{% endif %}</think>", ("minimax", "think")),
         ("{% if tools %}[TOOL_CALLS]{% endif %}{{ raise_exception('no') }}</think>", ("mistral", "think")),
         ("{{ '<think>' if thinking is not defined or thinking else '</think>' }}", ("none", "think_by_default")),
         ("{{ '<think>' if enable_thinking else '</think>' }}", ("none", "think_on_request")),

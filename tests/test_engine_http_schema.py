@@ -20,6 +20,7 @@ from schema_strategy import allowed, spoiled
 POSTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 3},
+    "/v1/responses": {"model": "tiny", "input": [{"role": "user", "content": "a"}], "max_output_tokens": 3},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
@@ -69,7 +70,7 @@ def check(document: dict[str, Any], method: str, path: str, answer: httpx.Respon
     elif kind == "text/event-stream":
         *events, rest = answer.text.split("\n\n")
         assert rest == ""
-        if path != "/v1/messages":
+        if path not in ("/v1/messages", "/v1/responses"):
             assert events.pop() == "data: [DONE]"
         for event in events:
             Draft202012Validator(schema).validate(json.loads(event[event.index("data: ") + 6 :]))

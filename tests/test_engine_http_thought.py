@@ -15,6 +15,7 @@ import pytest
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessage
 from openai.types.chat.chat_completion import Choice
+from openai.types.responses import ResponseReasoningItem
 
 from at_once import at_once
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
@@ -117,6 +118,25 @@ def test_a_model_that_opens_its_reasoning_itself(
         assert is_right(form, message.content, calls), message
         thoughts.append(getattr(message, "reasoning_content", ""))
     assert any(thoughts) == thinks
+
+
+def test_in_items(client: OpenAI) -> None:
+    """The same answer, asked for by the other API, which also says how much of it is reasoning."""
+    chat = client.chat.completions.create(seed=2, **ASK, **SCHEMA, extra_body={"return_token_ids": True}).choices[0]
+    more = {"seed": 2, "logit_bias": ASK["logit_bias"]}
+    form: Any = {"format": {"type": "json_schema", "name": "n", "schema": NUMBER}}
+    answer = client.responses.create(model="tiny", input="the cat", max_output_tokens=400, text=form, extra_body=more)
+    thought, message = answer.output
+    assert isinstance(thought, ResponseReasoningItem)
+    assert thought.content is not None
+    assert thought.content[0].text == chat.message.reasoning_content  # type: ignore[attr-defined]
+    assert message.type == "message"
+    assert answer.output_text == chat.message.content
+    assert answer.usage is not None
+    token_ids: list[int] = chat.token_ids  # type: ignore[attr-defined]
+    (close,) = map(int, ASK["logit_bias"])
+    assert answer.usage.output_tokens == len(token_ids)
+    assert answer.usage.output_tokens_details.reasoning_tokens == token_ids.index(close) + 1
 
 
 @pytest.mark.parametrize("schema", ['{"type": "object"', "[]", {"not": {"const": 3}}])

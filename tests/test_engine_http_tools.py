@@ -83,6 +83,21 @@ async def test_tools_reach_the_template_and_calls_come_back(engine: TokenizerPro
     assert answer.choices[0].message.tool_calls is None
 
 
+async def test_arguments_between_marks_have_the_types_of_the_schema(
+    engine: TokenizerProcess, client: AsyncOpenAI
+) -> None:
+    """As Qwen3-Coder writes them."""
+    properties = {"zone": {"type": "string"}, "days": {"type": "integer"}}
+    tool = {
+        "type": "function",
+        "function": {"name": "plan", "parameters": {"type": "object", "properties": properties}},
+    }
+    call = "<function=plan>\n<parameter=zone>\n12\n</parameter>\n<parameter=days>\n12\n</parameter>\n</function>"
+    answer, _ = await chat(engine, client, f"<tool_call>\n{call}\n</tool_call>", tools=[tool])
+    (found,) = answer.choices[0].message.tool_calls
+    assert (found.function.name, json.loads(found.function.arguments)) == ("plan", {"zone": "12", "days": 12})
+
+
 async def test_streamed(engine: TokenizerProcess, client: AsyncOpenAI) -> None:
     says = f"<think>Hm.</think>Let me see.{CALL}\n{CALL}"
     chunks, _ = await chat(engine, client, says, tools=[TOOL], stream=True)

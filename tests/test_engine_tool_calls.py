@@ -2,6 +2,7 @@
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -62,6 +63,76 @@ for _call in UNREADABLE:
     CASES += [(tool_format, text, [text]) for tool_format, text in _written.items()]
 
 
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "get_time": {"zone": {"type": "string"}},
+    "add": {
+        "a": {"type": "integer"},
+        "b": {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        "c": {"enum": [1, 2.5]},
+        "d": {"type": ["string", "null"]},
+        "e": {"$ref": "#/$defs/Point"},
+        "f": {"type": "boolean"},
+    },
+}
+ALL = Call("add", '{"a": -3, "b": [1, "x"], "c": 2.5, "d": null, "e": {"x": 1}, "f": true, "g": "7"}')
+GIVEN = {"a": "-3", "b": '[1, "x"]', "c": " 2.5", "d": "null", "e": '{"x": 1}', "f": "True", "g": "7"}
+CODE = "if x < 3:\n    print('<parameter=a></parameter>')\n"
+WRITE = Call("write", json.dumps({"path": "a.py", "text": CODE}))
+
+
+def as_qwen(name: str, given: dict[str, str]) -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in given.items())
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+def as_glm(name: str, given: dict[str, str]) -> str:
+    inner = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in given.items())
+    return f"<tool_call>{name}\n{inner}</tool_call>"
+
+
+def as_minimax(*calls: tuple[str, dict[str, str]]) -> str:
+    each = [
+        f'<invoke name="{name}">\n'
+        + "".join(f'<parameter name="{key}">{value}</parameter>\n' for key, value in given.items())
+        + "</invoke>\n"
+        for name, given in calls
+    ]
+    return f"<minimax:tool_call>\n{''.join(each)}</minimax:tool_call>"
+
+
+ZONE = {"zone": "Europe/Zürich"}
+BARE = Call("get_time", "{}")
+CASES += [
+    ("hermes", f"So:\n{as_qwen('get_time', ZONE)}\n{as_qwen('add', GIVEN)}", ["So:\n", TIME, ALL]),
+    ("hermes", as_qwen("write", {"path": "a.py", "text": CODE}), [WRITE]),
+    ("hermes", as_qwen("get_time", {}), [BARE]),
+    ("hermes", "<tool_call><function=get_time></function></tool_call>", [BARE]),
+    ("hermes", f"{as_glm('get_time', ZONE)}{as_glm('add', GIVEN)}.", [TIME, ALL, "."]),
+    ("hermes", as_glm("write", {"path": "a.py", "text": CODE}), [as_glm("write", {"path": "a.py", "text": CODE})]),
+    ("hermes", "<tool_call>get_time</tool_call>", [BARE]),
+    ("minimax", f"So:{as_minimax(('get_time', ZONE), ('add', GIVEN))}", ["So:", TIME, ALL]),
+    ("minimax", as_minimax(("get_time", {})), [BARE]),
+    ("minimax", HERMES[0], [HERMES[0]]),
+]
+for _text in (
+    "<tool_call>later</tool_call>",
+    "<tool_call><function=get_time>x</function></tool_call>",
+    "<tool_call><function=get_time><parameter=zone>a</function></tool_call>",
+    "<tool_call><function=></function></tool_call>",
+    "<tool_call>get_time<arg_key>zone</arg_key></tool_call>",
+    "<tool_call></tool_call>",
+):
+    CASES.append(("hermes", _text, [_text]))
+for _text in (
+    "<minimax:tool_call></minimax:tool_call>",
+    '<minimax:tool_call><invoke name="f">x</invoke></minimax:tool_call>',
+    '<minimax:tool_call><invoke name="f"></minimax:tool_call>',
+    '<minimax:tool_call><invoke name="f"></invoke> and</minimax:tool_call>',
+    "<minimax:tool_call><invoke name=f></invoke></minimax:tool_call>",
+):
+    CASES.append(("minimax", _text, [_text]))
+
+
 def joined(items: list[Item]) -> list[Item]:
     """Neighbouring texts as one."""
     out: list[Item] = []
@@ -86,7 +157,7 @@ def cuts(text: str) -> list[list[str]]:
 @pytest.mark.parametrize(("tool_format", "text", "wanted"), CASES)
 def test_calls_however_the_text_is_cut(tool_format: ToolFormat, text: str, wanted: list[Item]) -> None:
     for pieces in cuts(text):
-        reader = tool_reader(tool_format)
+        reader = tool_reader(tool_format, SCHEMAS)
         items: list[Item] = []
         for piece in pieces:
             items += reader.feed(piece)
@@ -96,7 +167,7 @@ def test_calls_however_the_text_is_cut(tool_format: ToolFormat, text: str, wante
 
 def test_content_does_not_wait_for_what_cannot_be_a_call() -> None:
     for tool_format in ("hermes", "mistral", "llama3"):
-        reader = tool_reader(tool_format)  # type: ignore[arg-type]
+        reader = tool_reader(tool_format, SCHEMAS)  # type: ignore[arg-type]
         assert reader.feed("Hello ") == ["Hello "]
         assert reader.feed("you") == ["you"]
 

@@ -30,6 +30,8 @@ from tercet.triton_kernels.sample import sample
         ("olmo2", False),
         ("mixtral", False),
         ("qwen3-moe", True),
+        ("qwen2-moe", False),
+        ("glm4-moe", True),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

@@ -68,6 +68,7 @@ class Case:
 MOST = "qkv o gate_up down", "qkv gate_up down", "qkv gate_up down"
 """With 128 columns or 256 of o's in all, and 512 of down's."""
 NONE = "", "", ""
+SHARED = {"moe_intermediate_size": 512, "head_dim": 32}
 CASES = {
     "gptq, 128": Case(of_gptq(4, 128), MOST),
     "gptq, version 2, 64": Case(of_gptq(4, 64, offset=0), MOST),
@@ -94,7 +95,7 @@ CASES = {
     "packed, order": Case(of_packed(4, 64, True, ordered=True), NONE),
     "packed, bfloat16": Case(of_packed(4, 64, True, dtype=torch.bfloat16), MOST, dtype=torch.bfloat16),
     "packed, 8 bits": Case(of_packed(8, 64, True), NONE),
-    "packed, experts": Case(of_packed(4, 128, True), MOST, "qwen3-moe", {**SIZES, "moe_intermediate_size": 512}),
+    "packed, experts": Case(of_packed(4, 128, True), MOST, "glm4-moe", {**SIZES, **SHARED}),
 }
 
 

@@ -119,7 +119,7 @@ def test_every_rank_has_a_part_of_each_expert(family: str, block: str, names: tu
         parts = [rank.layers[index].mlp for rank in ranks]
         for part in parts:
             assert isinstance(part, ExpertWeights)
-            assert torch.equal(part.router_ED, raw[f"{prefix}.gate.weight"])
+            assert torch.equal(part.router_LD, raw[f"{prefix}.gate.weight"])
         for expert in range(len(raw[f"{prefix}.gate.weight"])):
             gate, up, down = (raw[f"{prefix}.experts.{expert}.{name}.weight"] for name in names)
             assert torch.equal(torch.cat([part.gate_up_E2FD[expert, 0::2] for part in parts]), gate)
@@ -129,6 +129,33 @@ def test_every_rank_has_a_part_of_each_expert(family: str, block: str, names: tu
         dense = ranks[1].layers[1].mlp
         assert isinstance(dense, MlpWeights)
         assert torch.equal(dense.down_DF, raw["model.layers.1.mlp.down_proj.weight"][:, 48:])
+
+
+@pytest.mark.parametrize(("family", "name"), [("qwen2-moe", "shared_expert"), ("glm4-moe", "shared_experts")])
+def test_every_rank_has_a_part_of_each_shared_expert(family: str, name: str) -> None:
+    """What the file has as one MLP is several here, which are put together again."""
+    path = checkpoint(family)
+    raw, ranks = load_file(path / "model.safetensors"), [load(path, rank, 2) for rank in range(2)]
+    parts = [rank.layers[1].mlp for rank in ranks]
+    assert isinstance(parts[0], ExpertWeights)
+    prefix = "model.layers.1.mlp."
+    count = len(raw[f"{prefix}gate.weight"])
+    gate, up, down = (raw[f"{prefix}{name}.{one}_proj.weight"] for one in ("gate", "up", "down"))
+    shared = range(count, len(parts[0].down_EDF))
+    gate_up = torch.cat([part.gate_up_E2FD[expert] for expert in shared for part in parts])
+    assert torch.equal(gate_up[0::2], gate)
+    assert torch.equal(gate_up[1::2], up)
+    downs = [part.down_EDF[expert] for expert in shared for part in parts]
+    assert torch.equal(torch.cat(downs, 1), down)
+    for part in parts:
+        assert isinstance(part, ExpertWeights)
+        if family == "qwen2-moe":
+            both = torch.cat((raw[f"{prefix}gate.weight"], raw[f"{prefix}shared_expert_gate.weight"]))
+            assert torch.equal(part.router_LD, both)
+            assert part.bias_E is None
+        else:
+            assert part.bias_E is not None
+            assert torch.equal(part.bias_E, raw[f"{prefix}gate.e_score_correction_bias"])
 
 
 def test_gate_and_up_rows_in_turns() -> None:

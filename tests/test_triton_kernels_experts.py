@@ -47,6 +47,47 @@ def test_route(place: Place, num_experts: int, each: int, normed: bool) -> None:
     assert torch.equal(again, experts[:9])
 
 
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize(
+    ("num_experts", "each", "shared", "biased", "gated"),
+    [
+        (6, 3, 2, True, False),
+        (60, 4, 4, False, True),
+        (128, 8, 1, True, False),
+        (5, 2, 1, True, True),
+        (9, 4, 0, True, False),
+    ],
+)
+def test_route_with_a_bias_and_with_experts_that_all_share(
+    place: Place, num_experts: int, each: int, shared: int, biased: bool, gated: bool, normed: bool
+) -> None:
+    """The bias decides who is chosen, and not how much they count; who is shared has no part in either."""
+    tokens, scale = 23, 1.7
+    logits = place.random(tokens, num_experts + gated) * 3
+    bias = (place.random(num_experts).float() * 0.4).contiguous() if biased else None
+    rows = place.ints([tokens - 2])
+    more = {"normed": normed, "bias_E": bias, "scale": scale, "shared": shared, "gated": gated}
+    experts, weights = route(logits, each, rows=rows, **more)
+    assert experts.shape == weights.shape == (tokens, each + shared)
+    exact = logits.double()
+    scores = exact[:, :num_experts].sigmoid() if biased else exact[:, :num_experts].softmax(1)
+    choice = scores if bias is None else scores + bias.double()
+    otherwise = 0
+    for token in range(tokens - 2):
+        order = sorted(range(num_experts), key=lambda one, t=token: (-float(choice[t, one]), one))
+        wanted = order[:each]
+        assert experts[token].tolist() == [*wanted, *range(num_experts, num_experts + shared)]
+        otherwise += set(wanted) != set(scores[token].topk(each).indices.tolist())
+        counted = scores[token, wanted]
+        counted = counted / counted.sum() if normed else counted
+        own = exact[token, -1].sigmoid() if gated else exact.new_tensor(1.0)
+        place.check_rounded(weights[token], torch.cat((counted * scale, own.expand(shared))))
+    assert bool(otherwise) == biased
+    assert (experts[tokens - 2 :] == num_experts + shared).all()
+    again, _ = route(logits[:9], each, **more)
+    assert torch.equal(again, experts[:9])
+
+
 def test_numbers_that_are_none_have_some_expert(place: Place) -> None:
     logits = place.random(3, 6)
     logits[0] = float("nan")
@@ -126,18 +167,28 @@ def test_sums(place: Place, tokens: int, each: int, width: int) -> None:
     place.check_rounded(sum_experts(x, weights), exact)
     count = max(1, tokens - 2)
     place.check_rounded(sum_experts(x, weights, place.ints([count]))[:count], exact[:count])
+    wide = torch.rand(tokens, each, device=place.device)
+    exact = (x.double().view(tokens, each, width) * wide.double()[:, :, None]).sum(1)
+    place.check_rounded(sum_experts(x, wide), exact)
 
 
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (lambda: route(torch.zeros(3, 4), 5, normed=True), "num_experts: got 5, wanted 1 to 4"),
+        (lambda: route(torch.zeros(3, 4), 5, normed=True), "each: got 5, wanted 1 to 4"),
         (lambda: route(torch.zeros(3, 4).double(), 2, normed=True), "logits: got torch.float64, wanted"),
+        (lambda: route(torch.zeros(3, 4), 2, normed=True, gated=True), "shared: got 0, wanted at least 1"),
+        (lambda: route(torch.zeros(3, 4), 2, normed=True, bias_E=torch.zeros(3)), "bias: got shape [3], wanted [4]"),
+        (
+            lambda: route(torch.zeros(3, 4), 2, normed=True, bias_E=torch.zeros(4).half()),
+            "bias: got torch.float16, wanted torch.float32",
+        ),
         (lambda: deal_out(torch.zeros(3, 2), 4, 16), "experts: got torch.float32, wanted torch.int32"),
         (lambda: _multiply(w=torch.zeros(3, 8, 5)), "w: got shape [3, 8, 5], wanted [4, *, 6]"),
         (lambda: _multiply(w=torch.zeros(4, 7, 6)), "w: got 7 rows, wanted gate and up rows in turns"),
         (lambda: _multiply(w=torch.zeros(4, 8, 6).half()), "w: got torch.float16, wanted torch.float32"),
         (lambda: sum_experts(torch.zeros(5, 8), torch.zeros(2, 2)), "x: got shape [5, 8], wanted [4, *]"),
+        (lambda: sum_experts(torch.zeros(4, 8), torch.zeros(2, 2).half()), "weights: got torch.float16, wanted"),
     ],
 )  # fmt: skip
 def test_bad_input(run: Callable[[], object], message: str) -> None:
@@ -166,6 +217,11 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             work = deal_out(experts, 128, tile)
             gated = matmul_experts_silu_and_mul(meta(tokens, 2048), meta(128, 1536, 2048), work, 8)
             sum_experts(matmul_experts(gated, meta(128, 2048, 768), work), weights, rows)
+            biased = {"bias_E": meta(128, dtype=torch.float32), "scale": 1.5, "shared": 2}
+            logits = meta(tokens, 128, dtype=torch.float32)
+            _, wide = route(logits, 8, normed=True, rows=rows, **biased)  # type: ignore[arg-type]
+            sum_experts(meta(tokens * 10, 2048), wide, rows)
+            route(meta(tokens, 61), 4, normed=False, shared=4, gated=True)
         for kernel in kernels:
             assert kernel.asm["cubin"]
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)

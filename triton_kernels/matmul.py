@@ -22,7 +22,7 @@ from tercet.triton_kernels.matmul_launch import can_be_early, can_use_tma, launc
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.sum_parts import sum_parts
-from tercet.triton_kernels.tuning import choose_matmul
+from tercet.triton_kernels.tuning import choose_matmul, row_bucket
 from tercet.triton_kernels.untuned import heuristic
 from tercet.triton_kernels.widen import expand, plain
 
@@ -40,12 +40,13 @@ def matmul(
     deterministic: bool = False,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """x W^T (+ bias): [M, K] x [N, K] -> [M, N] in x's type, written to `out` if given. Sums in fp32; graph-safe.
+    """x W^T (+ bias): [M, K] x [N, K] -> [M, N] in x's type, or written to `out`, which may be of fp32. Sums in fp32;
+    graph-safe.
 
     `deterministic`: a row's bits do not depend on M (K is summed in one order everywhere).
     """
     _check(x_MK, w_NK, bias_N)
-    _check_out(out, x_MK, w_NK.shape[0])
+    _check_out(out, x_MK, w_NK.shape[0], torch.float32)
     if not use_kernels(x_MK):
         y_MN = matmul_reference(x_MK, w_NK, bias_N)
         return y_MN if out is None else out.copy_(y_MN)
@@ -171,7 +172,9 @@ def _run(
             return
         w_NK = expand(w_NK)
     config = _choose(op, x_MK, w_NK, deterministic)
-    if config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK, out):
+    if out.dtype != x_MK.dtype:  # fp32, which no kernel brings by TMA
+        config = heuristic(op, row_bucket(len(x_MK)), len(w_NK), w_NK.shape[1], x_MK.dtype, deterministic)
+    elif config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK, out):
         config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
     elif config.kernel == "hopper" and bias_N is not None:
         config = replace(config, kernel="persistent", num_warps=8, num_stages=3)
@@ -223,7 +226,7 @@ def _check_pairs(x_MK: Tensor, w_2FK: Weight) -> None:
         raise ValueError(f"w: got {w_2FK.shape[0]} rows, wanted gate and up rows in turns: an even number")
 
 
-def _check_out(out: Tensor | None, x_MK: Tensor, width: int) -> None:
+def _check_out(out: Tensor | None, x_MK: Tensor, width: int, *more: torch.dtype) -> None:
     if out is not None:
         check_shape("out", out, x_MK.shape[0], width)
-        check_same("out", out, x_MK)
+        check_same("out", out, x_MK, *more)

@@ -1,6 +1,6 @@
-"""Which experts serve a token, and how much each counts: the likeliest few of a softmax over all of them.
+"""Which experts serve a token, and how much each counts: the likeliest few, and those that serve every token.
 
-Shape suffixes: T tokens, E experts, K experts of a token.
+Shape suffixes: T tokens, L logits of a token, E experts to choose from, K experts of a token.
 """
 
 import torch
@@ -13,76 +13,133 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import next_power_of_2
 
+_LITTLE = 1e-20
+"""Keeps a sum of sigmoids from being nothing, as models were trained with it."""
+
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, rows_ptr, experts_ptr, weights_ptr, E: tl.constexpr, K: tl.constexpr, BLOCK_E: tl.constexpr,
+    logits_ptr, bias_ptr, rows_ptr, experts_ptr, weights_ptr, scale, E: tl.constexpr, EACH: tl.constexpr,
+    SHARED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, LITTLE: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_K: tl.constexpr, NORMED: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one program finds one token's experts, the likeliest first and the lower of equals."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     token = tl.program_id(0)
+    logits_ptr += token.to(tl.int64) * (E + GATED)
     columns, places = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
-    logits = tl.load(logits_ptr + token.to(tl.int64) * E + columns, mask=columns < E, other=float("-inf"))
-    logits = logits.to(tl.float32)
-    likelihoods = tl.exp(logits - tl.max(logits))
-    whole = tl.sum(likelihoods)
+    logits = tl.load(logits_ptr + columns, mask=columns < E, other=float("-inf")).to(tl.float32)
+    if BIASED:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+        left = scores + tl.load(bias_ptr + columns, mask=columns < E, other=0.0)
+    else:
+        scores = tl.exp(logits - tl.max(logits))
+        left = scores
     experts = tl.full([BLOCK_K], E, tl.int32)
     weights = tl.zeros([BLOCK_K], tl.float32)
-    left = tl.where(columns < E, likelihoods, -1.0)
-    for place in tl.static_range(K):
+    left = tl.where(columns < E, left, float("-inf"))
+    for place in tl.static_range(EACH):
         most = tl.max(left)
         # Of numbers that are none, too, some expert: E - 1 at last.
         best = tl.min(tl.where(left == most, columns, E - 1))
         experts = tl.where(places == place, best, experts)
-        weights = tl.where(places == place, most, weights)
-        left = tl.where(columns == best, -1.0, left)
-    weights /= tl.sum(weights) if NORMED else whole
+        weights = tl.where(places == place, tl.sum(tl.where(columns == best, scores, 0.0)), weights)
+        left = tl.where(columns == best, float("-inf"), left)
+    if NORMED:
+        weights /= tl.sum(weights) + LITTLE if BIASED else tl.sum(weights)
+    elif not BIASED:
+        weights /= tl.sum(scores)
+    weights *= scale
+    if SHARED > 0:
+        own = 1.0
+        if GATED:
+            own = 1.0 / (1.0 + tl.exp(-tl.load(logits_ptr + E).to(tl.float32)))
+        is_shared = places >= EACH
+        experts = tl.where(is_shared, E + places - EACH, experts)
+        weights = tl.where(is_shared, own, weights)
     if HAS_ROWS and token >= tl.load(rows_ptr):
-        experts = tl.full([BLOCK_K], E, tl.int32)
-    tl.store(experts_ptr + token * K + places, experts, mask=places < K)
-    tl.store(weights_ptr + token * K + places, weights.to(weights_ptr.dtype.element_ty), mask=places < K)
+        experts = tl.full([BLOCK_K], E + SHARED, tl.int32)
+    stored = places < EACH + SHARED
+    tl.store(experts_ptr + token * (EACH + SHARED) + places, experts, mask=stored)
+    tl.store(weights_ptr + token * (EACH + SHARED) + places, weights.to(weights_ptr.dtype.element_ty), mask=stored)
 
 
-def route(logits_TE: Tensor, num_experts: int, *, normed: bool, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Each token's `num_experts` likeliest experts and their weights: int32 and the logits' type, [T, K] each.
+def route(
+    logits_TL: Tensor,
+    each: int,
+    *,
+    normed: bool,
+    bias_E: Tensor | None = None,
+    scale: float = 1.0,
+    shared: int = 0,
+    gated: bool = False,
+    rows: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Each token's `each` likeliest experts, then the `shared` that serve every token, numbered from E on, and their
+    weights: int32 and the logits' type, [T, K] each.
 
-    `normed`: the weights of a token's experts add up to one; else each is its share of all experts. `rows`: how many
-    tokens there are in truth, int32 [1] on the device; those behind have the expert E, which nobody is. Softmax in
-    fp32, weights rounded once; mutates nothing; graph-safe.
+    What counts is an expert's share in a softmax of all; with a bias (fp32, [E]) its sigmoid, and the bias is added for
+    the choice alone. `normed`: the weights of a token's likeliest add up to one; `scale` multiplies them. `gated`: one
+    logit more stands behind the experts', whose sigmoid the shared ones weigh; else one. `rows`: how many tokens there
+    are in truth, int32 [1] on the device; those behind have an expert that is nobody. fp32 inside, weights rounded
+    once; mutates nothing; graph-safe.
     """
-    check_shape("logits", logits_TE, None, None)
-    check_dtype("logits", logits_TE, *FLOATS)
-    check_same("logits", logits_TE, logits_TE)
-    T, E = logits_TE.shape
-    if not 1 <= num_experts <= E:
-        raise ValueError(f"num_experts: got {num_experts}, wanted 1 to {E}, as many as there are")
+    check_shape("logits", logits_TL, None, None)
+    check_dtype("logits", logits_TL, *FLOATS)
+    check_same("logits", logits_TL, logits_TL)
+    T, E = logits_TL.shape[0], logits_TL.shape[1] - gated
+    if not 1 <= each <= E:
+        raise ValueError(f"each: got {each}, wanted 1 to {E}, as many as there are")
+    if shared < gated:
+        raise ValueError(f"shared: got {shared}, wanted at least 1, whose weight the last logit is")
+    if bias_E is not None:
+        check_shape("bias", bias_E, E)
+        check_dtype("bias", bias_E, torch.float32)
+        check_same("bias", bias_E, logits_TL, torch.float32)
     if rows is not None:
-        check_indices("rows", rows, logits_TE, 1)
-    if not use_kernels(logits_TE):
-        return route_reference(logits_TE, num_experts, normed=normed, rows=rows)
-    experts_TK = torch.empty(T, num_experts, dtype=torch.int32, device=logits_TE.device)
-    weights_TK = torch.empty(T, num_experts, dtype=logits_TE.dtype, device=logits_TE.device)
+        check_indices("rows", rows, logits_TL, 1)
+    if not use_kernels(logits_TL):
+        return route_reference(
+            logits_TL, each, normed=normed, bias_E=bias_E, scale=scale, shared=shared, gated=gated, rows=rows
+        )
+    experts_TK = torch.empty(T, each + shared, dtype=torch.int32, device=logits_TL.device)
+    weights_TK = torch.empty(T, each + shared, dtype=logits_TL.dtype, device=logits_TL.device)
     if T:
         block = next_power_of_2(E)
         _route_kernel[(T,)](
-            logits_TE, experts_TK if rows is None else rows, experts_TK, weights_TK, E=E, K=num_experts, BLOCK_E=block,
-            BLOCK_K=next_power_of_2(num_experts), NORMED=normed, HAS_ROWS=rows is not None,
-            num_warps=max(1, min(4, block // 256)), **overlap_options(logits_TE),
+            logits_TL, logits_TL if bias_E is None else bias_E, experts_TK if rows is None else rows, experts_TK,
+            weights_TK, float(scale), E=E, EACH=each, SHARED=shared, GATED=gated, BIASED=bias_E is not None,
+            LITTLE=_LITTLE, BLOCK_E=block, BLOCK_K=next_power_of_2(each + shared), NORMED=normed,
+            HAS_ROWS=rows is not None, num_warps=max(1, min(4, block // 256)), **overlap_options(logits_TL),
         )  # fmt: skip
     return experts_TK, weights_TK
 
 
 def route_reference(
-    logits_TE: Tensor, num_experts: int, *, normed: bool, rows: Tensor | None = None
+    logits_TL: Tensor,
+    each: int,
+    *,
+    normed: bool,
+    bias_E: Tensor | None = None,
+    scale: float = 1.0,
+    shared: int = 0,
+    gated: bool = False,
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same in PyTorch."""
-    shares_TE = logits_TE.float().softmax(1)
-    weights_TE, experts_TE = shares_TE.sort(dim=1, descending=True, stable=True)
-    weights_TK, experts_TK = weights_TE[:, :num_experts], experts_TE[:, :num_experts].int().contiguous()
+    logits_TE, own_T1 = logits_TL.float().split((logits_TL.shape[1] - gated, int(gated)), 1)
+    T, E = logits_TE.shape
+    scores_TE = logits_TE.softmax(1) if bias_E is None else logits_TE.sigmoid()
+    choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
+    chosen_TK = choice_TE.sort(dim=1, descending=True, stable=True).indices[:, :each]
+    weights_TK = scores_TE.gather(1, chosen_TK)
     if normed:
-        weights_TK = weights_TK / weights_TK.sum(1, keepdim=True)
+        weights_TK = weights_TK / (weights_TK.sum(1, keepdim=True) + (0.0 if bias_E is None else _LITTLE))
+    own_T1 = own_T1.sigmoid() if gated else logits_TE.new_ones(T, 1)
+    weights_TK = torch.cat((weights_TK * scale, own_T1.expand(T, shared)), 1)
+    shared_TK = torch.arange(E, E + shared, device=logits_TE.device).expand(T, shared)
+    experts_TK = torch.cat((chosen_TK, shared_TK), 1).int()
     if rows is not None:
-        experts_TK[int(rows) :] = logits_TE.shape[1]
-    return experts_TK, weights_TK.contiguous().to(logits_TE.dtype)
+        experts_TK[int(rows) :] = E + shared
+    return experts_TK, weights_TK.to(logits_TL.dtype)

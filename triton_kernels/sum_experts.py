@@ -3,6 +3,7 @@
 Shape suffixes: T tokens, K experts of a token, P pairs of both (T * K), D hidden size.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -37,13 +38,14 @@ def _sum_experts_kernel(
 def sum_experts(x_PD: Tensor, weights_TK: Tensor, rows: Tensor | None = None) -> Tensor:
     """Each token's sum of its pairs' rows, by weight: [T * K, D] and [T, K] -> [T, D]. fp32 inside; graph-safe.
 
-    `rows`: how many tokens there are in truth, int32 [1] on the device; those behind are left out.
+    Weights are of x's type or fp32. `rows`: how many tokens there are in truth, int32 [1] on the device; those behind
+    are left out.
     """
     check_dtype("weights", weights_TK, *FLOATS)
     check_shape("weights", weights_TK, None, None)
-    check_same("weights", weights_TK, weights_TK)
     check_shape("x", x_PD, weights_TK.numel(), None)
-    check_same("x", x_PD, weights_TK)
+    check_same("x", x_PD, x_PD)
+    check_same("weights", weights_TK, x_PD, torch.float32)
     if rows is not None:
         check_indices("rows", rows, weights_TK, 1)
     (T, K), D = weights_TK.shape, x_PD.shape[1]

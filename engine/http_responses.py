@@ -1,0 +1,178 @@
+"""POST /v1/responses: a conversation's next turn, in the shapes of OpenAI's Responses API. No answer is kept."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from tercet.engine.http_answer import Answer
+from tercet.engine.http_body import read_body
+from tercet.engine.http_door import Door
+from tercet.engine.http_errors import as_http, from_engine
+from tercet.engine.http_presence import unless_gone
+from tercet.engine.http_stream import json_answer
+from tercet.engine.http_tools import marks_of
+from tercet.engine.http_turn import Turn, turn_of
+from tercet.engine.openai_answers import PromptTokensDetails
+from tercet.engine.reasoning import CLOSE
+from tercet.engine.responses_answers import (
+    Completed,
+    Created,
+    Event,
+    Failed,
+    Failure,
+    Incomplete,
+    IncompleteDetails,
+    InProgress,
+    InputDetails,
+    OutputDetails,
+    Response,
+    ResponsesUsage,
+    name_of,
+)
+from tercet.engine.responses_output import Output
+from tercet.engine.responses_requests import Reasoning, ResponsesChat, ResponsesRequest, TextConfig, TextFormat
+from tercet.engine.sse import EventStream, event
+from tercet.ipc.client import ClientError, Generation
+
+_encode = msgspec.json.Encoder().encode
+_PLAIN_TEXT = TextFormat(type="text")
+
+
+async def respond(request: Request, door: Door) -> Any:
+    """The route."""
+    body = await read_body(request, ResponsesRequest)
+    body.check()
+    door.check_model(body.model)
+    chat = body.to_chat()
+    turn = await turn_of(chat, door)
+    answer = Answer(request, door, "resp_", [turn.messages], turn.params, chat, turn.options)
+    response = _Response(body, chat, door, turn, answer)
+    if body.stream:
+        return EventStream(response.events())
+    with as_http(chat.names):
+        (generation,) = await unless_gone(request.receive, answer.whole())
+        return json_answer(_encode(await response.whole(generation)))
+
+
+class _Response:
+    """One answer, whole or as it comes."""
+
+    def __init__(self, body: ResponsesRequest, chat: ResponsesChat, door: Door, turn: Turn, answer: Answer) -> None:
+        self._names = chat.names
+        self._door = door
+        self._turn = turn
+        self._answer = answer
+        self._reader = turn.reader()
+        self._output = Output()
+        text = body.text or TextConfig()
+        self._begun = Response(
+            id=answer.id,
+            created_at=answer.created,
+            status="in_progress",
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=answer.model,
+            output=[],
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            prompt_cache_key=body.prompt_cache_key,
+            reasoning=body.reasoning or Reasoning(),
+            safety_identifier=body.safety_identifier,
+            temperature=body.temperature,
+            text=msgspec.structs.replace(text, format=text.format or _PLAIN_TEXT),
+            tool_choice=body.tool_choice or "auto",
+            tools=body.tools or [],
+            top_p=body.top_p,
+            user=body.user,
+        )
+
+    async def whole(self, generation: Generation) -> Response:
+        for _ in self._read(generation.text, generation):
+            pass
+        return await self._ended(generation, generation.token_ids)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """What is refused at once, before there is any event, is raised as an `ApiError`: it can still become a
+        status."""
+        has_begun = False
+        token_ids: list[int] = []
+        async with contextlib.aclosing(self._answer.pieces()) as pieces:
+            try:
+                async for _, piece in pieces:
+                    if not has_begun:
+                        has_begun = True
+                        yield _written([self._created(), self._in_progress()])
+                    token_ids += piece.token_ids
+                    if said := list(self._read(piece.text, piece.generation)):
+                        yield _written(said)
+                    if piece.generation is not None:
+                        response = await self._ended(piece.generation, token_ids)
+                        kind = Completed if response.status == "completed" else Incomplete
+                        yield _written([kind(sequence_number=self._output.next_number(), response=response)])
+            except ClientError as error:
+                if not has_begun:
+                    raise from_engine(error, self._names) from None
+                self._answer.note_failure(error.code)
+                yield _written([self._failed(error)])
+
+    def _read(self, text: str, end: Generation | None) -> Iterator[Event]:
+        deltas = self._reader.feed(text)
+        if end is not None:
+            deltas += self._reader.finish()
+        for delta in deltas:
+            yield from self._output.add(delta)
+        if end is not None:
+            yield from self._output.finish("incomplete" if end.reason == "length" else "completed")
+
+    async def _ended(self, generation: Generation, token_ids: Sequence[int]) -> Response:
+        usage = self._answer.usage([generation])
+        assert isinstance(usage.prompt_tokens_details, PromptTokensDetails)
+        is_cut = generation.reason == "length"
+        return msgspec.structs.replace(
+            self._begun,
+            status="incomplete" if is_cut else "completed",
+            completed_at=None if is_cut else int(time.time()),
+            incomplete_details=IncompleteDetails("max_output_tokens") if is_cut else None,
+            output=self._output.items,
+            usage=ResponsesUsage(
+                usage.prompt_tokens,
+                InputDetails(usage.prompt_tokens_details.cached_tokens),
+                usage.completion_tokens,
+                OutputDetails(await self._num_thought(token_ids)),
+                usage.total_tokens,
+            ),
+        )
+
+    async def _num_thought(self, token_ids: Sequence[int]) -> int:
+        """How many tokens are the model's reasoning, with the marks around it."""
+        thought = "".join(self._output.thought)
+        if self._turn.reasoning == "none" or not thought:
+            return 0
+        marks = await marks_of(self._door)
+        if CLOSE in marks:
+            close = marks[CLOSE]
+            return token_ids.index(close) + 1 if close in token_ids else len(token_ids)
+        # Spelled, it may share tokens with its neighbours. What the tokenizer adds is there both times.
+        tokenize = self._door.client.tokenize
+        return len(await tokenize(thought * 2)) - len(await tokenize(thought))
+
+    def _created(self) -> Event:
+        return Created(sequence_number=self._output.next_number(), response=self._begun)
+
+    def _in_progress(self) -> Event:
+        return InProgress(sequence_number=self._output.next_number(), response=self._begun)
+
+    def _failed(self, error: ClientError) -> Event:
+        message = from_engine(error, self._names).reply.error.message
+        response = msgspec.structs.replace(
+            self._begun, status="failed", error=Failure("server_error", message), output=self._output.items
+        )
+        return Failed(sequence_number=self._output.next_number(), response=response)
+
+
+def _written(events: Sequence[Event]) -> bytes:
+    return b"".join([event(_encode(one), name_of(one).encode()) for one in events])
