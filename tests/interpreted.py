@@ -19,15 +19,18 @@ from tercet.triton_kernels.dispatch import INTERPRETED
 _SECONDS = 280
 
 
-def rerun_interpreted(file: str) -> None:
-    """Run the tests of `file` under TRITON_INTERPRET=1 in a process of their own; a failure shows their output."""
+def rerun_interpreted(file: str, marks: str = "not gpu and not long") -> None:
+    """Run the tests of `file` under TRITON_INTERPRET=1 in a process of their own; a failure shows their output.
+
+    The `long` ones are run by test_long_interpreted.py.
+    """
     if INTERPRETED:
         return
     server = _server()
     with tempfile.NamedTemporaryFile("r") as output:
         assert server.stdin is not None
         assert server.stdout is not None
-        print(file, output.name, file=server.stdin, flush=True)
+        print(file, output.name, marks, file=server.stdin, flush=True)
         code = server.stdout.readline().strip()
         text = output.read()
     assert code == "0", f"ended with {code or 'the server'}\n{text[-8000:]}"
@@ -47,7 +50,7 @@ def _server() -> subprocess.Popen[str]:
 
 
 def _serve() -> None:
-    """For each line that names a file of tests and one for their output, a line with the exit code."""
+    """For each line that names a file of tests, one for their output, and their marks, a line with the exit code."""
     import pytest
 
     assert INTERPRETED  # and with that torch and Triton are imported
@@ -55,12 +58,12 @@ def _serve() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     pytest.main(["--version"])  # imports what pytest is made of
     for line in sys.stdin:
-        file, output = line.split()
+        file, output, marks = line.strip().split(" ", 2)
         if not (child := os.fork()):
             written = os.open(output, os.O_WRONLY)
             os.dup2(written, 1)
             os.dup2(written, 2)
-            code = pytest.main(["-x", "-q", "-m", "not gpu", "-p", "no:cacheprovider", file])
+            code = pytest.main(["-x", "-q", "-m", marks, "-p", "no:cacheprovider", file])
             sys.stdout.flush()
             os._exit(code)
         print(_wait(child), file=answers, flush=True)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
+from covering import long
 from interpreted import rerun_interpreted
 from paged_attention import Heads, PagedCache
 from slot_tables import random_table
@@ -217,7 +218,7 @@ LENGTHS = [1, 31, 64, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 77] + 
 
 
 @kernels
-@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize("cells", [None, long(FP8)])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_decode_rows(heads: Heads, cells: torch.dtype | None) -> None:
     cache = PagedCache(heads, LENGTHS, DEVICE, DTYPE, cells)
@@ -239,7 +240,7 @@ def test_decode_rows(heads: Heads, cells: torch.dtype | None) -> None:
 
 
 @kernels
-@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize("cells", [None, long(FP8)])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_chunks_cut_anywhere(heads: Heads, cells: torch.dtype | None) -> None:
     length = 2 * SPLIT + 77 if not INTERPRETED else 150

@@ -38,6 +38,7 @@ RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2}
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
 VARIANTS = ("llama-", "qwen2-window")
 IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
+IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2")
 ALONE = [family for family in FAMILIES if family not in RANKS and not family.startswith(IN_THE_DECODER)]
 
 

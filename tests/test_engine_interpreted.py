@@ -34,7 +34,7 @@ def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("family", "num_layers", "options"),
-    [("qwen3", 2, {}), long("mistral", 1, {"deterministic": True}), ("qwen3", 1, {"kv_cache_dtype": "fp8"})],
+    [("qwen3", 2, {}), long("mistral", 1, {"deterministic": True}), long("qwen3", 1, {"kv_cache_dtype": "fp8"})],
 )
 def test_greedy_is_transformers(family: str, num_layers: int, options: dict[str, Any], tmp_path: Path) -> None:
     model = make_checkpoint(family, tmp_path, num_hidden_layers=num_layers)
@@ -62,7 +62,7 @@ AWQ = Way({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": Tru
 
 
 @pytest.mark.parametrize(
-    ("way", "sizes", "num_bytes"), [(FP8, {}, 1 + 4 / 64), (AWQ, {"hidden_size": 128}, 1 / 2 + 4 / 64)]
+    ("way", "sizes", "num_bytes"), [long(FP8, {}, 1 + 4 / 64), (AWQ, {"hidden_size": 128}, 1 / 2 + 4 / 64)]
 )
 def test_weights_are_kept_as_stored(
     way: Way, sizes: dict[str, int], num_bytes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,7 +45,7 @@ def undisturbed(llm: LLM) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        ("worker", signal.SIGKILL),
+        long("worker", signal.SIGKILL),
         ("worker", signal.SIGSTOP),
         ("scheduler", signal.SIGKILL),
         ("tokenizer", signal.SIGSTOP),

@@ -47,6 +47,7 @@ def test_in_company(llm: LLM, alone: list[list[int]]) -> None:
     assert generate(llm, PROMPTS, PARAMS) == alone
 
 
+@pytest.mark.long
 def test_without_leases_and_in_chunks(alone: list[list[int]]) -> None:
     with tiny_engine("qwen3", max_num_seqs=6, run_ahead=1, max_lease=1, max_num_batched_tokens=11) as llm:
         assert generate(llm, PROMPTS, PARAMS) == alone

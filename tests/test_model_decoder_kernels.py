@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from checkpoints import checkpoint, random_prompts, reference_model
+from covering import long
 from interpreted import rerun_interpreted
 from paged_sequences import Sequences, make_decoder
 from slot_tables import random_table
@@ -20,17 +21,17 @@ from tercet.triton_kernels.sample import sample
     [
         ("qwen3", False),
         ("qwen3", True),
-        ("qwen2", True),
-        ("llama-bias-tied", False),
+        long("qwen2", True),
+        long("llama-bias-tied", False),
         ("mistral", False),
-        ("phi3-long", False),
-        ("granite", False),
-        ("gemma2", False),
+        long("phi3-long", False),
+        long("granite", False),
+        long("gemma2", False),
         ("gemma3", True),
-        ("olmo2", False),
-        ("mixtral", False),
-        ("qwen3-moe", True),
-        ("qwen2-moe", False),
+        long("olmo2", False),
+        long("mixtral", False),
+        long("qwen3-moe", True),
+        long("qwen2-moe", False),
         ("glm4-moe", True),
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from covering import long
 from daemon import SCRIPTS
 from demo import demo_file
 
@@ -43,7 +44,7 @@ def test_each_line_of_a_pipe_is_a_turn() -> None:
     assert GERMANY in others  # it has heard the first turn
 
 
-@pytest.mark.parametrize("arguments", [["--prompt", STORY], []])
+@pytest.mark.parametrize("arguments", [["--prompt", STORY], long([])])
 def test_a_reader_that_leaves_early(arguments: list[str]) -> None:
     """As `head` does."""
     command = [*CHAT, "demo", *arguments, "--max-tokens", "200"]

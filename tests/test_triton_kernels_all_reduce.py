@@ -45,7 +45,7 @@ def results_of(size: int, folder: Path, dtype: str) -> list[dict[str, torch.Tens
 
 
 # No bfloat16: the interpreter does not round to it, it cuts.
-@pytest.mark.parametrize(("size", "dtype"), [(2, "float16"), (3, "float32")])
+@pytest.mark.parametrize(("size", "dtype"), [long(2, "float16"), (3, "float32")])
 def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
     results = results_of(size, tmp_path, dtype)
     for others in results[1:]:

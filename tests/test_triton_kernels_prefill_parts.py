@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from paged_attention import Heads, PagedCache, assert_near
 from tercet.triton_kernels.attention import DEEP, most_deep, plan_prefill
@@ -116,7 +117,7 @@ def attend(scores_HL: Tensor, values_HLD: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
 @pytest.mark.parametrize(
     "heads",
     [Heads(2, 1, 64, 16), Heads(2, 2, 80, 64, softcap=5.0), Heads(1, 1, 16, 32, alibi=True), Heads(7, 1, 32, 128)],

@@ -40,7 +40,7 @@ def disturbances(family: str) -> list[Any]:
     return [
         pytest.param(cutting, id="chunks"),
         pytest.param(preempting, id="preempted"),
-        pytest.param({"tensor_parallel_size": 2}, id="ranks"),
+        pytest.param({"tensor_parallel_size": 2}, id="ranks", marks=pytest.mark.long),  # as of draws: see sampling
     ]
 
 
