@@ -86,7 +86,7 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "dots1": _GLM_EXPERTS,
     "minimax_m2": {
         **_EXPERTS,
-        "rotary_dim": None,
+        **dict.fromkeys(("rotary_dim", "attn_type_list")),
         "scoring_func": (None, "sigmoid"),
         "use_routing_bias": (None, True),
         "use_qk_norm": (None, True),

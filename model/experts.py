@@ -37,6 +37,7 @@ def go_through_experts(
         scale=experts.scale,
         shared=experts.shared,
         gated=experts.shared_gated,
+        paired=len(weights.router_LD) == 2 * experts.count,
         rows=rows,
     )
     work = deal_out(chosen_TK, experts.all, expert_tile(chosen_TK.numel(), experts.all))

@@ -83,6 +83,9 @@ def _window(config: Mapping[str, Any], family: str) -> int | None:
 
 def _types(config: Mapping[str, Any], family: str) -> list[str]:
     types = config.get("layer_types")
+    kinds = config.get("attn_type_list")  # MiniMax's
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
+        raise ValueError(f"config.json: attn_type_list is {kinds!r}; supported: 1 for each layer")
     if types is None:
         return _silent_types(config, family)
     known = (FULL, SLIDING)

@@ -122,7 +122,7 @@ class _Settings:
 
 def _fp8(take: _Settings) -> Quantization:
     take.one_of("activation_scheme", None, "dynamic", "static")  # activations are not quantized here
-    take.one_of("fmt", None, "e4m3")
+    take.one_of("fmt", None, "e4m3", "float8_e4m3fn")
     take.drop("modules_to_not_convert", "ignored_layers", "scale_fmt", "dequantize", "kv_cache_scheme")
     return Quantization("scaled", block=take.block("weight_block_size"), is_fp8=True)
 

@@ -27,7 +27,8 @@ class MlpWeights:
 @dataclass(frozen=True)
 class ExpertWeights:
     """Many MLPs and what chooses among them; gate and up rows in turns. Kept as stored, all experts' rows follow each
-    other. Those that are shared come last, and have no row of the router; or one, that weighs them."""
+    other. Those that are shared come last, and have no row of the router; or one, that weighs them. Where the choice
+    wants more than 16 bits, the router has what they leave behind its rows."""
 
     router_LD: Tensor
     bias_E: Tensor | None

@@ -28,7 +28,8 @@ _MULTIPLES = {8: (BYTES, BYTES), 4: (2 * BYTES, BYTES)}
 class Move:
     """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`.
 
-    `shift` is added to the numbers first, and then they are multiplied by `factor`.
+    `shift` is added to the numbers first, and then they are multiplied by `factor`. `rest`: what the type of `into`
+    leaves of the numbers when they are rounded to it.
     """
 
     name: str
@@ -39,9 +40,12 @@ class Move:
     into: Weight
     shift: float = 0.0
     factor: float = 1.0
+    rest: bool = False
 
     def changed(self, piece: Tensor) -> Tensor:
         """What goes into `into` for a piece of what was read: in fp32, to be rounded once."""
+        if self.rest:
+            return piece.float() - piece.to(self.into.dtype).float()
         if self.shift == 0 and self.factor == 1:
             return piece
         return (piece.float() + self.shift) * self.factor
@@ -154,14 +158,18 @@ class ShardBuilder:
 
     def _router(self, block: str, experts: Experts) -> tuple[Tensor, Tensor | None]:
         """And the bias that it chooses with."""
-        router_LD = self._empty(experts.count + experts.shared_gated, self.config.hidden_size)
-        self._rows(f"{block}gate.weight", experts.count, 0, router_LD[: experts.count])
+        name, count, hidden = f"{block}gate.weight", experts.count, self.config.hidden_size
+        paired = experts.biased and self._dtype.itemsize == 2
+        router_LD = self._empty(count * (1 + paired) + experts.shared_gated, hidden)
+        self._rows(name, count, 0, router_LD[:count])
         if experts.shared_gated:
-            self._rows(f"{block}{experts.names.shared}_gate.weight", 1, 0, router_LD[experts.count :])
+            self._rows(f"{block}{experts.names.shared}_gate.weight", 1, 0, router_LD[count:])
         if not experts.biased:
             return router_LD, None
-        bias_E = torch.empty(experts.count, dtype=torch.float32, device=self._device)
-        self._rows(f"{block}{experts.names.bias}", experts.count, 0, bias_E)
+        if paired:  # some files have it in fp32
+            self.moves.append(Move(name, (count, hidden), 0, 0, count, router_LD[count:], rest=True))
+        bias_E = torch.empty(count, dtype=torch.float32, device=self._device)
+        self._rows(f"{block}{experts.names.bias}", count, 0, bias_E)
         return router_LD, bias_E
 
     def _qkv(self) -> _Stack:

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import checkpoint, make_checkpoint, reference_model
 from llama_fields import LLAMA
+from tercet.model.checkpoint import parse_settings
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
@@ -74,6 +75,30 @@ def test_experts_that_all_share() -> None:
     assert (minimax.experts.count, minimax.experts.each, minimax.experts.shared) == (256, 8, 0)
 
 
+def test_what_files_of_minimax_say_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    quantized = {"quant_method": "fp8", "fmt": "float8_e4m3fn", "activation_scheme": "dynamic"}
+    more = {"weight_block_size": [128, 128], "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]}
+    said = {
+        "attn_type_list": [1] * 3,
+        "mtp_transformer_layers": 1,
+        "num_mtp_modules": 3,
+        "use_mtp": True,
+        "qk_norm_type": "per_layer",
+        "use_qk_norm": True,
+        "rotary_dim": 64,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "use_routing_bias": True,
+        "router_jitter_noise": 0.0,
+        "sliding_window": None,
+    }
+    config, quantization = parse_settings({**MINIMAX, **said, "quantization_config": {**quantized, **more}})
+    assert config.guessing_layers == 3
+    assert quantization is not None
+    assert (quantization.is_fp8, quantization.block) == (True, (128, 128))
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
@@ -85,6 +110,7 @@ def test_experts_that_all_share() -> None:
         (QWEN2, {"shared_expert_intermediate_size": 2000}, "shared_expert_intermediate_size is 2000; want a multiple"),
         (MINIMAX, {"use_routing_bias": False}, "use_routing_bias is False"),
         (MINIMAX, {"rotary_dim": 0}, "rotary_dim is 0"),
+        (MINIMAX, {"attn_type_list": [1, 0, 1]}, "attn_type_list is .*; supported: 1 for each layer"),
         (DOTS, {}, "n_routed_experts is missing"),
     ],
 )

@@ -116,7 +116,7 @@ def test_an_engine_says_what_transformers_says(tmp_path: Path) -> None:
         ({"quant_method": "bitsandbytes"}, "quant_method is 'bitsandbytes'; supported: 'fp8', 'fbgemm_fp8', "),
         ({"bits": 4}, "quant_method is None; supported"),
         ({**FP8, "weight_block_size": [128]}, r"weight_block_size is \[128\]; supported: two whole numbers over 0"),
-        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; supported: none, 'e4m3'"),
+        ({**FP8, "fmt": "e5m2"}, "fmt is 'e5m2'; supported: none, 'e4m3', 'float8_e4m3fn'"),
         ({**GPTQ, "bits": 3}, "bits is 3; supported: 2, 4, 8"),
         ({**GPTQ, "bits": 4, "group_size": None}, "group_size is None; supported: whole numbers from -1 on"),
         (

@@ -158,6 +158,18 @@ def test_every_rank_has_a_part_of_each_shared_expert(family: str, name: str) -> 
             assert torch.equal(part.bias_E, raw[f"{prefix}gate.e_score_correction_bias"])
 
 
+def test_what_chooses_has_more_than_16_bits_where_the_file_has() -> None:
+    """In two rows an expert, whose sum is the file's to 16 binary places."""
+    path = checkpoint("minimax-m2")
+    router = load_file(path / "model.safetensors")["model.layers.1.block_sparse_moe.gate.weight"]
+    mlp = load(path, dtype=torch.bfloat16).layers[1].mlp
+    assert isinstance(mlp, ExpertWeights)
+    first, rest = mlp.router_LD.float().chunk(2)
+    assert torch.equal(first, router.bfloat16().float())
+    assert ((first + rest - router).abs() <= router.abs() * 2**-16).all()
+    assert (first != router).any()
+
+
 def test_gate_and_up_rows_in_turns() -> None:
     path = checkpoint("qwen2")
     for rank in range(2):

@@ -86,6 +86,11 @@ def test_route_with_a_bias_and_with_experts_that_all_share(
     assert (experts[tokens - 2 :] == num_experts + shared).all()
     again, _ = route(logits[:9], each, **more)
     assert torch.equal(again, experts[:9])
+    if not gated:
+        first = logits * 0.75  # both are exact
+        again, counts = route(torch.cat((first, logits - first), 1), each, rows=rows, paired=True, **more)
+        assert torch.equal(again, experts)
+        torch.testing.assert_close(counts, weights, rtol=1e-6 if logits.dtype == torch.float32 else 2e-2, atol=0)
 
 
 def test_numbers_that_are_none_have_some_expert(place: Place) -> None:
@@ -183,6 +188,7 @@ def test_sums(place: Place, tokens: int, each: int, width: int) -> None:
             lambda: route(torch.zeros(3, 4), 2, normed=True, bias_E=torch.zeros(4).half()),
             "bias: got torch.float16, wanted torch.float32",
         ),
+        (lambda: route(torch.zeros(3, 5), 2, normed=True, paired=True), "logits: got 5 of a token, wanted pairs"),
         (lambda: deal_out(torch.zeros(3, 2), 4, 16), "experts: got torch.float32, wanted torch.int32"),
         (lambda: _multiply(w=torch.zeros(3, 8, 5)), "w: got shape [3, 8, 5], wanted [4, *, 6]"),
         (lambda: _multiply(w=torch.zeros(4, 7, 6)), "w: got 7 rows, wanted gate and up rows in turns"),
@@ -220,6 +226,7 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             biased = {"bias_E": meta(128, dtype=torch.float32), "scale": 1.5, "shared": 2}
             logits = meta(tokens, 128, dtype=torch.float32)
             _, wide = route(logits, 8, normed=True, rows=rows, **biased)  # type: ignore[arg-type]
+            route(meta(tokens, 256, dtype=torch.float32), 8, normed=True, paired=True, **biased)  # type: ignore[arg-type]
             sum_experts(meta(tokens * 10, 2048), wide, rows)
             route(meta(tokens, 61), 4, normed=False, shared=4, gated=True)
         for kernel in kernels:

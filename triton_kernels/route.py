@@ -20,16 +20,18 @@ _LITTLE = 1e-20
 @triton.jit
 def _route_kernel(
     logits_ptr, bias_ptr, rows_ptr, experts_ptr, weights_ptr, scale, E: tl.constexpr, EACH: tl.constexpr,
-    SHARED: tl.constexpr, GATED: tl.constexpr, BIASED: tl.constexpr, LITTLE: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_K: tl.constexpr, NORMED: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    SHARED: tl.constexpr, GATED: tl.constexpr, PAIRED: tl.constexpr, BIASED: tl.constexpr, LITTLE: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_K: tl.constexpr, NORMED: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one program finds one token's experts, the likeliest first and the lower of equals."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     token = tl.program_id(0)
-    logits_ptr += token.to(tl.int64) * (E + GATED)
+    logits_ptr += token.to(tl.int64) * (E * (1 + PAIRED) + GATED)
     columns, places = tl.arange(0, BLOCK_E), tl.arange(0, BLOCK_K)
     logits = tl.load(logits_ptr + columns, mask=columns < E, other=float("-inf")).to(tl.float32)
+    if PAIRED:
+        logits += tl.load(logits_ptr + E + columns, mask=columns < E, other=0.0).to(tl.float32)
     if BIASED:
         scores = 1.0 / (1.0 + tl.exp(-logits))
         left = scores + tl.load(bias_ptr + columns, mask=columns < E, other=0.0)
@@ -74,6 +76,7 @@ def route(
     scale: float = 1.0,
     shared: int = 0,
     gated: bool = False,
+    paired: bool = False,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Each token's `each` likeliest experts, then the `shared` that serve every token, numbered from E on, and their
@@ -81,14 +84,17 @@ def route(
 
     What counts is an expert's share in a softmax of all; with a bias (fp32, [E]) its sigmoid, and the bias is added for
     the choice alone. `normed`: the weights of a token's likeliest add up to one; `scale` multiplies them. `gated`: one
-    logit more stands behind the experts', whose sigmoid the shared ones weigh; else one. `rows`: how many tokens there
-    are in truth, int32 [1] on the device; those behind have an expert that is nobody. fp32 inside, weights rounded
-    once; mutates nothing; graph-safe.
+    logit more stands behind the experts', whose sigmoid the shared ones weigh; else one. `paired`: an expert's logit is
+    the sum of two, the second of all behind the first of all. `rows`: how many tokens there are in truth, int32 [1] on
+    the device; those behind have an expert that is nobody. fp32 inside, weights rounded once; mutates nothing;
+    graph-safe.
     """
     check_shape("logits", logits_TL, None, None)
     check_dtype("logits", logits_TL, *FLOATS)
     check_same("logits", logits_TL, logits_TL)
-    T, E = logits_TL.shape[0], logits_TL.shape[1] - gated
+    if paired and (gated or logits_TL.shape[1] % 2):
+        raise ValueError(f"logits: got {logits_TL.shape[1]} of a token, wanted pairs and nothing beside them")
+    T, E = logits_TL.shape[0], (logits_TL.shape[1] - gated) // (1 + paired)
     if not 1 <= each <= E:
         raise ValueError(f"each: got {each}, wanted 1 to {E}, as many as there are")
     if shared < gated:
@@ -101,7 +107,15 @@ def route(
         check_indices("rows", rows, logits_TL, 1)
     if not use_kernels(logits_TL):
         return route_reference(
-            logits_TL, each, normed=normed, bias_E=bias_E, scale=scale, shared=shared, gated=gated, rows=rows
+            logits_TL,
+            each,
+            normed=normed,
+            bias_E=bias_E,
+            scale=scale,
+            shared=shared,
+            gated=gated,
+            paired=paired,
+            rows=rows,
         )
     experts_TK = torch.empty(T, each + shared, dtype=torch.int32, device=logits_TL.device)
     weights_TK = torch.empty(T, each + shared, dtype=logits_TL.dtype, device=logits_TL.device)
@@ -109,9 +123,10 @@ def route(
         block = next_power_of_2(E)
         _route_kernel[(T,)](
             logits_TL, logits_TL if bias_E is None else bias_E, experts_TK if rows is None else rows, experts_TK,
-            weights_TK, float(scale), E=E, EACH=each, SHARED=shared, GATED=gated, BIASED=bias_E is not None,
-            LITTLE=_LITTLE, BLOCK_E=block, BLOCK_K=next_power_of_2(each + shared), NORMED=normed,
-            HAS_ROWS=rows is not None, num_warps=max(1, min(4, block // 256)), **overlap_options(logits_TL),
+            weights_TK, float(scale), E=E, EACH=each, SHARED=shared, GATED=gated, PAIRED=paired,
+            BIASED=bias_E is not None, LITTLE=_LITTLE, BLOCK_E=block, BLOCK_K=next_power_of_2(each + shared),
+            NORMED=normed, HAS_ROWS=rows is not None, num_warps=max(1, min(4, block // 256)),
+            **overlap_options(logits_TL),
         )  # fmt: skip
     return experts_TK, weights_TK
 
@@ -125,10 +140,14 @@ def route_reference(
     scale: float = 1.0,
     shared: int = 0,
     gated: bool = False,
+    paired: bool = False,
     rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same in PyTorch."""
     logits_TE, own_T1 = logits_TL.float().split((logits_TL.shape[1] - gated, int(gated)), 1)
+    if paired:
+        first_TE, second_TE = logits_TE.chunk(2, 1)
+        logits_TE = first_TE + second_TE
     T, E = logits_TE.shape
     scores_TE = logits_TE.softmax(1) if bias_E is None else logits_TE.sigmoid()
     choice_TE = scores_TE if bias_E is None else scores_TE + bias_E
