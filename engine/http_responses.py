@@ -16,6 +16,7 @@ from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
 from tercet.engine.http_tools import marks_of
 from tercet.engine.http_turn import Turn, turn_of
+from tercet.engine.lark import Marks
 from tercet.engine.openai_answers import PromptTokensDetails
 from tercet.engine.reasoning import CLOSE
 from tercet.engine.responses_answers import (
@@ -50,7 +51,9 @@ async def respond(request: Request, door: Door) -> Any:
     chat = body.to_chat()
     turn = await turn_of(chat, door)
     answer = Answer(request, door, "resp_", [turn.messages], turn.params, chat, turn.options)
-    response = _Response(body, chat, door, turn, answer)
+    with as_http(chat.names):  # asked ahead: in a drain, the tokenizer ends with the last answer
+        marks = {} if turn.reasoning == "none" else await marks_of(door)
+    response = _Response(body, chat, door, turn, answer, marks)
     if body.stream:
         return EventStream(response.events())
     with as_http(chat.names):
@@ -61,8 +64,11 @@ async def respond(request: Request, door: Door) -> Any:
 class _Response:
     """One answer, whole or as it comes."""
 
-    def __init__(self, body: ResponsesRequest, chat: ResponsesChat, door: Door, turn: Turn, answer: Answer) -> None:
+    def __init__(
+        self, body: ResponsesRequest, chat: ResponsesChat, door: Door, turn: Turn, answer: Answer, marks: Marks
+    ) -> None:
         self._names = chat.names
+        self._marks = marks
         self._door = door
         self._turn = turn
         self._answer = answer
@@ -152,13 +158,14 @@ class _Response:
         thought = "".join(self._output.thought)
         if self._turn.reasoning == "none" or not thought:
             return 0
-        marks = await marks_of(self._door)
-        if CLOSE in marks:
-            close = marks[CLOSE]
+        close = self._marks.get(CLOSE)
+        if close is not None:
             return token_ids.index(close) + 1 if close in token_ids else len(token_ids)
         # Spelled, it may share tokens with its neighbours. What the tokenizer adds is there both times.
         tokenize = self._door.client.tokenize
-        return len(await tokenize(thought * 2)) - len(await tokenize(thought))
+        with contextlib.suppress(ClientError):
+            return len(await tokenize(thought * 2)) - len(await tokenize(thought))
+        return 0  # the tokenizer has ended, and the answer is worth more than this number
 
     def _created(self) -> Event:
         return Created(sequence_number=self._output.next_number(), response=self._begun)
