@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
-import msgspec
-
 from tercet.engine.anthropic_requests import (
     Block,
     CountRequest,
@@ -23,9 +21,9 @@ from tercet.engine.anthropic_requests import (
 )
 from tercet.engine.http_errors import ApiError
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
-from tercet.engine.openai_messages import Function, Message, NamedFunction, NamedTool, Tool
-from tercet.engine.openai_requests import ChatCompletionRequest
+from tercet.engine.openai_messages import NamedFunction, NamedTool, Tool
 from tercet.engine.openai_structured import JsonSchemaFormat, ResponseFormat
+from tercet.engine.prepared_chat import PreparedChat, function_tool
 from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, FunctionCall, ToolCall
 
 _AS_THEY_ARE = (
@@ -43,11 +41,8 @@ _BILLING = "x-anthropic-billing-header:"
 no business of the model, and no two prompts would begin alike with it."""
 
 
-class AnthropicChat(ChatCompletionRequest, frozen=True, kw_only=True):
-    """The same, with the turns made and the names that its fields had."""
-
-    messages: list[Message] = msgspec.field(default_factory=list)
-    turns: list[ChatMessage]
+class AnthropicChat(PreparedChat, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With the names of this API."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -57,9 +52,6 @@ class AnthropicChat(ChatCompletionRequest, frozen=True, kw_only=True):
             "structured": "output_config.format" if has_form else "tools",
             "stop": "stop_sequences",
         }
-
-    def to_prompt(self) -> list[ChatMessage]:
-        return self.turns
 
 
 def to_chat(body: CountRequest) -> AnthropicChat:
@@ -113,10 +105,7 @@ def _chosen(choice: ToolChoice) -> Any:
 
 def _tool(tool: ToolIn, where: str) -> Tool:
     _check_depth(tool.input_schema, f"{where}.input_schema")
-    function = Function(
-        name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict or None
-    )
-    return Tool(type="function", function=function)
+    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
 def _turns(body: CountRequest) -> list[ChatMessage]:

@@ -1,7 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: a conversation's next turn, in Anthropic's shapes."""
 
-import contextlib
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -27,16 +26,17 @@ from tercet.engine.anthropic_chat import to_chat
 from tercet.engine.anthropic_errors import in_anthropics_form
 from tercet.engine.anthropic_requests import CountRequest, MessagesRequest
 from tercet.engine.chat_reader import ChatReader
-from tercet.engine.http_answer import Answer, Indexed
+from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
-from tercet.engine.http_errors import as_http, from_engine
+from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
 from tercet.engine.http_turn import turn_of
 from tercet.engine.openapi import RouteTypes
-from tercet.engine.sse import EventStream, event
-from tercet.ipc.client import ClientError, Generation, Piece
+from tercet.engine.sse import EventStream
+from tercet.engine.typed_events import Teller, typed_events
+from tercet.ipc.client import Generation, Piece
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,9 +50,9 @@ async def messages(request: Request, door: Door) -> Any:
     turn = await turn_of(asked, door)
     answer = Answer(request, door, "msg_", [turn.messages], turn.params, asked, turn.options)
     blocks = Blocks(answer.id, omits_thoughts=body.thinking is not None and body.thinking.display == "omitted")
-    message = _Message(answer, turn.reader(), blocks)
+    message = _Message(answer, turn.reader(), blocks, request.state.record.request_id)
     if body.stream:
-        return EventStream(_events(answer.pieces(), message, asked.names, request.state.record.request_id))
+        return EventStream(typed_events(answer, message, asked.names))
     with as_http(asked.names):
         (generation,) = await unless_gone(request.receive, answer.whole())
     return json_answer(_encode(message.whole(generation)))
@@ -69,10 +69,11 @@ async def count_tokens(request: Request, door: Door) -> Any:
     return json_answer(_encode(TokenCount(len(tokens))))
 
 
-class _Message:
+class _Message(Teller):
     """One answer in the making."""
 
-    def __init__(self, answer: Answer, reader: ChatReader, blocks: Blocks) -> None:
+    def __init__(self, answer: Answer, reader: ChatReader, blocks: Blocks, request_id: str) -> None:
+        self._request_id = request_id
         self._answer = answer
         self._reader = reader
         self._blocks = blocks
@@ -83,16 +84,20 @@ class _Message:
         usage = message_usage(self._answer.usage([generation]))
         return self._as_body(content, end.stop_reason, end.stop_sequence, usage)
 
-    def begin(self, num_prompt: int) -> MessageStart:
+    def begin(self, piece: Piece) -> list[MessagesEvent]:
         """Of its prompt nobody knows yet what had been computed before."""
-        return MessageStart(self._as_body([], None, None, MessageUsage(input_tokens=num_prompt, output_tokens=0)))
+        usage = MessageUsage(input_tokens=len(piece.prompt_token_ids or ()), output_tokens=0)
+        return [MessageStart(self._as_body([], None, None, usage))]
 
-    def go_on(self, piece: Piece) -> Iterator[MessagesEvent]:
-        yield from self._said(piece.text, is_last=piece.generation is not None)
+    async def go_on(self, piece: Piece) -> list[MessagesEvent]:
+        told: list[MessagesEvent] = [*self._said(piece.text, is_last=piece.generation is not None)]
         if piece.generation is not None:
             usage = message_usage(self._answer.usage([piece.generation]))
-            yield MessageDelta(ending(piece.generation, self._blocks.num_calls), usage)
-            yield MessageStop()
+            told += [MessageDelta(ending(piece.generation, self._blocks.num_calls), usage), MessageStop()]
+        return told
+
+    def fail(self, error: ApiError) -> MessagesEvent:
+        return in_anthropics_form(error, self._request_id)
 
     def _said(self, text: str, *, is_last: bool) -> Iterator[BlockEvent]:
         for delta in self._reader.feed(text):
@@ -113,36 +118,6 @@ class _Message:
             stop_sequence=stop_sequence,
             usage=usage,
         )
-
-    def note_failure(self, code: str) -> None:
-        self._answer.note_failure(code)
-
-
-async def _events(
-    pieces: AsyncGenerator[Indexed, None], message: _Message, names: Mapping[str, str], request_id: str
-) -> AsyncGenerator[bytes, None]:
-    """All of it, as it comes. A failure on the way is an event as well.
-
-    What is refused at once, before there is any event, is raised as an `ApiError`: it can still become a status.
-    """
-    has_begun = False
-    async with contextlib.aclosing(pieces):
-        try:
-            async for _, piece in pieces:
-                begin = [] if has_begun else [_event(message.begin(len(piece.prompt_token_ids or ())))]
-                has_begun = True
-                if told := b"".join([*begin, *map(_event, message.go_on(piece))]):
-                    yield told
-        except ClientError as error:
-            if not has_begun:
-                raise from_engine(error, names) from None
-            message.note_failure(error.code)
-            yield _event(in_anthropics_form(from_engine(error, names), request_id))
-
-
-def _event(told: MessagesEvent) -> bytes:
-    """Clients tell kinds of events by their names."""
-    return event(_encode(told), str(told.__struct_config__.tag).encode())
 
 
 MESSAGES_ROUTES = [

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -11,7 +11,7 @@ from starlette.requests import Request
 from tercet.engine.http_answer import Answer
 from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
-from tercet.engine.http_errors import as_http, from_engine
+from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
 from tercet.engine.http_tools import marks_of
@@ -30,14 +30,15 @@ from tercet.engine.responses_answers import (
     InProgress,
     InputDetails,
     OutputDetails,
+    ReasoningItem,
     Response,
     ResponsesUsage,
-    name_of,
 )
 from tercet.engine.responses_output import Output
-from tercet.engine.responses_requests import Reasoning, ResponsesChat, ResponsesRequest, TextConfig, TextFormat
-from tercet.engine.sse import EventStream, event
-from tercet.ipc.client import ClientError, Generation
+from tercet.engine.responses_requests import Reasoning, ResponsesRequest, TextConfig, TextFormat
+from tercet.engine.sse import EventStream
+from tercet.engine.typed_events import Teller, typed_events
+from tercet.ipc.client import ClientError, Generation, Piece
 
 _encode = msgspec.json.Encoder().encode
 _PLAIN_TEXT = TextFormat(type="text")
@@ -53,27 +54,24 @@ async def respond(request: Request, door: Door) -> Any:
     answer = Answer(request, door, "resp_", [turn.messages], turn.params, chat, turn.options)
     with as_http(chat.names):  # asked ahead: in a drain, the tokenizer ends with the last answer
         marks = {} if turn.reasoning == "none" else await marks_of(door)
-    response = _Response(body, chat, door, turn, answer, marks)
+    response = _Response(body, door, turn, answer, marks)
     if body.stream:
-        return EventStream(response.events())
+        return EventStream(typed_events(answer, response, chat.names))
     with as_http(chat.names):
         (generation,) = await unless_gone(request.receive, answer.whole())
         return json_answer(_encode(await response.whole(generation)))
 
 
-class _Response:
+class _Response(Teller):
     """One answer, whole or as it comes."""
 
-    def __init__(
-        self, body: ResponsesRequest, chat: ResponsesChat, door: Door, turn: Turn, answer: Answer, marks: Marks
-    ) -> None:
-        self._names = chat.names
+    def __init__(self, body: ResponsesRequest, door: Door, turn: Turn, answer: Answer, marks: Marks) -> None:
         self._marks = marks
         self._door = door
-        self._turn = turn
         self._answer = answer
         self._reader = turn.reader()
         self._output = Output()
+        self._token_ids: list[int] = []
         text = body.text or TextConfig()
         self._begun = Response(
             id=answer.id,
@@ -101,29 +99,23 @@ class _Response:
             pass
         return await self._ended(generation, generation.token_ids)
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """What is refused at once, before there is any event, is raised as an `ApiError`: it can still become a
-        status."""
-        has_begun = False
-        token_ids: list[int] = []
-        async with contextlib.aclosing(self._answer.pieces()) as pieces:
-            try:
-                async for _, piece in pieces:
-                    if not has_begun:
-                        has_begun = True
-                        yield _written([self._created(), self._in_progress()])
-                    token_ids += piece.token_ids
-                    if said := list(self._read(piece.text, piece.generation)):
-                        yield _written(said)
-                    if piece.generation is not None:
-                        response = await self._ended(piece.generation, token_ids)
-                        kind = Completed if response.status == "completed" else Incomplete
-                        yield _written([kind(sequence_number=self._output.next_number(), response=response)])
-            except ClientError as error:
-                if not has_begun:
-                    raise from_engine(error, self._names) from None
-                self._answer.note_failure(error.code)
-                yield _written([self._failed(error)])
+    def begin(self, piece: Piece) -> Iterator[Event]:
+        for kind in (Created, InProgress):
+            yield kind(sequence_number=self._output.next_number(), response=self._begun)
+
+    async def go_on(self, piece: Piece) -> list[Event]:
+        self._token_ids += piece.token_ids
+        told = list(self._read(piece.text, piece.generation))
+        if piece.generation is not None:
+            response = await self._ended(piece.generation, self._token_ids)
+            kind = Completed if response.status == "completed" else Incomplete
+            told.append(kind(sequence_number=self._output.next_number(), response=response))
+        return told
+
+    def fail(self, error: ApiError) -> Event:
+        failure = Failure("server_error", error.reply.error.message)
+        response = msgspec.structs.replace(self._begun, status="failed", error=failure, output=self._output.items)
+        return Failed(sequence_number=self._output.next_number(), response=response)
 
     def _read(self, text: str, end: Generation | None) -> Iterator[Event]:
         deltas = self._reader.feed(text)
@@ -155,31 +147,15 @@ class _Response:
 
     async def _num_thought(self, token_ids: Sequence[int]) -> int:
         """How many tokens are the model's reasoning, with the marks around it."""
-        thought = "".join(self._output.thought)
-        if self._turn.reasoning == "none" or not thought:
+        thoughts = [item for item in self._output.items if isinstance(item, ReasoningItem)]
+        if not thoughts:
             return 0
         close = self._marks.get(CLOSE)
         if close is not None:
             return token_ids.index(close) + 1 if close in token_ids else len(token_ids)
         # Spelled, it may share tokens with its neighbours. What the tokenizer adds is there both times.
+        thought = "".join(part.text for item in thoughts for part in item.content)
         tokenize = self._door.client.tokenize
         with contextlib.suppress(ClientError):
             return len(await tokenize(thought * 2)) - len(await tokenize(thought))
         return 0  # the tokenizer has ended, and the answer is worth more than this number
-
-    def _created(self) -> Event:
-        return Created(sequence_number=self._output.next_number(), response=self._begun)
-
-    def _in_progress(self) -> Event:
-        return InProgress(sequence_number=self._output.next_number(), response=self._begun)
-
-    def _failed(self, error: ClientError) -> Event:
-        message = from_engine(error, self._names).reply.error.message
-        response = msgspec.structs.replace(
-            self._begun, status="failed", error=Failure("server_error", message), output=self._output.items
-        )
-        return Failed(sequence_number=self._output.next_number(), response=response)
-
-
-def _written(events: Sequence[Event]) -> bytes:
-    return b"".join([event(_encode(one), name_of(one).encode()) for one in events])

@@ -1,6 +1,6 @@
 """What clients of OpenAI's Responses API read: whole answers, their items, the events of streamed ones. Shapes only."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -136,34 +136,30 @@ class Event(_Tagged, frozen=True, kw_only=True):
     sequence_number: int
 
 
-class Created(Event, frozen=True, kw_only=True, tag="response.created"):
+class _OfResponse(Event, frozen=True, kw_only=True):
+    """The answer, as far as it has come."""
+
+    response: Response
+
+
+class Created(_OfResponse, frozen=True, kw_only=True, tag="response.created"):
     """The engine has begun."""
 
-    response: Response
 
-
-class InProgress(Event, frozen=True, kw_only=True, tag="response.in_progress"):
+class InProgress(_OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
     """So have tokens."""
 
-    response: Response
 
-
-class Completed(Event, frozen=True, kw_only=True, tag="response.completed"):
+class Completed(_OfResponse, frozen=True, kw_only=True, tag="response.completed"):
     """All of it."""
 
-    response: Response
 
-
-class Incomplete(Event, frozen=True, kw_only=True, tag="response.incomplete"):
+class Incomplete(_OfResponse, frozen=True, kw_only=True, tag="response.incomplete"):
     """All there was room for."""
 
-    response: Response
 
-
-class Failed(Event, frozen=True, kw_only=True, tag="response.failed"):
+class Failed(_OfResponse, frozen=True, kw_only=True, tag="response.failed"):
     """There will be no more."""
-
-    response: Response
 
 
 class _OfItem(Event, frozen=True, kw_only=True):
@@ -248,10 +244,3 @@ AnyEvent = (
     Created | InProgress | Completed | Incomplete | Failed | ItemAdded | ItemDone | PartAdded | PartDone
     | TextDelta | TextDone | ReasoningDelta | ReasoningDone | ArgumentsDelta | ArgumentsDone
 )  # fmt: skip
-
-
-def name_of(event: Event) -> str:
-    """Its type."""
-    tag: Any = event.__struct_config__.tag
-    assert isinstance(tag, str)
-    return tag

@@ -59,7 +59,6 @@ class Output:
     def __init__(self) -> None:
         self.items: list[Item] = []
         """Those that are whole."""
-        self.thought: list[str] = []
         self._open: _Open | None = None
         self._num_events = 0
 
@@ -71,7 +70,6 @@ class Output:
     def add(self, delta: ChatDelta) -> Iterator[Event]:
         """What is new."""
         if delta.reasoning_content:
-            self.thought.append(delta.reasoning_content)
             yield from self._say("reasoning", delta.reasoning_content)
         if delta.content:
             yield from self._say("message", delta.content)

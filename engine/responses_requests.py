@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tercet.engine.http_errors import ApiError
-from tercet.engine.openai_messages import Function, FunctionName, Int, Message, NamedFunction, NamedTool, Tool
-from tercet.engine.openai_requests import ChatCompletionRequest, Sampled, StreamOptions
+from tercet.engine.openai_messages import FunctionName, Int, NamedFunction, NamedTool
+from tercet.engine.openai_requests import Sampled, StreamOptions
 from tercet.engine.openai_structured import JsonSchemaFormat, ResponseFormat
+from tercet.engine.prepared_chat import PreparedChat, function_tool
 from tercet.engine.responses_input import to_turns
-from tercet.ipc.messages import ChatMessage
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -127,7 +127,9 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
             **shared,
             turns=to_turns(self.instructions, self.input),
             max_completion_tokens=self.max_output_tokens,
-            tools=[_tool(tool) for tool in self.tools or ()] if has_tools else None,
+            tools=[function_tool(one.name, one.description, one.parameters, one.strict) for one in self.tools or ()]
+            if has_tools
+            else None,
             tool_choice=_choice(choice) if has_tools or must_call else None,
             parallel_tool_calls=self.parallel_tool_calls if has_tools else None,
             response_format=self._format(),
@@ -150,27 +152,14 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
         return ResponseFormat(type=form.type, json_schema=schema)
 
 
-class ResponsesChat(ChatCompletionRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A chat whose turns have been read, and whose fields have other names."""
-
-    turns: list[ChatMessage]
-    messages: list[Message] = msgspec.field(default_factory=list)
+class ResponsesChat(PreparedChat, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """With the names of this API."""
 
     @property
     def names(self) -> dict[str, str]:
         names = super().names
         form = {"response_format": "text.format"}.get(names["structured"], names["structured"])
         return {**names, "prompt": "input", "structured": form, "max_tokens": "max_output_tokens"}
-
-    def to_prompt(self) -> list[ChatMessage]:
-        return self.turns
-
-
-def _tool(tool: FunctionTool) -> Tool:
-    function = Function(
-        name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict or None
-    )
-    return Tool(type="function", function=function)
 
 
 def _choice(choice: ToolChoice | None) -> Literal["none", "auto", "required"] | NamedTool | None:

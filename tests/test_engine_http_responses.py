@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel
 
 from tercet.ipc.step_messages import Abort, Ended
-from test_engine_http_tools import HERMES, byte_tokenizer
-from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
+from test_engine_http_tools import HERMES
+from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process
 
 PARAMETERS = {"type": "object", "properties": {"zone": {"type": "string"}}}
 TOOL: dict[str, Any] = {"type": "function", "name": "get_time", "parameters": PARAMETERS, "strict": False}
