@@ -121,17 +121,15 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
     def to_chat(self) -> "ResponsesChat":
         """The same, asked of a chat. Raises `ApiError`."""
         choice, must_call = self.tool_choice, self.tool_choice not in (None, "none", "auto")
-        has_tools = bool(self.tools)
+        tools = [function_tool(one.name, one.description, one.parameters, one.strict) for one in self.tools or ()]
         shared = {name: getattr(self, name) for name in Sampled.__struct_fields__ if name != "stream_options"}
         return ResponsesChat(
             **shared,
             turns=to_turns(self.instructions, self.input),
             max_completion_tokens=self.max_output_tokens,
-            tools=[function_tool(one.name, one.description, one.parameters, one.strict) for one in self.tools or ()]
-            if has_tools
-            else None,
-            tool_choice=_choice(choice) if has_tools or must_call else None,
-            parallel_tool_calls=self.parallel_tool_calls if has_tools else None,
+            tools=tools or None,
+            tool_choice=_choice(choice) if tools or must_call else None,
+            parallel_tool_calls=self.parallel_tool_calls if tools else None,
             response_format=self._format(),
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             chat_template_kwargs=self.chat_template_kwargs,
