@@ -1,12 +1,18 @@
 """Products with weights of eight bits and four on a GPU: near float64, and in deterministic mode the bits of products
 with the numbers that they stand for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from scaled_weights import meant, scaled
+from tercet.triton_kernels.choose_scaled import _TILES_OF_FOUR, _TILES_OF_FP8
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
+from tercet.triton_kernels.matmul_config import MatmulConfig
+from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.widen import expand
+from test_triton_kernels_matmul import distance, exact, gated
 from test_triton_kernels_scaled_weight import check_wrappers
 
 pytestmark = [
@@ -57,3 +63,35 @@ def test_bits_of_the_numbers_that_they_stand_for(
             matmul_add(x, w, added, deterministic=True)
             got = matmul(x, w, deterministic=True), matmul_silu_and_mul(x, w, deterministic=True), added
             assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True)), M
+
+
+@pytest.mark.parametrize(
+    ("config", "four"),
+    [(tile.config, False) for tile in _TILES_OF_FP8] + [(tile.config, True) for tile in _TILES_OF_FOUR],
+    ids=lambda c: f"{c.kernel}{c.block_m}x{c.block_n}s{c.num_stages}" if isinstance(c, MatmulConfig) else str(c),
+)
+def test_every_tile(config: MatmulConfig, four: bool) -> None:
+    """Sizes that are no multiples of a tile's, each way to end it, parts, and fewer rows in truth, or none."""
+    N, K = 1004, 2048
+    w = scaled(N, K, 8, torch.bfloat16, "cuda", four=four)
+    plain, bias = meant(w), torch.randn(N, device="cuda").bfloat16()
+    for M in (1, 70, 700):
+        x, residual = (torch.randn(M, size, device="cuda").bfloat16() for size in (K, N))
+        for epilogue in ("store", "add", "gate"):
+            out = residual.clone() if epilogue == "add" else torch.full_like(residual, float("nan"))
+            out = out[:, : N // 2].contiguous() if epilogue == "gate" else out
+            product = exact(x, plain, bias)
+            wanted = {"store": product, "add": product + residual.double(), "gate": gated(product)}[epilogue]
+            launch_matmul(config, x, w, out, epilogue, bias)
+            assert distance(out, wanted) < 1.2e-2, (M, epilogue)
+        parts = torch.full((4, M, N), float("nan"), device="cuda")
+        launch_matmul(replace(config, parts=4), x, w, parts, "parts")
+        for part, of_x, of_w in zip(parts, x.chunk(4, 1), plain.chunk(4, 1), strict=True):
+            assert distance(part, exact(of_x, of_w)) < 1e-5, M
+        counted = torch.tensor([M // 2], dtype=torch.int32, device="cuda")
+        launch_matmul(replace(config, parts=4), x, w, parts.fill_(float("nan")), "parts", rows=counted)
+        assert M == 1 or distance(parts[3, : M // 2], exact(x[: M // 2, -K // 4 :], plain[:, -K // 4 :])) < 1e-5, M
+        for counted in (0, M // 2):
+            out = torch.full_like(residual, float("nan"))
+            launch_matmul(config, x, w, out, rows=torch.tensor([counted], dtype=torch.int32, device="cuda"))
+            assert counted == 0 or distance(out[:counted], exact(x, plain)[:counted]) < 1.2e-2, M

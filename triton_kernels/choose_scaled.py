@@ -1,7 +1,7 @@
 """Which kernel and which block sizes serve a product with scaled weights, or that they are better expanded first.
 
-Knows sizes alone, and always gives the same for the same. What it knows of Hopper cards was measured on an H100 with
-the weights of Qwen3-8B (docs/tried.md).
+Knows sizes alone, and always gives the same for the same. What it knows of Hopper cards was measured with the weights
+of Qwen3-8B, of "scaled" on an H100, of "groups" on an H200 (docs/tried.md).
 """
 
 import functools
@@ -14,15 +14,15 @@ from torch import Tensor
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.scaled_weight import ScaledWeight
+from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.tuning import row_bucket
 from tercet.triton_kernels.untuned import PARTS, us_of_parts
 
 _FEW = 16
 """Rows up to which a product waits for weights alone."""
-_MOST_OF_FP8, _MOST_OF_FOUR, _MOST_ELSEWHERE = 1024, 768, 256
-"""Rows beyond which it costs less to expand weights once than to widen them for each tile; the last not on Hopper."""
+_MOST, _MOST_ELSEWHERE = 2048, 256
+"""Rows beyond which it costs no more to expand weights once than to widen them for each tile."""
 _WIDEST_ELSEWHERE = 128
 """Columns of a tile, not on Hopper: with more, shared memory would be too small on some cards."""
 _ASKED = 512
@@ -47,8 +47,12 @@ def _tile(rows: int, block_k: int, stages: int) -> MatmulConfig:
     return MatmulConfig("scaled", rows, 64, block_k, num_warps=4, num_stages=stages, prefetch=asked)
 
 
-# The fewest stages with which no more tiles fit a multiprocessor than go at once: where more fit, some multiprocessors
-# are given several and others none.
+def _groups(rows: int, groups: int, block_k: int, stages: int) -> MatmulConfig:
+    return MatmulConfig("groups", rows, 64 * groups, block_k, num_warps=4, num_stages=stages)
+
+
+# Of "scaled" the fewest stages with which no more tiles fit a multiprocessor than go at once: where more fit, some
+# multiprocessors are given several and others none. "groups" has one program each, which walks over tiles.
 _TILES_OF_FP8 = (
     _Tile(_tile(16, 256, 3), 1, 16, 3, 3.3, 3.55, 1.3),
     _Tile(_tile(16, 256, 4), 1, 16, 2, 2.5, 2.5, 1.5),
@@ -56,13 +60,13 @@ _TILES_OF_FP8 = (
     _Tile(_tile(32, 128, 4), 32, 64, 3, 5.3, 2.15, 0.65),
     _Tile(_tile(32, 256, 3), 32, 64, 2, 3.7, 2.55, 0.35),
     _Tile(_tile(32, 256, 4), 32, 64, 1, 3.0, 3.0, 0.0),
-    _Tile(_tile(64, 128, 3), 64, 192, 3, 5.6, 2.85, 0.7),
-    _Tile(_tile(64, 128, 4), 64, 192, 2, 4.55, 3.1, 0.5),
     _Tile(_tile(64, 256, 3), 64, 192, 1, 3.5, 2.2, 0.0),
-    _Tile(_tile(128, 64, 3), 128, 1024, 3, 8.8, 3.4, 1.25),
-    _Tile(_tile(128, 128, 3), 128, 1024, 2, 5.1, 3.85, 1.2),
-    _Tile(_tile(128, 128, 4), 128, 1024, 1, 5.3, 2.9, 0.0),
-    _Tile(_tile(256, 64, 3), 256, 1024, 2, 8.7, 5.3, 2.5),
+    _Tile(_tile(128, 128, 4), 128, 256, 1, 5.3, 2.9, 0.0),
+    _Tile(_groups(64, 2, 128, 6), 64, 192, 1, 5.0, 4.2, 0.0),
+    _Tile(_groups(64, 3, 128, 5), 64, 192, 1, 6.6, 4.8, 0.0),
+    _Tile(_groups(128, 2, 128, 4), 128, 2048, 1, 6.4, 4.6, 0.0),
+    _Tile(_groups(128, 3, 128, 4), 128, 2048, 1, 8.9, 5.5, 0.0),
+    _Tile(_groups(256, 2, 64, 5), 256, 2048, 1, 11.0, 5.3, 0.0),
 )
 _TILES_OF_FOUR = (
     _Tile(_tile(16, 256, 4), 1, 16, 3, 3.1, 3.2, 0.5),
@@ -71,11 +75,13 @@ _TILES_OF_FOUR = (
     _Tile(_tile(32, 256, 3), 32, 64, 3, 3.8, 2.25, 0.3),
     _Tile(_tile(32, 256, 4), 32, 64, 2, 2.9, 2.4, 0.25),
     _Tile(_tile(32, 256, 5), 32, 64, 1, 2.45, 3.0, 0.0),
-    _Tile(_tile(64, 128, 3), 64, 192, 3, 3.05, 4.35, 1.35),
-    _Tile(_tile(64, 128, 4), 64, 192, 2, 3.35, 3.65, 0.95),
     _Tile(_tile(64, 256, 3), 64, 192, 1, 3.05, 3.0, 0.0),
-    _Tile(_tile(128, 128, 3), 128, 1024, 2, 4.65, 4.3, 1.2),
-    _Tile(_tile(128, 128, 4), 128, 1024, 1, 4.95, 3.05, 0.0),
+    _Tile(_tile(128, 128, 4), 128, 256, 1, 4.95, 3.05, 0.0),
+    _Tile(_groups(64, 2, 128, 6), 64, 192, 1, 4.9, 3.0, 0.0),
+    _Tile(_groups(64, 3, 128, 6), 64, 192, 1, 5.8, 4.0, 0.0),
+    _Tile(_groups(128, 2, 128, 5), 128, 2048, 1, 6.4, 4.0, 0.0),
+    _Tile(_groups(128, 3, 128, 5), 128, 2048, 1, 7.9, 4.5, 0.0),
+    _Tile(_groups(256, 2, 128, 3), 256, 2048, 1, 10.3, 4.9, 0.0),
 )
 _FEW_OF_FP8 = MatmulConfig("skinny", 8, 32, 256, num_warps=2, num_stages=8, prefetch=_ASKED)
 _FEW_OF_FOUR = replace(_FEW_OF_FP8, num_stages=14)
@@ -90,9 +96,9 @@ def choose_scaled(x_MK: Tensor, w_NK: ScaledWeight, *, us_of_adding: float = mat
     M, (N, K), widest = x_MK.shape[0], w_NK.shape, w_NK.widest
     if not is_hopper(x_MK.device):
         return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, min(widest, _WIDEST_ELSEWHERE))
-    if (_MOST_OF_FOUR if w_NK.four_bits else _MOST_OF_FP8) < M or not can_use_tma(x_MK, w_NK.numbers_NJ):
+    if _MOST < M or not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
-    return _on_hopper(M, N, K, w_NK.four_bits, widest, multiprocessors(x_MK.device), us_of_adding)
+    return _on_hopper(M, N, K, w_NK.four_bits, w_NK.group, widest, multiprocessors(x_MK.device), us_of_adding)
 
 
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
@@ -103,13 +109,14 @@ def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
 
 @functools.cache
 def _on_hopper(
-    M: int, N: int, K: int, four: bool, widest: int, programs: int, us_of_adding: float
+    M: int, N: int, K: int, four: bool, group: int, widest: int, programs: int, us_of_adding: float
 ) -> MatmulConfig:  # fmt: skip
     bucket = row_bucket(M)
     few, known = (_FEW_OF_FOUR, _TILES_OF_FOUR) if four else (_FEW_OF_FP8, _TILES_OF_FP8)
-    tiles = [tile._replace(config=_within(widest, tile.config)) for tile in known if tile.least <= bucket <= tile.most]
+    tiles = [tile for tile in known if tile.least <= bucket <= tile.most]
     # Tiles partly outside are slow by the copy engine: see `_full` in step_shape.py.
-    tiles = [tile for tile in tiles if M % tile.config.block_m == 0] or tiles
+    full = [tile for tile in tiles if tile.config.kernel == "groups" or M % tile.config.block_m == 0]
+    tiles = [tile._replace(config=_within(tile.config, four, group, widest)) for tile in full or tiles]
     ways = (
         (tile, parts)
         for tile in tiles
@@ -118,11 +125,14 @@ def _on_hopper(
     )
     tile, parts = min(ways, key=lambda way: _microseconds(way[0], way[1], M, N, K, programs, us_of_adding))
     if bucket <= few.block_m and us_of_adding == math.inf and cdiv(N, tile.config.block_n) <= programs:
-        return _within(widest, few)
+        return _within(few, four, group, widest)
     return replace(tile.config, parts=parts)
 
 
-def _within(widest: int, config: MatmulConfig) -> MatmulConfig:
+def _within(config: MatmulConfig, four: bool, group: int, widest: int) -> MatmulConfig:
+    """With blocks that K is made of; in FP8 rows of a warp group's have one scale each."""
+    if config.kernel == "groups" and not four and group % config.block_k:
+        widest = min(widest, BYTES)
     return replace(config, block_k=min(widest, config.block_k))
 
 

@@ -6,15 +6,15 @@ Knows what kernels there are and what each can do; chooses nothing and launches 
 from dataclasses import dataclass
 
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
-PLAIN_ORDER = ("skinny", "scaled", "tile", "wave", "persistent", "hopper")
+PLAIN_ORDER = ("skinny", "scaled", "groups", "tile", "wave", "persistent", "hopper")
 KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
-NEED_TMA = ("early", "scaled", "wave", "persistent", "hopper")
+NEED_TMA = ("early", "scaled", "groups", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
-IN_PARTS = ("early", "skinny", "scaled", "wave")
+IN_PARTS = ("early", "skinny", "scaled", "groups", "wave")
 # Kernels that can ask the L2 cache for their weights ahead.
 ASKING = ("split", "skinny", "scaled", "wave")
-# Kernels that read weights in FP8.
-SCALING = ("skinny", "scaled")
+# Kernels that read weights of eight bits or four.
+SCALING = ("skinny", "scaled", "groups")
 EARLY_BYTES = 216 * 1024
 """Of weights that a program of the early kernel has in shared memory at most, beside its sums."""
 

@@ -16,6 +16,7 @@ from tercet.triton_kernels.matmul_config import EARLY_BYTES, IN_PARTS, KERNELS, 
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_early import early_kernel
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
+from tercet.triton_kernels.matmul_groups import groups_kernel
 from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_scaled import scaled_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
@@ -115,6 +116,18 @@ def launch_matmul(
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k // each]),
                 w_NK, bias_ptr=bias, out_ptr=out, M=M, BLOCK_M=config.block_m, PREFETCH=prefetch, PARTS=parts,
                 **scaled, **counted, **fixed,
+            )  # fmt: skip
+        case "groups":
+            assert norm_K is None
+            assert draw is None
+            assert K % (parts * config.block_k) == 0
+            num_programs = min(multiprocessors(x_MK.device), tiles)
+            groups_kernel[(num_programs,)](
+                hopper_descriptor(x_MK, config.block_m, config.block_k),
+                hopper_descriptor(w_NK, 64, config.block_k // each),
+                bias_ptr=bias, out_ptr=out, M=M, N=N, K=K, GROUPS=config.block_n // 64, STAGES=config.num_stages,
+                PARTS=parts, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, EPILOGUE=fixed["EPILOGUE"],
+                HAS_BIAS=fixed["HAS_BIAS"], PDL=pdl, num_warps=4, launch_pdl=pdl, **scaled, **counted,
             )  # fmt: skip
         case "tile":
             assert norm_K is None

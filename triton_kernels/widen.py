@@ -23,7 +23,7 @@ _BLOCKS = 64
 
 
 @triton.jit
-def _in_order(numbers, TOGETHER: tl.constexpr):
+def in_order(numbers, TOGETHER: tl.constexpr):
     """What `stored` has put in order, a tile of whole blocks [N, J], in that of `dealt_columns`."""
     apart = tl.reshape(numbers, (numbers.shape[0], numbers.shape[1] // _BYTES, 4, 4 // TOGETHER, TOGETHER, 2, 2))
     return tl.reshape(tl.permute(apart, (0, 1, 3, 5, 2, 4, 6)), (numbers.shape[0], numbers.shape[1]))
@@ -71,7 +71,7 @@ def _spread(scales, COLUMNS: tl.constexpr):
 @triton.jit
 def widen(numbers, scales, dtype: tl.constexpr, TOGETHER: tl.constexpr):
     """A tile of FP8, [N, K], with its scales, [N, units]."""
-    return (_in_order(numbers, TOGETHER).to(tl.float32) * _spread(scales, numbers.shape[1])).to(dtype)
+    return (in_order(numbers, TOGETHER).to(tl.float32) * _spread(scales, numbers.shape[1])).to(dtype)
 
 
 _REGISTERS = """.reg .b32 low, high, minus_one, less_zero, zero, scale, rest, one, other, own, above;
@@ -140,7 +140,7 @@ def widen_four(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr
     N: tl.constexpr = both.shape[0]
     J: tl.constexpr = both.shape[1]
     low, high = _halves(both, _spread(words, J), _spread(more_words, J), dtype, MIXED)
-    wide = tl.join(_in_order(low, TOGETHER), _in_order(high, TOGETHER))
+    wide = tl.join(in_order(low, TOGETHER), in_order(high, TOGETHER))
     return tl.reshape(tl.permute(tl.reshape(wide, (N, J // _BYTES, _BYTES, 2)), (0, 1, 3, 2)), (N, 2 * J))
 
 
