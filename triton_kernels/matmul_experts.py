@@ -17,17 +17,21 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
-from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, use_kernels
+from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, multiprocessors, use_kernels
 from tercet.triton_kernels.expert_work import ExpertWork
+from tercet.triton_kernels.experts_groups import experts_groups_kernel
 from tercet.triton_kernels.matmul_epilogue import gate_pairs
+from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
-from tercet.triton_kernels.tiles import cdiv
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide, plain
 
 _FEW = 16
 """Pairs of a tile that waits for weights alone."""
+_RING_BYTES = 224 * 1024
+"""Of the kernel of warp groups, for its stages."""
 _MOST_PAIRS = 192
 """Of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile. On an
 H100, with the experts of Qwen3-30B-A3B in FP8, 128 pairs take 1.05 ms by tiles, where plain weights take 0.59 and those
@@ -198,6 +202,9 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
 def _launch_scaled(
     x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, *, gate: bool
 ) -> None:
+    if block_k := _block_of_groups(x_MK, w_RK, work.tile):
+        _launch_groups(x_MK, w_RK, work, out, per_row, N, block_k, gate=gate)
+        return
     blocks = _scaled_blocks(work.tile, w_RK)
     together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
     _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
@@ -205,6 +212,31 @@ def _launch_scaled(
         ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=blocks.n,
         BLOCK_K=blocks.k, GATE=gate, num_warps=blocks.warps, num_stages=blocks.stages, **overlap_options(x_MK),
     )  # fmt: skip
+
+
+def _launch_groups(
+    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, block_k: int, *, gate: bool
+) -> None:
+    each = 2 if w_RK.four_bits else 1  # numbers in a byte
+    num_tiles = len(work.experts_N)
+    stage = 2 * block_k * work.tile + 192 * block_k // each
+    rows = hopper_descriptor(x_MK, work.tile, block_k).layout
+    num_programs = min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 192))
+    experts_groups_kernel[(num_programs,)](
+        x_MK, hopper_descriptor(w_RK.numbers_NJ, 64, block_k // each), w_RK.scales_GN, work.pairs_Q, work.experts_N, out,
+        num_tiles, PER_ROW=per_row, N=N, K=x_MK.shape[1], ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind,
+        BLOCK_M=work.tile, STAGES=min(_RING_BYTES // stage, 8), NUM_PROGRAMS=num_programs, GATED=gate, X_LAYOUT=rows,
+        num_warps=4, **overlap_options(x_MK),
+    )  # fmt: skip
+
+
+def _block_of_groups(x_MK: Tensor, w_RK: ScaledWeight, tile: int) -> int | None:
+    """Columns of a block of the kernel of warp groups, which is for many rows; None where it cannot be used."""
+    if tile < 64 or not can_use_tma(x_MK, w_RK.numbers_NJ):
+        return None
+    if w_RK.four_bits:
+        return 128
+    return 128 if w_RK.group % 128 == 0 and w_RK.shape[1] % 128 == 0 else 64
 
 
 def _scaled_blocks(tile: int, w_RK: ScaledWeight) -> _Blocks:
