@@ -174,7 +174,15 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "minimax-m2": (
         MiniMaxM2Config,
-        {"head_dim": 24, "rotary_dim": 12, "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40},
+        {
+            "head_dim": 24,
+            "rotary_dim": 12,
+            # The same, for transformers before 5.18, which leaves the other unread.
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 40,
+        },
     ),
     "granite": (
         GraniteConfig,
