@@ -40,6 +40,7 @@ def go_through_experts(
         paired=len(weights.router_LD) == 2 * experts.count,
         rows=rows,
     )
-    work = deal_out(chosen_TK, experts.all, expert_tile(chosen_TK.numel(), experts.all))
+    tile = expert_tile(chosen_TK.numel(), experts.all, weights.gate_up_E2FD)
+    work = deal_out(chosen_TK, experts.all, tile)
     gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each + experts.shared)
     return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows)

@@ -50,17 +50,17 @@ def _rows(
         shape = f"{name} T={tokens}, {touched:.0f} of {num_experts}"
         yield Row(f"experts{kind}", shape, run, _COPIES, num_bytes, num_flops, nodes=12 if tokens <= 512 else 6)
         if not kind:
-            yield Row("deal_out", shape, partial(_deal, routes, num_experts), _COPIES, 4.0 * tokens * each)
+            yield Row("deal_out", shape, partial(_deal, routes, num_experts, gate_up), _COPIES, 4.0 * tokens * each)
 
 
 def _block(
     logits: list[Tensor], x: Tensor, num_experts: int, gate_up: Weight, down: Weight, each: int, index: int
 ) -> None:  # fmt: skip
     experts, weights = route(logits[index], each, normed=True)
-    work = deal_out(experts, num_experts, expert_tile(experts.numel(), num_experts))
+    work = deal_out(experts, num_experts, expert_tile(experts.numel(), num_experts, gate_up))
     gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
     sum_experts(matmul_experts(gated, down, work), weights)
 
 
-def _deal(routes: list[Tensor], num_experts: int, index: int) -> None:
-    deal_out(routes[index], num_experts, expert_tile(routes[index].numel(), num_experts))
+def _deal(routes: list[Tensor], num_experts: int, gate_up: Weight, index: int) -> None:
+    deal_out(routes[index], num_experts, expert_tile(routes[index].numel(), num_experts, gate_up))

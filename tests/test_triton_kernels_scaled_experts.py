@@ -40,7 +40,7 @@ def test_products(
     experts[tokens // 2 + 1 :] = num_experts  # as padding has
     gate_up = scaled(num_experts * 2 * inner, width, 1, dtype, place.device, four=four)
     down = scaled(num_experts * width, inner, groups, dtype, place.device, four=four)
-    work = deal_out(experts.to(place.device), num_experts, expert_tile(tokens * each, num_experts))
+    work = deal_out(experts.to(place.device), num_experts, expert_tile(tokens * each, num_experts, gate_up))
     there = (experts.flatten() < num_experts).to(place.device)
     both = exact_rows(x, meant(gate_up).view(num_experts, -1, width), experts, each)
     gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
@@ -73,7 +73,7 @@ def test_bad_input() -> None:
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("capability", [89, 90])
-@pytest.mark.parametrize(("tile", "four"), [(16, True), (128, False)])
+@pytest.mark.parametrize(("tile", "four"), [(16, True), (32, True), (64, False), (128, False)])
 def test_compile(tile: int, four: bool, capability: int) -> None:
     x = torch.empty(64, 2048, dtype=torch.bfloat16, device=META)
     pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (32 * tile, 32))
@@ -89,12 +89,23 @@ def test_compile(tile: int, four: bool, capability: int) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize(("pairs_each", "names"), [(192, ["_scaled_experts"]), (200, ["_expand", "_experts"])])
-def test_many_pairs_read_expanded_weights(pairs_each: int, names: list[str]) -> None:
-    x = torch.empty(pairs_each, 256, dtype=torch.bfloat16, device=META)
-    pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (8 * 64, 8))
-    with compiling_for(90) as kernels:
-        matmul_experts_silu_and_mul(x, of_meta(2 * 256, 256, 2), ExpertWork(pairs, experts, 64, 2), 2)
+@pytest.mark.parametrize(
+    ("capability", "pairs_each", "names"),
+    [
+        (90, 8, ["scaled_experts"]),
+        (90, 9, ["experts_groups"]),
+        (90, 1000, ["experts_groups"]),
+        (89, 192, ["scaled_experts"]),
+        (89, 200, ["_expand", "experts"]),
+    ],
+)
+def test_how_many_pairs_read_weights(capability: int, pairs_each: int, names: list[str]) -> None:
+    """Few by tiles, many by warp groups, or expanded where there are none."""
+    x, w = torch.empty(pairs_each, 256, dtype=torch.bfloat16, device=META), of_meta(2 * 256, 256, 2)
+    with compiling_for(capability) as kernels:
+        tile = expert_tile(2 * pairs_each, 2, w)
+        pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (8 * tile, 8))
+        matmul_experts_silu_and_mul(x, w, ExpertWork(pairs, experts, tile, 2), 2)
     assert [kernel.metadata.name for kernel in kernels] == [f"{name}_kernel" for name in names]
 
 

@@ -9,112 +9,37 @@ in turns.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, multiprocessors, use_kernels
 from tercet.triton_kernels.expert_work import ExpertWork
-from tercet.triton_kernels.experts_groups import experts_groups_kernel
-from tercet.triton_kernels.matmul_epilogue import gate_pairs
+from tercet.triton_kernels.experts_groups import GROUPS_WIDTH, experts_groups_kernel
+from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
+from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
+from tercet.triton_kernels.overlap import overlap_options
+from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
-from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide, plain
+from tercet.triton_kernels.widen import plain
 
-_FEW = 16
-"""Pairs of a tile that waits for weights alone."""
+_TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
+"""Where warp groups widen weights: places of a tile, and the most pairs of an expert, on average, that it is for. Of
+the experts of Qwen3-30B-A3B and of Mixtral-8x7B, on an H200 (docs/tried.md)."""
+_LEAST_OF_GROUPS = 32
+"""Places; those of smaller tiles wait for weights alone."""
 _RING_BYTES = 224 * 1024
 """Of the kernel of warp groups, for its stages."""
-_MOST_PAIRS = 192
-"""Of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile. On an
-H100, with the experts of Qwen3-30B-A3B in FP8, 128 pairs take 1.05 ms by tiles, where plain weights take 0.59 and those
-of 512 pairs 1.3; to expand takes some 0.6."""
-
-
-@triton.jit
-def _store_tile(
-    acc, pairs, start_n, out_ptr, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATE: tl.constexpr
-):
-    width: tl.constexpr = N // 2 if GATE else N
-    if GATE:
-        y = gate_pairs(acc, BLOCK_M, BLOCK_N)
-        columns = start_n // 2 + tl.arange(0, BLOCK_N // 2)
-    else:
-        y = acc
-        columns = start_n + tl.arange(0, BLOCK_N)
-    pointers = out_ptr + pairs.to(tl.int64)[:, None] * width + columns[None, :]
-    tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=(pairs >= 0)[:, None] & (columns < width)[None, :])
-
-
-@triton.jit
-def _experts_kernel(
-    x_ptr, w_ptr, pairs_ptr, tile_experts_ptr, out_ptr, PER_ROW: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid (tiles of pairs * ceil(N / BLOCK_N),): one program owns one output tile of one expert, if there is one."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    tile = tl.program_id(0) // num_n
-    expert = tl.load(tile_experts_ptr + tile)
-    if expert >= 0:
-        start_n = tl.program_id(0) % num_n * BLOCK_N
-        pairs = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-        rows = tl.maximum(pairs, 0) // PER_ROW
-        w_rows = tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
-        columns = tl.arange(0, BLOCK_K)
-        x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * K + columns[None, :]
-        w_ptrs = w_ptr + expert.to(tl.int64) * N * K + w_rows[None, :] * K + columns[:, None]
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, K, BLOCK_K):
-            if K % BLOCK_K:
-                x = tl.load(x_ptrs + k, mask=(columns < K - k)[None, :], other=0.0)
-                w = tl.load(w_ptrs + k, mask=(columns < K - k)[:, None], other=0.0)
-            else:
-                x = tl.load(x_ptrs + k)
-                w = tl.load(w_ptrs + k)
-            acc = tl.dot(x, w, acc, input_precision=PRECISION)
-        _store_tile(acc, pairs, start_n, out_ptr, N, BLOCK_M, BLOCK_N, GATE)
-
-
-@triton.jit
-def _scaled_experts_kernel(
-    x_ptr, w_ptr, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, PER_ROW: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr, TOGETHER: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """The same with weights of eight bits or four, which are the tall side (`matmul_scaled.py`). ROWS: of all experts'
-    weights. BLOCK_K divides K."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    each: tl.constexpr = 2 if FOUR else 1  # numbers in a byte
-    tile = tl.program_id(0) // num_n
-    expert = tl.load(tile_experts_ptr + tile)
-    if expert >= 0:
-        start_n = tl.program_id(0) % num_n * BLOCK_N
-        pairs = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
-        rows = tl.maximum(pairs, 0) // PER_ROW
-        w_rows = expert * N + tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
-        x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * K + dealt_columns(BLOCK_K, TOGETHER)[:, None]
-        w_ptrs = w_ptr + w_rows.to(tl.int64)[:, None] * (K // each) + tl.arange(0, BLOCK_K // each)[None, :]
-        scale_ptrs = scales_ptr + w_rows
-        acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-        for k in range(0, K, BLOCK_K):
-            x = tl.load(x_ptrs + k)
-            w = tl.load(w_ptrs + k // each)
-            wide = load_wide(w, scale_ptrs, k, ROWS, GROUP, FOUR, BLOCK_K, x.dtype, TOGETHER)
-            acc_NM = awaited(tl.dot(wide, x, acc_NM))
-        acc = tl.trans(acc_NM)
-        _store_tile(acc, pairs, start_n, out_ptr, N, BLOCK_M, BLOCK_N, GATE)
+_MOST_WIDENED = 192
+"""Pairs of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile,
+other than by warp groups."""
+_MANY = 512
+"""Pairs of an expert, on average, from which on warps that only load are ahead."""
 
 
 @dataclass(frozen=True)
@@ -127,11 +52,14 @@ class _Blocks:
     stages: int
 
 
-def expert_tile(num_pairs: int, num_experts: int) -> int:
+def expert_tile(num_pairs: int, num_experts: int, w_ENK: Weight) -> int:
     """Places of a tile that suit so many pairs: twice what an expert has on average, within what is fast.
 
     Few experts have just the average: of tiles that hold no more, half of them would need two, and read weights twice.
+    That costs warp groups less than what empty places do: they widen and multiply for these, too.
     """
+    if isinstance(w_ENK, ScaledWeight) and w_ENK.dtype.itemsize == 2 and is_hopper(w_ENK.device):
+        return next((tile for tile, most in _TILES_OF_GROUPS if num_pairs <= most * num_experts), 128)
     return next(tile for tile in (16, 32, 64, 128) if tile * num_experts >= 2 * num_pairs or tile == 128)
 
 
@@ -182,69 +110,67 @@ def _by_expert(work: ExpertWork) -> list[tuple[int, Tensor]]:
 
 def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row: int, *, gate: bool) -> None:
     N, K = math.prod(w_ENK.shape[:-1]) // work.num_experts, x_MK.shape[1]
-    num_tiles = len(work.experts_N)
+    num_tiles, pairs_each = len(work.experts_N), len(out) // work.num_experts
     if not num_tiles:
         return
+    fixed = {"PER_ROW": per_row, "N": N, "K": K, "BLOCK_M": work.tile, **overlap_options(x_MK)}
     if isinstance(w_ENK, ScaledWeight):
-        if x_MK.dtype.itemsize == 2 and len(out) <= _MOST_PAIRS * work.num_experts:
-            _launch_scaled(x_MK, w_ENK, work, out, per_row, N, gate=gate)
+        if x_MK.dtype.itemsize == 2 and work.tile >= _LEAST_OF_GROUPS and can_use_tma(x_MK, w_ENK.numbers_NJ):
+            _launch_groups(x_MK, w_ENK, work, out, gate, fixed)
+            return
+        if x_MK.dtype.itemsize == 2 and pairs_each <= _MOST_WIDENED:
+            _launch_scaled(x_MK, w_ENK, work, out, gate, fixed)
             return
         w_ENK = plain(w_ENK)
+    w_RK = w_ENK.view(-1, K)
+    if work.tile == 128 and pairs_each >= _MANY and K % 64 == 0 and can_use_tma(x_MK, w_RK):
+        x_layout = hopper_descriptor(x_MK, work.tile, 64).layout
+        experts_hopper_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 256)),)](
+            x_MK, hopper_descriptor(w_RK, 256, 64), work.pairs_Q, work.experts_N, out, num_tiles, GATED=gate,
+            STAGES=4, X_LAYOUT=x_layout, num_warps=4, **fixed,
+        )  # fmt: skip
+        return
     blocks = _blocks(work.tile, x_MK)
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
-    _experts_kernel[(num_tiles * cdiv(N, blocks.n),)](
-        x_MK, w_ENK, work.pairs_Q, work.experts_N, out, PER_ROW=per_row, N=N, K=K, BLOCK_M=work.tile, BLOCK_N=blocks.n,
-        BLOCK_K=blocks.k, GATE=gate, PRECISION=precision, num_warps=blocks.warps, num_stages=blocks.stages,
-        **overlap_options(x_MK),
+    experts_kernel[(num_tiles * cdiv(N, blocks.n),)](
+        x_MK, w_RK, work.pairs_Q, work.experts_N, out, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate,
+        PRECISION=precision, num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
     )  # fmt: skip
 
 
 def _launch_scaled(
-    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, *, gate: bool
+    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
 ) -> None:
-    if block_k := _block_of_groups(x_MK, w_RK, work.tile):
-        _launch_groups(x_MK, w_RK, work, out, per_row, N, block_k, gate=gate)
-        return
     blocks = _scaled_blocks(work.tile, w_RK)
     together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
-    _scaled_experts_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
-        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, PER_ROW=per_row, N=N, K=x_MK.shape[1],
-        ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_M=work.tile, BLOCK_N=blocks.n,
-        BLOCK_K=blocks.k, GATE=gate, num_warps=blocks.warps, num_stages=blocks.stages, **overlap_options(x_MK),
+    scaled_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], blocks.n),)](
+        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, ROWS=len(w_RK), GROUP=w_RK.group,
+        FOUR=w_RK.kind, TOGETHER=together, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate, num_warps=blocks.warps,
+        num_stages=blocks.stages, **fixed,
     )  # fmt: skip
 
 
 def _launch_groups(
-    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, per_row: int, N: int, block_k: int, *, gate: bool
+    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
 ) -> None:
     each = 2 if w_RK.four_bits else 1  # numbers in a byte
+    block_k = 128 if w_RK.four_bits or (w_RK.group % 128 == 0 and w_RK.widest >= 128) else BYTES
+    stage_bytes = 2 * block_k * work.tile + GROUPS_WIDTH * block_k // each
     num_tiles = len(work.experts_N)
-    stage = 2 * block_k * work.tile + 192 * block_k // each
-    rows = hopper_descriptor(x_MK, work.tile, block_k).layout
-    num_programs = min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 192))
-    experts_groups_kernel[(num_programs,)](
-        x_MK, hopper_descriptor(w_RK.numbers_NJ, 64, block_k // each), w_RK.scales_GN, work.pairs_Q, work.experts_N, out,
-        num_tiles, PER_ROW=per_row, N=N, K=x_MK.shape[1], ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind,
-        BLOCK_M=work.tile, STAGES=min(_RING_BYTES // stage, 8), NUM_PROGRAMS=num_programs, GATED=gate, X_LAYOUT=rows,
-        num_warps=4, **overlap_options(x_MK),
+    experts_groups_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(fixed["N"], GROUPS_WIDTH)),)](
+        x_MK, hopper_descriptor(w_RK.numbers_NJ, 64, block_k // each), w_RK.scales_GN, work.pairs_Q, work.experts_N,
+        out, num_tiles, ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, GATED=gate,
+        STAGES=min(_RING_BYTES // stage_bytes, 8), X_LAYOUT=hopper_descriptor(x_MK, work.tile, block_k).layout,
+        num_warps=4, **fixed,
     )  # fmt: skip
-
-
-def _block_of_groups(x_MK: Tensor, w_RK: ScaledWeight, tile: int) -> int | None:
-    """Columns of a block of the kernel of warp groups, which is for many rows; None where it cannot be used."""
-    if tile < 64 or not can_use_tma(x_MK, w_RK.numbers_NJ):
-        return None
-    if w_RK.four_bits:
-        return 128
-    return 128 if w_RK.group % 128 == 0 and w_RK.shape[1] % 128 == 0 else 64
 
 
 def _scaled_blocks(tile: int, w_RK: ScaledWeight) -> _Blocks:
     """Fewer bytes a column leave room for more of them."""
-    columns, stages = 128, 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
-    if is_hopper(w_RK.device) and (w_RK.four_bits or tile <= _FEW):
-        columns, stages = 256, 4 if w_RK.four_bits and tile <= _FEW else 3
-    return _Blocks(n=64, k=min(w_RK.widest, columns), warps=4, stages=stages)
+    if is_hopper(w_RK.device):
+        return _Blocks(n=64, k=min(w_RK.widest, 256), warps=4, stages=4 if w_RK.four_bits else 3)
+    stages = 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
+    return _Blocks(n=64, k=min(w_RK.widest, 128), warps=4, stages=stages)
 
 
 def _blocks(tile: int, x: Tensor) -> _Blocks:

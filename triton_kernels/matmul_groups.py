@@ -16,7 +16,7 @@ from tercet.triton_kernels.widening_groups import OWN, fetch_weights, multiply_s
 @gluon.jit
 def _load(
     x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, K: gl.constexpr, FOUR: gl.constexpr, PARTS: gl.constexpr,
-    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
+    GROUP_M: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: fill the ring, stage after stage, tile after tile; with the first weights ahead of the wait."""
     STAGES: gl.constexpr = x_ring.shape[0]
@@ -34,7 +34,7 @@ def _load(
             fetch_weights(w_desc, w_ring, full, stage, tile_n // PARTS * WIDTH, k, BYTES, FOUR)
     wait_for_previous(PDL)
     count = 0
-    for tile in range(gl.program_id(0), num_tiles, NUM_PROGRAMS):
+    for tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, num_m, num_n * PARTS, GROUP_M)
         start_k = tile_n % PARTS * PART_K
         for k in range(start_k, start_k + PART_K, BLOCK_K):
@@ -49,7 +49,7 @@ def _load(
 @gluon.jit
 def _multiply(
     x_ring, w_ring, free, full, scales_ptr, bias_ptr, out_ptr, M, num_m, num_n, N: gl.constexpr, K: gl.constexpr,
-    GROUP: gl.constexpr, FOUR: gl.constexpr, PARTS: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    GROUP: gl.constexpr, FOUR: gl.constexpr, PARTS: gl.constexpr, GROUP_M: gl.constexpr,
     EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warp group: its 64 output columns of each tile, from the first product to the store."""
@@ -57,7 +57,7 @@ def _multiply(
     GROUPS: gl.constexpr = w_ring.shape[0] // x_ring.shape[0]
     PART_K: gl.constexpr = K // PARTS
     count = 0
-    for tile in range(gl.program_id(0), num_m * num_n * PARTS, NUM_PROGRAMS):
+    for tile in range(gl.program_id(0), num_m * num_n * PARTS, gl.num_programs(0)):
         tile_m, tile_n = tile_of(tile, num_m, num_n * PARTS, GROUP_M)
         start_n = (tile_n // PARTS * GROUPS + WHICH) * OWN
         part = tile_n % PARTS
@@ -74,10 +74,10 @@ def _multiply(
 def groups_kernel(
     x_desc, w_desc, scales_ptr, bias_ptr, out_ptr, rows_ptr, M, N: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr,
     FOUR: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP_M: gl.constexpr,
-    NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr,
+    EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles of GROUPS times 64 columns, with PARTS
+    """Grid (programs,): one program a multiprocessor walks over output tiles of GROUPS times 64 columns, with PARTS
     over sums of parts of K, in an output of each part's own.
 
     GROUP columns share a scale; what `w_desc` has in a block divides it, or 64 with FOUR, where halves have their own.
@@ -106,17 +106,16 @@ def groups_kernel(
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, scales_ptr, bias_ptr, out_ptr, M, num_m, num_n, N, K, GROUP, FOUR,
-                     PARTS, GROUP_M, NUM_PROGRAMS, EPILOGUE, HAS_BIAS, PDL, zero),
+                     PARTS, GROUP_M, EPILOGUE, HAS_BIAS, PDL, zero),
                 ),
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, scales_ptr, bias_ptr, out_ptr, M, num_m, num_n, N, K, GROUP, FOUR,
-                     PARTS, GROUP_M, NUM_PROGRAMS, EPILOGUE, HAS_BIAS, PDL, one),
+                     PARTS, GROUP_M, EPILOGUE, HAS_BIAS, PDL, one),
                 ),
                 (
                     _load,
-                    (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, K, FOUR, PARTS, GROUP_M, NUM_PROGRAMS,
-                     PDL),
+                    (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, K, FOUR, PARTS, GROUP_M, PDL),
                 ),
             ],
             [4, 1],
@@ -128,22 +127,21 @@ def groups_kernel(
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, scales_ptr, bias_ptr, out_ptr, M, num_m, num_n, N, K, GROUP, FOUR,
-                     PARTS, GROUP_M, NUM_PROGRAMS, EPILOGUE, HAS_BIAS, PDL, zero),
+                     PARTS, GROUP_M, EPILOGUE, HAS_BIAS, PDL, zero),
                 ),
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, scales_ptr, bias_ptr, out_ptr, M, num_m, num_n, N, K, GROUP, FOUR,
-                     PARTS, GROUP_M, NUM_PROGRAMS, EPILOGUE, HAS_BIAS, PDL, one),
+                     PARTS, GROUP_M, EPILOGUE, HAS_BIAS, PDL, one),
                 ),
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, scales_ptr, bias_ptr, out_ptr, M, num_m, num_n, N, K, GROUP, FOUR,
-                     PARTS, GROUP_M, NUM_PROGRAMS, EPILOGUE, HAS_BIAS, PDL, two),
+                     PARTS, GROUP_M, EPILOGUE, HAS_BIAS, PDL, two),
                 ),
                 (
                     _load,
-                    (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, K, FOUR, PARTS, GROUP_M, NUM_PROGRAMS,
-                     PDL),
+                    (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, K, FOUR, PARTS, GROUP_M, PDL),
                 ),
             ],
             [4, 4, 1],

@@ -126,8 +126,8 @@ def launch_matmul(
                 hopper_descriptor(x_MK, config.block_m, config.block_k),
                 hopper_descriptor(w_NK, 64, config.block_k // each),
                 bias_ptr=bias, out_ptr=out, M=M, N=N, K=K, GROUPS=config.block_n // 64, STAGES=config.num_stages,
-                PARTS=parts, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, EPILOGUE=fixed["EPILOGUE"],
-                HAS_BIAS=fixed["HAS_BIAS"], PDL=pdl, num_warps=4, launch_pdl=pdl, **scaled, **counted,
+                PARTS=parts, GROUP_M=config.group_m, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"], PDL=pdl,
+                num_warps=4, launch_pdl=pdl, **scaled, **counted,
             )  # fmt: skip
         case "tile":
             assert norm_K is None

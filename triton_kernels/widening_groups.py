@@ -63,14 +63,13 @@ def _widen(numbers, scales, more, dtype: gl.constexpr, FOUR: gl.constexpr, OPERA
 
 @gluon.jit
 def fetch_weights(w_desc, w_ring, full, stage, start_n, k, BYTES: gl.constexpr, FOUR: gl.constexpr):
-    """Ask for a stage's weights from column k on, 64 rows for each group; BYTES will come with those of x."""
-    STAGES: gl.constexpr = full.shape[0]
-    GROUPS: gl.constexpr = w_ring.shape[0] // STAGES
+    """Ask for a stage's blocks of weights from column k on; BYTES will come with those of x."""
+    BLOCKS: gl.constexpr = w_ring.shape[0] // full.shape[0]
     bar = full.index(stage)
     mbarrier.expect(bar, BYTES)
-    for group in gl.static_range(GROUPS):
-        place = [start_n + group * OWN, k // 2 if FOUR else k]
-        tma.async_copy_global_to_shared(w_desc, place, bar, w_ring.index(stage * GROUPS + group))
+    for block in gl.static_range(BLOCKS):
+        place = [start_n + block * w_ring.shape[1], k // 2 if FOUR else k]
+        tma.async_copy_global_to_shared(w_desc, place, bar, w_ring.index(stage * BLOCKS + block))
 
 
 @gluon.jit
