@@ -33,10 +33,10 @@ def _multiply(
         if expert >= 0:
             start_n = (index % num_n * _GROUPS + WHICH) * OWN
             scale_ptrs = scales_ptr + expert * N + gl.minimum(start_n + own_rows(w_ring), N - 1)
-            even, odd, count = multiply_stages(
-                x_ring, w_ring, free, full, count, scale_ptrs, 0, K, ROWS, GROUP, FOUR, WHICH
+            acc, _, count = multiply_stages(
+                x_ring, None, w_ring, free, full, count, scale_ptrs, 0, K, ROWS, GROUP, FOUR, False, WHICH
             )
-            store_sums(even, odd, None, pairs_ptr, out_ptr, start_n, tile * BLOCK_M, 0, N, EPILOGUE, False, True)
+            store_sums(acc, None, pairs_ptr, out_ptr, start_n, tile * BLOCK_M, 0, N, EPILOGUE, False, True)
 
 
 @gluon.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["num_tiles"])

@@ -124,10 +124,11 @@ def launch_matmul(
             num_programs = min(multiprocessors(x_MK.device), tiles)
             groups_kernel[(num_programs,)](
                 hopper_descriptor(x_MK, config.block_m, config.block_k),
+                hopper_descriptor(x_MK, config.block_m // 2, config.block_k),
                 hopper_descriptor(w_NK, 64, config.block_k // each),
                 bias_ptr=bias, out_ptr=out, M=M, N=N, K=K, GROUPS=config.block_n // 64, STAGES=config.num_stages,
-                PARTS=parts, GROUP_M=config.group_m, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"], PDL=pdl,
-                num_warps=4, launch_pdl=pdl, **scaled, **counted,
+                PARTS=parts, GROUP_M=config.group_m, TALL=config.tall, EPILOGUE=fixed["EPILOGUE"],
+                HAS_BIAS=fixed["HAS_BIAS"], PDL=pdl, num_warps=4, launch_pdl=pdl, **scaled, **counted,
             )  # fmt: skip
         case "tile":
             assert norm_K is None

@@ -79,12 +79,22 @@ def own_rows(w_ring):
 
 
 @gluon.jit
+def _await(acc, tail, w, TALL: gl.constexpr):
+    """The sums of products that have ended, which no longer read `w`."""
+    if TALL:
+        acc, tail, w = warpgroup_mma_wait(0, deps=[acc, tail, w])
+    else:
+        acc, w = warpgroup_mma_wait(0, deps=[acc, w])
+    return acc, tail, w
+
+
+@gluon.jit
 def multiply_stages(
-    x_ring, w_ring, free, full, count, scale_ptrs, first_k, SIZE: gl.constexpr, ROWS: gl.constexpr,
-    GROUP: gl.constexpr, FOUR: gl.constexpr, WHICH: gl.constexpr,
+    x_ring, tail_ring, w_ring, free, full, count, scale_ptrs, first_k, SIZE: gl.constexpr, ROWS: gl.constexpr,
+    GROUP: gl.constexpr, FOUR: gl.constexpr, TALL: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
-    """One warp group's sums of a tile over SIZE columns, from the ring: those of even output columns and those of odd
-    ones, [32, M], and how many stages it has seen by now. ROWS: from the scales of one group of columns to the next."""
+    """One warp group's sums of a tile over SIZE columns, from the ring: [64, M], the same with the rows of its tail if
+    it is TALL, and how many stages it has seen by now. ROWS: from the scales of one group of columns to the next."""
     STAGES: gl.constexpr = x_ring.shape[0]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     BLOCK_K: gl.constexpr = x_ring.shape[2]
@@ -94,17 +104,23 @@ def multiply_stages(
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     STORED: gl.constexpr = _bytes_layout(w_ring.shape[2])
-    LAYOUT: gl.constexpr = gl.SliceLayout(2, _pairs_layout(BLOCK_M))
     scales, more = _load_scales(scale_ptrs, first_k, ROWS, GROUP, FOUR)
     stage = count % STAGES
     mbarrier.wait(full.index(stage), count // STAGES & 1)
     w = _widen(w_ring.index(stage * GROUPS + WHICH).load(STORED), scales, more, x_ring.dtype, FOUR, OPERAND)
     acc = gl.zeros((OWN, BLOCK_M), gl.float32, SUMS)
+    tail = acc
+    if TALL:
+        TAIL: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M // 2, 16])
+        tail = gl.zeros((OWN, BLOCK_M // 2), gl.float32, TAIL)
     for k in range(first_k + BLOCK_K, first_k + SIZE, BLOCK_K):
         scales, more = _load_scales(scale_ptrs, k, ROWS, GROUP, FOUR)
         acc = warpgroup_mma(w, x_ring.index(stage).permute((1, 0)), acc, is_async=True)
+        if TALL:
+            other_w = gl.convert_layout(w, gl.DotOperandLayout(0, TAIL, 2), assert_trivial=True)
+            tail = warpgroup_mma(other_w, tail_ring.index(stage).permute((1, 0)), tail, is_async=True)
         if not AHEAD:
-            acc, w = warpgroup_mma_wait(0, deps=[acc, w])
+            acc, tail, w = _await(acc, tail, w, TALL)
             mbarrier.arrive(free.index(stage))
         count += 1
         next_stage = count % STAGES
@@ -112,18 +128,27 @@ def multiply_stages(
         numbers = w_ring.index(next_stage * GROUPS + WHICH).load(STORED)
         next_w = _widen(numbers, scales, more, x_ring.dtype, FOUR, OPERAND)
         if AHEAD:
-            acc, w = warpgroup_mma_wait(0, deps=[acc, w])
+            acc, tail, w = _await(acc, tail, w, TALL)
             mbarrier.arrive(free.index(stage))
         w = next_w
         stage = next_stage
     acc = warpgroup_mma(w, x_ring.index(stage).permute((1, 0)), acc, is_async=True)
-    acc, w = warpgroup_mma_wait(0, deps=[acc, w])
+    if TALL:
+        other_w = gl.convert_layout(w, gl.DotOperandLayout(0, TAIL, 2), assert_trivial=True)
+        tail = warpgroup_mma(other_w, tail_ring.index(stage).permute((1, 0)), tail, is_async=True)
+    acc, tail, w = _await(acc, tail, w, TALL)
     mbarrier.arrive(free.index(stage))
+    return acc, tail, count + 1
+
+
+@gluon.jit
+def _in_pairs(acc):
+    """A group's sums of even output columns and of odd ones, [32, M] each, without a move."""
+    BLOCK_M: gl.constexpr = acc.shape[1]
+    LAYOUT: gl.constexpr = gl.SliceLayout(2, _pairs_layout(BLOCK_M))
     by_pairs = gl.permute(gl.reshape(acc, (4, 2, 8, BLOCK_M)), (0, 2, 3, 1))
     even, odd = gl.split(gl.reshape(by_pairs, (32, BLOCK_M, 2)))
-    even = gl.convert_layout(even, LAYOUT, assert_trivial=True)
-    odd = gl.convert_layout(odd, LAYOUT, assert_trivial=True)
-    return even, odd, count + 1
+    return gl.convert_layout(even, LAYOUT, assert_trivial=True), gl.convert_layout(odd, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
@@ -137,19 +162,18 @@ def _halves(sums):
 
 
 @gluon.jit
-def store_sums(
+def _store_pairs(
     even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N: gl.constexpr, EPILOGUE: gl.constexpr,
     HAS_BIAS: gl.constexpr, DEALT: gl.constexpr,
 ):  # fmt: skip
-    """Finish a group's sums of its even and of its odd columns, and send them out: to rows up to M, or DEALT to those
-    that are in its places, where somebody is."""
+    """The same with sums of even columns and of odd ones."""
     SIZE: gl.constexpr = even.shape[1]
     if SIZE > _AT_ONCE:
         even, even_right = _halves(even)
         odd, odd_right = _halves(odd)
-        store_sums(even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT)
+        _store_pairs(even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT)
         start_m += SIZE // 2
-        store_sums(
+        _store_pairs(
             even_right, odd_right, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT
         )
     else:
@@ -178,3 +202,14 @@ def store_sums(
             if EPILOGUE == _ADD:
                 y += gl.load(places, mask=inside, other=0.0).to(gl.float32)
             gl.store(places, y.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def store_sums(
+    acc, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N: gl.constexpr, EPILOGUE: gl.constexpr,
+    HAS_BIAS: gl.constexpr, DEALT: gl.constexpr,
+):  # fmt: skip
+    """Finish a group's sums and send them out: to rows up to M, or DEALT to those that are in its places, where
+    somebody is."""
+    even, odd = _in_pairs(acc)
+    _store_pairs(even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT)
