@@ -141,7 +141,8 @@ def exact_rows(x: Tensor, w: Tensor, experts: Tensor, per_row: int) -> Tensor:
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "each", "width", "inner"),
     [(1, 8, 2, 64, 48), (7, 4, 2, 40, 24), (33, 6, 3, 96, 40)]
-    + ([(64, 128, 8, 2048, 768), (700, 8, 2, 1024, 1000), (2000, 16, 4, 512, 256)] if HAVE_GPU else []),
+    + ([(64, 128, 8, 2048, 768), (700, 8, 2, 1024, 1000), (2000, 16, 4, 512, 256)] if HAVE_GPU else [])
+    + ([(4200, 8, 1, 320, 192)] if HAVE_GPU else []),
 )
 def test_products(place: Place, tokens: int, num_experts: int, each: int, width: int, inner: int) -> None:
     x = place.random(tokens, width)

@@ -27,7 +27,8 @@ def place(request: pytest.FixtureRequest) -> Place:
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "each", "width", "inner", "groups"),
     [(1, 8, 2, 128, 128, 1), (7, 4, 2, 256, 128, 2), (33, 6, 3, 192, 64, 1)]
-    + ([(64, 128, 8, 2048, 768, 6), (700, 8, 2, 1024, 896, 7), (2000, 16, 4, 512, 256, 4)] if HAVE_GPU else []),
+    + ([(64, 128, 8, 2048, 768, 6), (700, 8, 2, 1024, 896, 7), (2000, 16, 4, 512, 256, 4)] if HAVE_GPU else [])
+    + ([(300, 4, 2, 448, 192, 3), (900, 4, 2, 384, 640, 5)] if HAVE_GPU else []),
 )
 def test_products(
     place: Place, tokens: int, num_experts: int, each: int, width: int, inner: int, groups: int, four: bool
