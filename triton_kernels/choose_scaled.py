@@ -47,8 +47,8 @@ def _tile(rows: int, block_k: int, stages: int) -> MatmulConfig:
     return MatmulConfig("scaled", rows, 64, block_k, num_warps=4, num_stages=stages, prefetch=asked)
 
 
-def _groups(rows: int, groups: int, block_k: int, stages: int) -> MatmulConfig:
-    return MatmulConfig("groups", rows, 64 * groups, block_k, num_warps=4, num_stages=stages)
+def _groups(rows: int, groups: int, block_k: int, stages: int, *, tall: bool = False) -> MatmulConfig:
+    return MatmulConfig("groups", rows, 64 * groups, block_k, num_warps=4, num_stages=stages, tall=tall)
 
 
 # Of "scaled" the fewest stages with which no more tiles fit a multiprocessor than go at once: where more fit, some
@@ -66,6 +66,8 @@ _TILES_OF_FP8 = (
     _Tile(_groups(64, 3, 128, 5), 64, 192, 1, 6.6, 4.8, 0.0),
     _Tile(_groups(128, 2, 128, 4), 128, 2048, 1, 6.4, 4.6, 0.0),
     _Tile(_groups(128, 3, 128, 4), 128, 2048, 1, 8.9, 5.5, 0.0),
+    _Tile(_groups(128, 2, 128, 3, tall=True), 192, 2048, 1, 9.3, 5.2, 0.0),
+    _Tile(_groups(128, 3, 64, 6, tall=True), 192, 2048, 1, 12.1, 9.0, 0.0),
     _Tile(_groups(256, 2, 64, 5), 256, 2048, 1, 11.0, 5.3, 0.0),
 )
 _TILES_OF_FOUR = (
@@ -81,6 +83,8 @@ _TILES_OF_FOUR = (
     _Tile(_groups(64, 3, 128, 6), 64, 192, 1, 5.8, 4.0, 0.0),
     _Tile(_groups(128, 2, 128, 5), 128, 2048, 1, 6.4, 4.0, 0.0),
     _Tile(_groups(128, 3, 128, 5), 128, 2048, 1, 7.9, 4.5, 0.0),
+    _Tile(_groups(128, 2, 128, 4, tall=True), 192, 2048, 1, 9.2, 4.4, 0.0),
+    _Tile(_groups(128, 3, 128, 3, tall=True), 192, 2048, 1, 10.5, 9.0, 0.0),
     _Tile(_groups(256, 2, 128, 3), 256, 2048, 1, 10.3, 4.9, 0.0),
 )
 _FEW_OF_FP8 = MatmulConfig("skinny", 8, 32, 256, num_warps=2, num_stages=8, prefetch=_ASKED)
@@ -139,7 +143,7 @@ def _within(config: MatmulConfig, four: bool, group: int, widest: int) -> Matmul
 def _microseconds(
     tile: _Tile, parts: int, M: int, N: int, K: int, programs: int, us_of_adding: float
 ) -> float:  # fmt: skip
-    tiles = cdiv(M, tile.config.block_m) * cdiv(N, tile.config.block_n) * parts
+    tiles = cdiv(M, tile.config.height) * cdiv(N, tile.config.block_n) * parts
     each = cdiv(tiles, programs)
     rounds, by_k = cdiv(each, tile.at_once), K / parts / 1024
     us = rounds * (tile.us_by_k * by_k + tile.us) + each * tile.us_by_k_each * by_k
