@@ -174,15 +174,9 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     ),
     "minimax-m2": (
         MiniMaxM2Config,
-        {
-            "head_dim": 24,
-            "rotary_dim": 12,
-            # The same, for transformers before 5.18, which leaves the other unread.
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
-            "num_local_experts": 6,
-            "num_experts_per_tok": 2,
-            "intermediate_size": 40,
-        },
+        # The rotary part twice: transformers before 5.18 leaves `rotary_dim` unread.
+        {"head_dim": 24, "rotary_dim": 12, **_rope("default", partial_rotary_factor=0.5)}
+        | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40},
     ),
     "granite": (
         GraniteConfig,
@@ -263,20 +257,15 @@ def tokenizer(vocab_size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
+    special = {"pad_token": "<|endoftext|>", "bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        special_tokens=list(special.values()),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     bpe.train_from_iterator(_CORPUS, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=bpe,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=_CHAT_TEMPLATE,
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, chat_template=_CHAT_TEMPLATE, **special)
 
 
 def random_prompts(count: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
