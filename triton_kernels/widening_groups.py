@@ -79,13 +79,23 @@ def own_rows(w_ring):
 
 
 @gluon.jit
+def _start(x_ring, tail_ring, stage, w, acc, tail, TALL: gl.constexpr):
+    """Begin to multiply a stage's rows with `w`: those of a TALL tile's tail read the same registers."""
+    acc = warpgroup_mma(w, x_ring.index(stage).permute((1, 0)), acc, is_async=True)
+    if TALL:
+        of_tail = gl.convert_layout(w, gl.DotOperandLayout(0, tail.type.layout, 2), assert_trivial=True)
+        tail = warpgroup_mma(of_tail, tail_ring.index(stage).permute((1, 0)), tail, is_async=True)
+    return acc, tail
+
+
+@gluon.jit
 def _await(acc, tail, w, TALL: gl.constexpr):
-    """The sums of products that have ended, which no longer read `w`."""
+    """The sums of products that have ended: until here the registers of `w` are theirs."""
     if TALL:
         acc, tail, w = warpgroup_mma_wait(0, deps=[acc, tail, w])
     else:
         acc, w = warpgroup_mma_wait(0, deps=[acc, w])
-    return acc, tail, w
+    return acc, tail
 
 
 @gluon.jit
@@ -115,12 +125,9 @@ def multiply_stages(
         tail = gl.zeros((OWN, BLOCK_M // 2), gl.float32, TAIL)
     for k in range(first_k + BLOCK_K, first_k + SIZE, BLOCK_K):
         scales, more = _load_scales(scale_ptrs, k, ROWS, GROUP, FOUR)
-        acc = warpgroup_mma(w, x_ring.index(stage).permute((1, 0)), acc, is_async=True)
-        if TALL:
-            other_w = gl.convert_layout(w, gl.DotOperandLayout(0, TAIL, 2), assert_trivial=True)
-            tail = warpgroup_mma(other_w, tail_ring.index(stage).permute((1, 0)), tail, is_async=True)
+        acc, tail = _start(x_ring, tail_ring, stage, w, acc, tail, TALL)
         if not AHEAD:
-            acc, tail, w = _await(acc, tail, w, TALL)
+            acc, tail = _await(acc, tail, w, TALL)
             mbarrier.arrive(free.index(stage))
         count += 1
         next_stage = count % STAGES
@@ -128,15 +135,12 @@ def multiply_stages(
         numbers = w_ring.index(next_stage * GROUPS + WHICH).load(STORED)
         next_w = _widen(numbers, scales, more, x_ring.dtype, FOUR, OPERAND)
         if AHEAD:
-            acc, tail, w = _await(acc, tail, w, TALL)
+            acc, tail = _await(acc, tail, w, TALL)
             mbarrier.arrive(free.index(stage))
         w = next_w
         stage = next_stage
-    acc = warpgroup_mma(w, x_ring.index(stage).permute((1, 0)), acc, is_async=True)
-    if TALL:
-        other_w = gl.convert_layout(w, gl.DotOperandLayout(0, TAIL, 2), assert_trivial=True)
-        tail = warpgroup_mma(other_w, tail_ring.index(stage).permute((1, 0)), tail, is_async=True)
-    acc, tail, w = _await(acc, tail, w, TALL)
+    acc, tail = _start(x_ring, tail_ring, stage, w, acc, tail, TALL)
+    acc, tail = _await(acc, tail, w, TALL)
     mbarrier.arrive(free.index(stage))
     return acc, tail, count + 1
 
