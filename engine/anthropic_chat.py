@@ -56,10 +56,11 @@ class AnthropicChat(PreparedChat, frozen=True, kw_only=True, forbid_unknown_fiel
 
 def to_chat(body: CountRequest) -> AnthropicChat:
     """Raises `ApiError` for what makes no sense."""
-    choice, config = body.tool_choice, body.output_config
+    choice, config, turns = body.tool_choice, body.output_config, _turns(body)
     form = None if config is None else config.format
     return AnthropicChat(
-        turns=_turns(body),
+        turns=turns,
+        continue_final_message=_goes_on(body, turns[-1]) or None,
         tools=None if body.tools is None else [_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools)],
         tool_choice=None if choice is None else _chosen(choice),
         parallel_tool_calls=False if body.tools and choice is not None and choice.disable_parallel_tool_use else None,
@@ -71,10 +72,22 @@ def to_chat(body: CountRequest) -> AnthropicChat:
     )
 
 
+def _goes_on(body: CountRequest, last: ChatMessage) -> bool:
+    """Whether an answer has begun: a last turn of the assistant is its beginning. What is only counted may end as it
+    likes."""
+    if last.role != "assistant":
+        return False
+    thinks = body.thinking is not None and body.thinking.type != "disabled"
+    if isinstance(body, MessagesRequest):
+        if last.tool_calls:
+            _refuse("messages", "ends with calls of the assistant; want what they have given")
+        if thinks:
+            _refuse("thinking", "is not disabled, and messages ends with an answer that has begun; want one of them")
+    return not last.tool_calls and not thinks
+
+
 def _settings(body: MessagesRequest) -> dict[str, Any]:
     """What the prompt has nothing to do with."""
-    if body.messages[-1].role == "assistant":
-        _refuse("messages", "ends with a turn of the assistant, and no answer begins in the middle; want the user's")
     return {
         **{name: getattr(body, name) for name in _AS_THEY_ARE},
         "stop": body.stop_sequences,

@@ -25,6 +25,8 @@ TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
 """What a request may tell the template; any other name could replace what the template relies on."""
 _THINKS = TEMPLATE_KWARGS[:2]
 _NO_OPTIONS = ChatOptions()
+_MARK = "\uf8ff"
+"""Of no script: a turn's text is cut where it stands."""
 
 
 class TemplateRefused(ValueError):
@@ -54,15 +56,17 @@ class ChatTemplate:
         self.reasoning_format = self._find_reasoning_format(source)
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = _NO_OPTIONS) -> str:
-        """The prompt for the assistant's next turn."""
+        """The prompt for the assistant's next turn, or as `options.ending` says."""
         template_kwargs = _heard(options.template_kwargs)
+        turns = [_as_dict(message) for message in messages]
+        end = _mark_end(turns) if options.ending == "continued" else None
         if options.tools and not self._takes_tools:
             raise TemplateRefused(f"tools has {len(options.tools)}; want none: the chat template does not show them")
         template = self._tool_use if options.tools else self._template
         try:
-            return template.render(
-                messages=[_as_dict(message) for message in messages],
-                add_generation_prompt=True,
+            prompt = template.render(
+                messages=turns,
+                add_generation_prompt=options.ending == "reply",
                 tools=[dict(tool) for tool in options.tools] or None,
                 documents=None,
                 **self._special_tokens,
@@ -73,6 +77,7 @@ class ChatTemplate:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             # A template is a program: what it stumbles over is about these messages, not about the engine.
             raise TemplateRefused(f"the chat template failed on the messages: {error}") from None
+        return prompt if end is None else _cut(prompt, end)
 
     def _find_tool_format(self, source: str) -> ToolFormat:
         """Templates say how calls of earlier turns are written: so will the model write its own."""
@@ -148,6 +153,25 @@ def _as_dict(message: ChatMessage) -> dict[str, Any]:
         if (value := getattr(message, field)) is not None:
             turn[field] = value
     return turn
+
+
+def _mark_end(turns: Sequence[dict[str, Any]]) -> str:
+    """Write behind the last turn's text what nobody has written, and return it."""
+    last = turns[-1]
+    if last["role"] != "assistant" or last["content"] is None or "tool_calls" in last:
+        what = "calls" if "tool_calls" in last else f"a turn of the {last['role']}"
+        raise TemplateRefused(f"messages ends with {what}; want the assistant's text, which is to go on")
+    mark = _MARK
+    while any(mark in str(turn) for turn in turns):
+        mark += _MARK
+    last["content"] += mark
+    return mark
+
+
+def _cut(prompt: str, end: str) -> str:
+    if end not in prompt:
+        raise TemplateRefused("the chat template does not show the last turn's text, which is to go on")
+    return prompt[: prompt.rindex(end)]
 
 
 class _GenerationBlocks(jinja2.ext.Extension):

@@ -16,6 +16,7 @@ from tercet.engine.http_tools import marks_of, with_tools
 from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_messages import Tool
 from tercet.engine.openai_requests import ChatCompletionRequest
+from tercet.engine.reasoning import CLOSE, OPEN
 from tercet.engine.refusal import Refusal
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 from tercet.ipc.client import RequestRefused
@@ -41,14 +42,15 @@ class Turn(NamedTuple):
 
 async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
     """Raises `ApiError` for what makes no sense."""
-    options = body.to_options()
-    reasoning = _reasoning_format(body, door)
+    options, messages = body.to_options(), body.to_prompt()
+    goes_on = options.ending == "continued"
+    reasoning = _goes_on(messages[-1].content or "", door) if goes_on else _reasoning_format(body, door)
     with as_http({"prompt": "tools"}):
-        params = await _params(body, door, reasoning)
+        params = await _params(body, door, reasoning, may_think=not goes_on and _may_think(body, door))
     tools = door.info.tool_format if body.uses_tools else "none"
     most_calls = 1 if body.parallel_tool_calls is False else None
     schemas = {tool.function.name: _arguments_of(tool) for tool in body.tools or ()}
-    return Turn(body.to_prompt(), params, options, reasoning, tools, most_calls, schemas)
+    return Turn(messages, params, options, reasoning, tools, most_calls, schemas)
 
 
 def _arguments_of(tool: Tool) -> Mapping[str, Any]:
@@ -57,18 +59,26 @@ def _arguments_of(tool: Tool) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-async def _params(body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat) -> SamplingParams:
+async def _params(
+    body: ChatCompletionRequest, door: Door, reasoning: ReasoningFormat, *, may_think: bool
+) -> SamplingParams:  # fmt: skip
     params = body.to_params()
     opened = reasoning == "think_opened"
     try:
         if body.uses_tools:
             params = await with_tools(params, body, door)
-        if params.structured is None or not (opened or _may_think(body, door)):
+        if params.structured is None or not (opened or may_think):
             return params
         form = after_thought(params.structured, await marks_of(door), opened=opened)
     except Refusal as refusal:
         raise from_engine(RequestRefused(refusal.code, str(refusal)), body.names) from None
     return msgspec.structs.replace(params, structured=form)
+
+
+def _goes_on(begun: str, door: Door) -> ReasoningFormat:
+    """What has begun is what is said, unless it has begun to think."""
+    opened = begun.rfind(OPEN) > begun.rfind(CLOSE)
+    return "think_opened" if opened and door.info.reasoning_format != "none" else "none"
 
 
 def _reasoning_format(body: ChatCompletionRequest, door: Door) -> ReasoningFormat:

@@ -20,13 +20,14 @@ from tqdm import tqdm
 from tercet.engine.borrowed_loop import BorrowedLoop
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.engine.llm_rates import Rates
 from tercet.engine.prompt_list import Prompt, as_prompts
 from tercet.engine.start_clock import StartClock
 from tercet.ipc.answers import FinishReason, TokenLogprob, Usage
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
 from tercet.ipc.call import usage_of_all
 from tercet.ipc.client import Client, Generation
-from tercet.ipc.messages import ChatMessage, SamplingParams
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 
 _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
@@ -127,16 +128,18 @@ class LLM:
         messages: Sequence[dict[str, str] | ChatMessage] | Sequence[Sequence[dict[str, str] | ChatMessage]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        options: ChatOptions | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, each a list of {"role": …, "content": …} or of `ChatMessage`."""
+        """Answer one conversation or many, each a list of {"role": …, "content": …} or of `ChatMessage`. `options` are
+        for all."""
         if not messages:
             return []
         if isinstance(messages, str | dict) or any(isinstance(one, str) for one in messages):
             raise TypeError(f"messages are {messages!r:.80}; want a list of {{'role': …, 'content': …}}, or of such")
         many: Sequence[Any] = [messages] if isinstance(messages[0], dict | ChatMessage) else messages
         conversations = [[msgspec.convert(turn, ChatMessage) for turn in conversation] for conversation in many]
-        return self._run(conversations, params, use_tqdm)
+        return self._run(conversations, params, use_tqdm, options)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         """For one prompt or many, texts or token ids, in order: the likeliest answers as wholes, best first."""
@@ -186,7 +189,9 @@ class LLM:
         if not self._open:
             raise RuntimeError("this LLM is closed")
 
-    def _run(self, prompts: Sequence[Any], params: Any, use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self, prompts: Sequence[Any], params: Any, use_tqdm: bool, options: ChatOptions | None = None
+    ) -> list[RequestOutput]:
         self._check_open()
         params = SamplingParams() if params is None else params
         each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
@@ -197,12 +202,16 @@ class LLM:
                 f"got {len(prompts)} prompts and {len(each)} params; want one params for all or one for each"
             )
         if not use_tqdm or sys.stderr is None:
-            return self._loop.run(lambda: self._generate_all(prompts, each, None))
+            return self._loop.run(lambda: self._generate_all(prompts, each, options, None))
         with tqdm(total=len(prompts), desc="generate", unit="req") as bar:
-            return self._loop.run(lambda: self._generate_all(prompts, each, _Rates(bar)))
+            return self._loop.run(lambda: self._generate_all(prompts, each, options, Rates(bar)))
 
     async def _generate_all(
-        self, prompts: Sequence[Any], params: Sequence[SamplingParams], rates: "_Rates | None"
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[SamplingParams],
+        options: ChatOptions | None,
+        rates: Rates | None,
     ) -> list[RequestOutput]:
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         places = _places(max((1, *(one.n for one in params))))
@@ -210,7 +219,9 @@ class LLM:
         async def one(index: int) -> None:
             async with places:
                 prompt, is_ids = prompts[index], _is_ids(prompts[index])
-                generations = await self._client.generate_several(prompt, params[index], return_prompt_ids=not is_ids)
+                generations = await self._client.generate_several(
+                    prompt, params[index], options=options, return_prompt_ids=not is_ids
+                )
             outputs[index] = output = _output(prompt, generations)
             if rates is not None:
                 rates.count(output.usage)
@@ -228,25 +239,6 @@ class LLM:
 
         await _for_each(one, len(prompts))
         return found
-
-
-class _Rates:
-    """What a progress bar says beside its count."""
-
-    def __init__(self, bar: "tqdm[Any]") -> None:
-        self._bar = bar
-        self._num_prompt = self._num_generated = 0
-
-    def count(self, usage: Usage) -> None:
-        """One more is done."""
-        self._num_prompt += usage.num_prompt_tokens
-        self._num_generated += usage.num_generated_tokens
-        seconds = max(self._bar.format_dict["elapsed"], 1e-9)
-        self._bar.set_postfix_str(
-            f"prefill {self._num_prompt / seconds:.0f} tok/s, decode {self._num_generated / seconds:.0f} tok/s",
-            refresh=False,
-        )
-        self._bar.update()
 
 
 def _places(answers_each: int) -> asyncio.Semaphore:

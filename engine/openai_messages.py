@@ -106,14 +106,33 @@ def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
     return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def chat_options(tools: Sequence[Tool] | None, template_kwargs: dict[str, bool | int | str] | None) -> ChatOptions:
+def ending_of(reply: bool | None, go_on: bool | None) -> Literal["reply", "none", "continued"]:
+    """How a conversation ends, of vLLM's `add_generation_prompt` and `continue_final_message`."""
+    if not go_on:
+        return "none" if reply is False else "reply"
+    if reply:
+        raise ApiError(
+            400,
+            "continue_final_message and add_generation_prompt are true; want one of them",
+            param="continue_final_message",
+        )
+    return "continued"
+
+
+def chat_options(
+    tools: Sequence[Tool] | None,
+    template_kwargs: dict[str, bool | int | str] | None,
+    ending: Literal["reply", "none", "continued"],
+) -> ChatOptions:
     """What goes to the chat template besides the conversation."""
     for index, tool in enumerate(tools or ()):
         if is_nested_deeper(tool.function.parameters, MAX_LEVELS):
             where = f"tools[{index}].function.parameters"
             raise ApiError(400, f"{where} is nested deeper than {MAX_LEVELS} levels; want at most those", param=where)
     return ChatOptions(
-        tools=tuple(msgspec.to_builtins(_shown(tool)) for tool in tools or ()), template_kwargs=template_kwargs or {}
+        tools=tuple(msgspec.to_builtins(_shown(tool)) for tool in tools or ()),
+        template_kwargs=template_kwargs or {},
+        ending=ending,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tercet.engine.http_errors import ApiError
-from tercet.engine.openai_messages import Int, Message, NamedTool, Tool, chat_options, to_engine
+from tercet.engine.openai_messages import Int, Message, NamedTool, Tool, chat_options, ending_of, to_engine
 from tercet.engine.openai_structured import ResponseFormat, StructuredOutputs
 from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 
@@ -124,6 +124,10 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
     """Of those names only that the engine lets through to the template."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """One of them by itself."""
+    add_generation_prompt: bool | None = None
+    """False: the prompt ends behind the last turn, and no turn of the assistant's has begun."""
+    continue_final_message: bool | None = None
+    """The last turn is the assistant's, and its text goes on."""
     response_format: ResponseFormat | None = None
     logprobs: bool | None = None
     top_logprobs: Int | None = None
@@ -164,7 +168,8 @@ class ChatCompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_f
             )
         if effort is not None:
             kwargs = {**kwargs, "reasoning_effort": effort}
-        return chat_options(self.tools if self.uses_tools else None, kwargs)
+        ending = ending_of(self.add_generation_prompt, self.continue_final_message)
+        return chat_options(self.tools if self.uses_tools else None, kwargs, ending)
 
     def to_params(self) -> SamplingParams:
         if (self.must_call and not self.tools) or (self.tool_choice == "auto" and self.tools is None):
@@ -243,11 +248,18 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     messages: list[Message] | None = None
     tools: Annotated[list[Tool], msgspec.Meta(max_length=128)] | None = None
     chat_template_kwargs: dict[str, bool | Int | str] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     def to_options(self) -> ChatOptions | None:
-        if self.messages is None and (self.tools or self.chat_template_kwargs):
-            raise ApiError(400, "tools and chat_template_kwargs are of messages, and there are none", param="tools")
-        return None if self.messages is None else chat_options(self.tools, self.chat_template_kwargs)
+        of_messages = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        if self.messages is None:
+            for name in of_messages:
+                if getattr(self, name):
+                    raise ApiError(400, f"{name} came without messages; want both or neither", param=name)
+            return None
+        ending = ending_of(self.add_generation_prompt, self.continue_final_message)
+        return chat_options(self.tools, self.chat_template_kwargs, ending)
 
     def to_prompt(self) -> str | list[ChatMessage]:
         if (self.prompt is None) == (self.messages is None):

@@ -8,7 +8,7 @@ This module knows shapes, not rules: whether a temperature makes sense is decide
 (`engine/request_check.py`).
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -50,6 +50,9 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Functions that the model may call, in OpenAI's shape."""
     template_kwargs: dict[str, bool | int | str] = {}
     """Such as enable_thinking: what the template itself understands. Only some names are let through."""
+    ending: Literal["reply", "none", "continued"] = "reply"
+    """Where the prompt ends: as the assistant's next turn begins, behind the last turn, or within that: it is the
+    assistant's, whose text goes on."""
 
 
 class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -76,6 +76,55 @@ def test_renders_as_transformers_does(template: str) -> None:
     assert num_rendered >= 3
 
 
+@pytest.mark.parametrize("content", ["", "The", "The cat\n\nsat", "\uf8ff\uf8ff", "{{ x }}"])
+@pytest.mark.parametrize(
+    "template", [CHATML, LLAMA2, CHATML.replace("message['content']", "message['content'] | trim")]
+)
+def test_a_last_turn_that_goes_on(template: str, content: str) -> None:
+    conversation = [("user", "hi \uf8ff"), ("assistant", content)]
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    ours = ChatTemplate(template, special).render(
+        [ChatMessage(*turn) for turn in conversation], ChatOptions(ending="continued")
+    )
+    (wanted,), _ = render_jinja_template(
+        conversations=[[{"role": role, "content": content} for role, content in conversation]],
+        chat_template=template,
+        continue_final_message=True,
+        **special,
+    )
+    assert ours == wanted if content else ours.rstrip().endswith(("assistant", "[/INST]"))
+    assert ours.endswith(content)
+
+
+def test_what_is_written_is_what_goes_on() -> None:
+    """Blanks at its end, too, which a template would take off."""
+    turns = [ChatMessage("user", "hi"), ChatMessage("assistant", "a poem:\n\n ")]
+    assert (
+        ChatTemplate(LLAMA2, {"bos_token": "", "eos_token": ""})
+        .render(turns, ChatOptions(ending="continued"))
+        .endswith(" a poem:\n\n ")
+    )
+
+
+def test_a_conversation_that_just_ends() -> None:
+    turns, template = [ChatMessage("user", "hi")], ChatTemplate(CHATML, {})
+    reply, none = (template.render(turns, ChatOptions(ending=ending)) for ending in ("reply", "none"))  # type: ignore[arg-type]
+    assert reply == none + "<|im_start|>assistant\n"
+
+
+def test_no_turn_that_could_go_on() -> None:
+    called = ChatMessage("assistant", "x", tool_calls=(ToolCall(id="", function=FunctionCall("f", {})),))
+    ending, hi = ChatOptions(ending="continued"), ChatMessage("user", "hi")
+    for turn, template, what in (
+        (hi, CHATML, "messages ends with a turn of the user; want the assistant's text"),
+        (ChatMessage("assistant"), CHATML, "messages ends with a turn of the assistant; want the assistant's text"),
+        (called, CHATML, "messages ends with calls; want the assistant's text"),
+        (ChatMessage("assistant", "x"), "{{ messages | length }}", "does not show the last turn's text"),
+    ):
+        with pytest.raises(TemplateRefused, match=what):
+            ChatTemplate(template, {}).render([hi, turn], ending)
+
+
 TOOLS = """{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for m in messages %}<{{ m.role }}>
 {%- if m.content is none %}(nothing){% else %}{{ m.content }}{% endif %}
 {%- for call in m.tool_calls or [] %}{{ call.id }}: {{ call.function.name }} {{ call.function.arguments | tojson }}

@@ -48,7 +48,7 @@ TOO_MANY = [TOOL] * 129
         ({"messages": [{"role": "user", "content": CALLED["content"]}]}, "messages[0].content[0] is a tool_use"),
         ({"messages": [{"role": "user", "content": [{"type": "redacted_thinking", "data": "x"}]}]}, "[0].type`"),
         ({"messages": [{"role": "boss", "content": ""}]}, "`$.messages[0].role`; want 'assistant', 'system', 'user'"),
-        ({"messages": [*TURN, {"role": "assistant", "content": "The"}]}, "messages ends with a turn of the assistant"),
+        ({"messages": [*TURN, CALLED]}, "messages ends with calls of the assistant; want what they have given"),
         (
             {"messages": [{**CALLED, "content": [{**CALLED["content"][0], "input": DEEP}]}, *TURN]},  # type: ignore[dict-item]
             "messages[0].content[0].input is nested",

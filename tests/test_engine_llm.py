@@ -27,7 +27,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client, EngineDied, RequestRefused
-from tercet.ipc.messages import ChatMessage, SamplingParams
+from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 from whole_engine import GREEDY, ids_of, tiny_engine, wait_until_empty
 
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
@@ -109,6 +109,15 @@ def test_chat(llm: LLM) -> None:
     assert ids_of([one, *two]) == ids_of(llm.generate([ids] * 3, SHORT, use_tqdm=False))
     assert ids_of(llm.chat([ChatMessage("user", "naïve café?")], SHORT, use_tqdm=False)) == ids_of([one])
     assert llm.chat([], use_tqdm=False) == []
+
+
+def test_a_chat_whose_last_turn_goes_on(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "naïve café?"}, {"role": "assistant", "content": "The"}]
+    rendered = tokenizer().apply_chat_template(conversation, continue_final_message=True, tokenize=False)
+    ids = tokenizer().encode(rendered, add_special_tokens=False)
+    (one,) = llm.chat(conversation, SHORT, options=ChatOptions(ending="continued"), use_tqdm=False)
+    assert one.usage.num_prompt_tokens == len(ids)
+    assert ids_of([one]) == ids_of(llm.generate([ids], SHORT, use_tqdm=False))
 
 
 @pytest.mark.parametrize("messages", ["hi", ["hi"], {"role": "user", "content": "hi"}])
