@@ -82,7 +82,7 @@ class ChatTemplate:
     def _find_tool_format(self, source: str) -> ToolFormat:
         """Templates say how calls of earlier turns are written: so will the model write its own."""
         if "<tool_call>" in source:
-            return "hermes"
+            return "qwen3_coder" if "<function=" in source else "glm" if "<arg_key>" in source else "hermes"
         if "<minimax:tool_call>" in source:
             return "minimax"
         if "[TOOL_CALLS]" in source:

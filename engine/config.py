@@ -15,7 +15,9 @@ Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy", "null"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3", "mistral", "mistral_named", "minimax"]
+ToolCallParser = Literal[
+    "auto", "none", "hermes", "qwen3_coder", "glm", "minimax", "llama3", "mistral", "mistral_named"
+]
 ReasoningParser = Literal["auto", "none", "think"]
 
 PAGE_SIZES = (16, 32, 64, 128)

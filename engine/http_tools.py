@@ -71,8 +71,8 @@ async def _holdable(tools: Sequence[Tool], door: Door) -> Sequence[Tool]:
 
 async def _complaint(tools: Sequence[Tool], door: Door) -> str | None:
     """What stands against holding calls to the tools' schemas."""
-    form = forced_call(tools, door.info.tool_format, {})  # tokens or spellings, marks compile
     try:
+        form = forced_call(tools, door.info.tool_format, {})  # tokens or spellings, marks compile
         check_form(form)
         await asyncio.to_thread(door.trial.check, form)
     except Refusal as refusal:

@@ -26,9 +26,9 @@ def in_lark(form: Structured) -> str:
     if form.json_schema is not None:
         return _json(_schema(form.json_schema))
     if form.regex is not None:
-        return _regex(form.regex)
+        return in_slashes(form.regex)
     if form.choice is not None:
-        return _regex(regex_of(form.choice))
+        return in_slashes(regex_of(form.choice))
     return f"%lark {{\n{form.grammar}\n}}"
 
 
@@ -52,7 +52,7 @@ def _schema(given: dict[str, Any] | str) -> dict[str, Any]:
     return schema
 
 
-def _regex(regex: str) -> str:
-    """Between slashes, in one line."""
+def in_slashes(regex: str) -> str:
+    """As part of a rule, in one line."""
     written = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
     return "/" + re.sub(r"\\?.", lambda found: written.get(found[0], found[0]), regex, flags=re.DOTALL) + "/"

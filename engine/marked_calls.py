@@ -94,7 +94,7 @@ def _behind_space(text: str, at: int) -> int:
 
 def _value(text: str, schema: Any) -> Any:
     """As the schema means it; what cannot be so stays text, which the client's own check will meet."""
-    kinds, bare = _kinds(schema), text.strip()
+    kinds, bare = kinds_of(schema), text.strip()
     if not kinds or ("string" in kinds and not ("null" in kinds and bare == "null")):
         return text
     if bare in _SPELLED:
@@ -105,7 +105,7 @@ def _value(text: str, schema: Any) -> Any:
         return text
 
 
-def _kinds(schema: Any) -> set[str]:
+def kinds_of(schema: Any) -> set[str]:
     """What types a value may have; none: nobody says."""
     if not isinstance(schema, Mapping):
         return set()
@@ -116,7 +116,8 @@ def _kinds(schema: Any) -> set[str]:
         return {kind for kind in given if isinstance(kind, str)}
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
-            return set().union(*(_kinds(one) for one in schema[name]))
-    if isinstance(schema.get("enum"), list):
-        return {"string" if isinstance(one, str) else "other" for one in schema["enum"]}
+            return set().union(*(kinds_of(one) for one in schema[name]))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return {"string" if isinstance(one, str) else "other" for one in values}
     return {"object"} if "$ref" in schema or "allOf" in schema or "properties" in schema else set()

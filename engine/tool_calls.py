@@ -40,7 +40,7 @@ class ToolReader(ABC):
 def tool_reader(tool_format: ToolFormat, schemas: Schemas) -> ToolReader:
     """For a model that writes its calls so. `schemas`: of the tools that it has."""
     match tool_format:
-        case "hermes":
+        case "hermes" | "qwen3_coder" | "glm":
             return _HermesReader(schemas)
         case "minimax":
             return _MiniMaxReader(schemas)
@@ -72,7 +72,7 @@ class _PlainReader(ToolReader):
 
 class _HermesReader(ToolReader):
     """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of them: Hermes, Qwen. Or with marks inside:
-    Qwen3-Coder, GLM."""
+    Qwen3-Coder, GLM. Whichever it is meant to write, a model's other ways are read, too."""
 
     _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

@@ -13,6 +13,8 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks, in_lark, named
+from tercet.engine.marked_forms import MARKS as MARKS_WITHIN
+from tercet.engine.marked_forms import STYLES, marked_rules
 from tercet.engine.openai_messages import Tool
 from tercet.engine.tool_schemas import of_arguments, of_call, of_calls
 from tercet.ipc.answers import ToolFormat
@@ -21,13 +23,23 @@ from tercet.ipc.messages import Structured
 Tokenize = Callable[[str], Awaitable[list[int]]]
 _OPENINGS: dict[ToolFormat, str] = {
     "hermes": "<tool_call>",
+    "qwen3_coder": "<tool_call>",
+    "glm": "<tool_call>",
+    "minimax": "<minimax:tool_call>",
     "mistral": "[TOOL_CALLS]",
     "mistral_named": "[TOOL_CALLS]",
 }
 """What a call begins with, where that is a mark."""
-_STRAY = ("</tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
+_CLOSINGS: dict[ToolFormat, str] = {
+    "hermes": "</tool_call>",
+    "qwen3_coder": "</tool_call>",
+    "glm": "</tool_call>",
+    "minimax": "</minimax:tool_call>",
+}
+"""What calls end with, where that is a mark: text may follow, and more of them."""
+_STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
 """Marks that a text may have anywhere, whatever the model means by them."""
-_MARKS = ("<tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", *_STRAY)
+_MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", *_STRAY, *MARKS_WITHIN)
 
 
 async def find_marks(tokenize: Tokenize) -> Marks:
@@ -64,7 +76,7 @@ def forced_call(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks) ->
 def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, several: bool = True) -> Structured:
     """Any text, with calls or without; a call of a tool that is strict has the arguments that its schema wants.
 
-    As Hermes writes them there may be `several` in any case: text may follow a call, and calls that.
+    Where they have an end there may be `several` in any case: text may follow a call, and calls that.
     """
     opening = _OPENINGS.get(tool_format)
     if opening is None:
@@ -76,11 +88,11 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *
         )
     others = [f"text {named(mark, marks)}" for mark in _STRAY if mark in marks]
     ways = ["spelled calls"] + [f"text {named(opening, marks)} calls"] * (opening in marks)
-    if tool_format == "hermes":
+    if tool_format in _CLOSINGS:
         start = f"({' | '.join(others + ways)})* text"
     else:  # behind calls there is nothing
         start = f"({' | '.join(others)})* " * bool(others) + f"({' | '.join(ways)} | text)"
-    calls = _calls(_held(tools), tool_format, marks, several=several and tool_format != "hermes")
+    calls = _calls(_held(tools), tool_format, marks, several=several and _ends_by_block(tool_format))
     return Structured(
         grammar=f"start: {start}\n"
         "text: /(.|\\n)*/\n"
@@ -97,6 +109,12 @@ def call_or(
     return Structured(
         grammar=f"start: {_opening(tool_format, marks)} calls | answer\nanswer: {in_lark(answer)}\n{calls}"
     )
+
+
+def _ends_by_block(tool_format: ToolFormat) -> bool:
+    """Whether several calls share their marks, or have none."""
+    style = STYLES.get(tool_format)
+    return tool_format not in _CLOSINGS or (style is not None and not style.whole)
 
 
 def _held(tools: Sequence[Tool]) -> list[Tool]:
@@ -128,13 +146,14 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
         case "mistral_named":
             more = f" ({opening} call)*" if several else ""
             return f"calls: call{more}\n{_named_call(tools, marks)}"
-        case "minimax":
-            raise ApiError(
-                400,
-                "calls that must come or must be right (tool_choice, strict tools, a form of the answer beside tools) "
-                "are not supported where they are written as minimax does; want tool_choice auto, and strict false",
-                param="tools",
-            )
+        case "qwen3_coder" | "glm" | "minimax":
+            style, closing = STYLES[tool_format], named(_CLOSINGS[tool_format], marks)
+            if style.whole:
+                more = f' ("\\n" {opening} call)*' if several else ""
+                calls = f"calls: call{more}\ncall: marked {closing}\n"
+            else:
+                calls = f'calls: "\\n" marked{"+" if several else ""} {closing}\n'
+            return calls + marked_rules(tools, style, marks)
         case "none":
             raise AssertionError("calls of a model that has no way to write any")
 

@@ -35,6 +35,12 @@ def of_arguments(tool: Tool) -> dict[str, Any]:
     return {**_arguments(0), **_around([tool])}
 
 
+def of_argument(tool: Tool, name: str) -> dict[str, Any]:
+    """One of them by itself."""
+    pointer = name.replace("~", "~0").replace("/", "~1")
+    return {"$ref": f"{_root(0)}/properties/{pointer}", **_around([tool])}
+
+
 def _calls(tools: Sequence[Tool], key: str, more: dict[str, Any]) -> list[dict[str, Any]]:
     """`more`: properties that a call may have besides."""
     return [

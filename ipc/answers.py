@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "cancelled"]
-ToolFormat = Literal["none", "hermes", "llama3", "mistral", "mistral_named", "minimax"]
+ToolFormat = Literal["none", "hermes", "qwen3_coder", "glm", "minimax", "llama3", "mistral", "mistral_named"]
 """mistral: a list of calls. mistral_named: a name and its arguments for each."""
 ReasoningFormat = Literal["none", "think", "think_opened", "think_by_default", "think_on_request"]
 """think: between <think> and </think>. The others: the same, and the prompt has opened it already; always, unless the

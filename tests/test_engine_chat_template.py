@@ -1,5 +1,7 @@
 """Chat templates against transformers' own rendering, and what a template may not do."""
 
+import json
+
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -147,6 +149,20 @@ def test_a_template_for_tools_is_asked_where_tools_come() -> None:
     assert template.render([ChatMessage("user", "hi")]) == ChatTemplate(CHATML, {}).render([ChatMessage("user", "hi")])
     with pytest.raises(UnsupportedModel, match="chat template"):
         ChatTemplate(CHATML, {}, tool_use="{% for %}")
+
+
+@pytest.mark.parametrize(
+    ("shown", "tool_format"),
+    [
+        ('<tool_call>\n{"name": <function-name>}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=example>\n<parameter=x>\n</function>\n</tool_call>", "qwen3_coder"),
+        ("<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n</tool_call>", "glm"),
+        ('<minimax:tool_call>\n<invoke name="f">\n</invoke></minimax:tool_call>', "minimax"),
+    ],
+)
+def test_templates_show_how_calls_are_written(shown: str, tool_format: str) -> None:
+    template = ChatTemplate("{% if tools %}" + json.dumps(shown).replace("{", "{{ '{' }}") + "{% endif %}", {})
+    assert template.tool_format == tool_format
 
 
 def test_tools_are_rendered_as_transformers_does() -> None:

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from at_once import at_once
 from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from covering import long
 from daemon import Daemon, free_port
 from grammar_fits import fits
 from tercet.engine.grammar_trial import GrammarTrial
@@ -28,7 +29,13 @@ from tercet.ipc.messages import SamplingParams
 
 ANSWER = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 TURNS: Any = [{"role": "user", "content": "the cat"}]
-SHOWS = {"hermes": "<tool_call>", "llama3": "Environment: ipython"}
+SHOWS = {
+    "hermes": "<tool_call>",
+    "llama3": "Environment: ipython",
+    "minimax": "<minimax:tool_call>",
+    "qwen3_coder": "<tool_call><function=",
+    "glm": "<tool_call><arg_key>",
+}
 
 
 class Inner(BaseModel):
@@ -50,7 +57,7 @@ def tools() -> list[Any]:
     return [{"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in schemas]
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "llama3"])
+@pytest.mark.parametrize("tool_format", ["hermes", "llama3", "minimax", long("qwen3_coder"), long("glm")])
 def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama3"), folder)
