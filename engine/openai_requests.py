@@ -252,9 +252,8 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     continue_final_message: bool | None = None
 
     def to_options(self) -> ChatOptions | None:
-        of_messages = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
         if self.messages is None:
-            for name in of_messages:
+            for name in ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message"):
                 if getattr(self, name):
                     raise ApiError(400, f"{name} came without messages; want both or neither", param=name)
             return None

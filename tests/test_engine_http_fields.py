@@ -21,6 +21,7 @@ from tercet.ipc.messages import SamplingParams, Structured
 
 PROMPT = "the cat sat on the mat and one two three four five six seven eight nine ten"
 EOS = {"ignore_eos": False}
+BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "the cat"}]
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ CHAT = {
     "parallel_tool_calls": refused(False),
     "chat_template_kwargs": refused({"anything": True}),
     "reasoning_effort": refused("utmost"),
+    "add_generation_prompt": Case(False),
+    "continue_final_message": Case(True, {"messages": BEGUN}),
     "response_format": Case({"type": "json_object"}, EOS),
     "logprobs": Case(True),
     "top_logprobs": Case(1, {"logprobs": True}),

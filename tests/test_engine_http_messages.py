@@ -10,7 +10,7 @@ import pytest
 from anthropic import AsyncAnthropic
 
 from http_process import http_process
-from played_messages import CALL, TEMPLATE, TOOL, TURN, asked, make_client, next_submit, play, prompt_of, say
+from played_messages import CALL, CALLED, TEMPLATE, TOOL, TURN, asked, make_client, next_submit, play, prompt_of, say
 from tercet.ipc.step_messages import Abort
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
@@ -188,8 +188,10 @@ async def test_tokens_are_counted_as_for_an_answer(engine: TokenizerProcess, cli
     prompt = (await say(engine, client, "x", **request)).prompt
     count = await client.messages.count_tokens(model="tiny", **request)
     assert count.input_tokens == len(prompt.encode())
-    fewer = await client.messages.count_tokens(model="tiny", messages=[*TURN, {"role": "assistant", "content": "x"}])
-    assert fewer.input_tokens == len(b"<user>hi<assistant>x<assistant>")
+    begun = await client.messages.count_tokens(model="tiny", messages=[*TURN, {"role": "assistant", "content": "x"}])
+    assert begun.input_tokens == len(b"<user>hi<assistant>x")
+    called = await client.messages.count_tokens(model="tiny", messages=[*TURN, CALLED])  # nobody could answer that
+    assert called.input_tokens > begun.input_tokens
 
 
 async def test_a_template_that_thinks_by_default(tmp_path: Path) -> None:
