@@ -9,15 +9,14 @@ import msgspec
 
 from tercet.engine.http_address import check_http
 from tercet.ipc.addresses import check_listen_address
+from tercet.ipc.answers import ToolFormat
 from tercet.ipc.keys import check_key
 
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy", "null"]
-ToolCallParser = Literal[
-    "auto", "none", "hermes", "qwen3_coder", "glm", "minimax", "llama3", "mistral", "mistral_named"
-]
+ToolCallParser = Literal["auto", ToolFormat]
 ReasoningParser = Literal["auto", "none", "think"]
 
 PAGE_SIZES = (16, 32, 64, 128)

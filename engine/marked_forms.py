@@ -25,14 +25,12 @@ class Style(NamedTuple):
     argument: str
     value_end: str
     tail: str
-    whole: bool
-    """Whether each call has the outer marks to itself."""
 
 
 STYLES: Mapping[ToolFormat, Style] = {
-    "qwen3_coder": Style("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>\n", True),
-    "glm": Style("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", "", True),
-    "minimax": Style('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>\n", False),
+    "qwen3_coder": Style("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>\n"),
+    "glm": Style("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
+    "minimax": Style('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>\n"),
 }
 MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _ANY_NAME = "\0"

@@ -8,7 +8,7 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
-from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, ChatOptions, FunctionCall, ToolCall
+from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, ChatOptions, Ending, FunctionCall, ToolCall
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -106,7 +106,7 @@ def to_engine(messages: Sequence[Message]) -> list[ChatMessage]:
     return [_turn(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def ending_of(reply: bool | None, go_on: bool | None) -> Literal["reply", "none", "continued"]:
+def ending_of(reply: bool | None, go_on: bool | None) -> Ending:
     """How a conversation ends, of vLLM's `add_generation_prompt` and `continue_final_message`."""
     if not go_on:
         return "none" if reply is False else "reply"
@@ -122,7 +122,7 @@ def ending_of(reply: bool | None, go_on: bool | None) -> Literal["reply", "none"
 def chat_options(
     tools: Sequence[Tool] | None,
     template_kwargs: dict[str, bool | int | str] | None,
-    ending: Literal["reply", "none", "continued"],
+    ending: Ending,
 ) -> ChatOptions:
     """What goes to the chat template besides the conversation."""
     for index, tool in enumerate(tools or ()):

@@ -37,6 +37,8 @@ _CLOSINGS: dict[ToolFormat, str] = {
     "minimax": "</minimax:tool_call>",
 }
 """What calls end with, where that is a mark: text may follow, and more of them."""
+_EACH_CLOSED = ("hermes", "qwen3_coder", "glm")
+"""Of those, where each call has such marks to itself."""
 _STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
 """Marks that a text may have anywhere, whatever the model means by them."""
 _MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", *_STRAY, *MARKS_WITHIN)
@@ -92,7 +94,7 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *
         start = f"({' | '.join(others + ways)})* text"
     else:  # behind calls there is nothing
         start = f"({' | '.join(others)})* " * bool(others) + f"({' | '.join(ways)} | text)"
-    calls = _calls(_held(tools), tool_format, marks, several=several and _ends_by_block(tool_format))
+    calls = _calls(_held(tools), tool_format, marks, several=several and tool_format not in _EACH_CLOSED)
     return Structured(
         grammar=f"start: {start}\n"
         "text: /(.|\\n)*/\n"
@@ -109,12 +111,6 @@ def call_or(
     return Structured(
         grammar=f"start: {_opening(tool_format, marks)} calls | answer\nanswer: {in_lark(answer)}\n{calls}"
     )
-
-
-def _ends_by_block(tool_format: ToolFormat) -> bool:
-    """Whether several calls share their marks, or have none."""
-    style = STYLES.get(tool_format)
-    return tool_format not in _CLOSINGS or (style is not None and not style.whole)
 
 
 def _held(tools: Sequence[Tool]) -> list[Tool]:
@@ -147,13 +143,13 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
             more = f" ({opening} call)*" if several else ""
             return f"calls: call{more}\n{_named_call(tools, marks)}"
         case "qwen3_coder" | "glm" | "minimax":
-            style, closing = STYLES[tool_format], named(_CLOSINGS[tool_format], marks)
-            if style.whole:
+            closing = named(_CLOSINGS[tool_format], marks)
+            if tool_format in _EACH_CLOSED:
                 more = f' ("\\n" {opening} call)*' if several else ""
                 calls = f"calls: call{more}\ncall: marked {closing}\n"
             else:
                 calls = f'calls: "\\n" marked{"+" if several else ""} {closing}\n'
-            return calls + marked_rules(tools, style, marks)
+            return calls + marked_rules(tools, STYLES[tool_format], marks)
         case "none":
             raise AssertionError("calls of a model that has no way to write any")
 

@@ -43,6 +43,11 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     reasoning_content: str | None = None
 
 
+Ending = Literal["reply", "none", "continued"]
+"""Where a prompt ends: as the assistant's next turn begins, behind the last turn, or within that: it is the
+assistant's, whose text goes on."""
+
+
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a chat template gets besides the messages."""
 
@@ -50,9 +55,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Functions that the model may call, in OpenAI's shape."""
     template_kwargs: dict[str, bool | int | str] = {}
     """Such as enable_thinking: what the template itself understands. Only some names are let through."""
-    ending: Literal["reply", "none", "continued"] = "reply"
-    """Where the prompt ends: as the assistant's next turn begins, behind the last turn, or within that: it is the
-    assistant's, whose text goes on."""
+    ending: Ending = "reply"
 
 
 class Structured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -14,7 +14,7 @@ from torch import Tensor
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight
+from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.tuning import row_bucket
 from tercet.triton_kernels.untuned import PARTS, us_of_parts
@@ -97,12 +97,13 @@ def choose_scaled(x_MK: Tensor, w_NK: ScaledWeight, *, us_of_adding: float = mat
     """None: expand them. `us_of_adding`: that it takes to add a part of K, beyond reading it; inf: nothing can."""
     if x_MK.dtype.itemsize == 4:
         return None
-    M, (N, K), widest = x_MK.shape[0], w_NK.shape, w_NK.widest
+    M, (N, K), widest, four = x_MK.shape[0], w_NK.shape, w_NK.widest, w_NK.four_bits
     if not is_hopper(x_MK.device):
         return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, min(widest, _WIDEST_ELSEWHERE))
     if _MOST < M or not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
-    return _on_hopper(M, N, K, w_NK.four_bits, w_NK.group, widest, multiprocessors(x_MK.device), us_of_adding)
+    programs = multiprocessors(x_MK.device)
+    return _on_hopper(M, N, K, four, widest, w_NK.widest_of_one_scale, programs, us_of_adding)
 
 
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
@@ -113,14 +114,14 @@ def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
 
 @functools.cache
 def _on_hopper(
-    M: int, N: int, K: int, four: bool, group: int, widest: int, programs: int, us_of_adding: float
+    M: int, N: int, K: int, four: bool, widest: int, widest_of_groups: int, programs: int, us_of_adding: float
 ) -> MatmulConfig:  # fmt: skip
     bucket = row_bucket(M)
     few, known = (_FEW_OF_FOUR, _TILES_OF_FOUR) if four else (_FEW_OF_FP8, _TILES_OF_FP8)
     tiles = [tile for tile in known if tile.least <= bucket <= tile.most]
     # Tiles partly outside are slow by the copy engine: see `_full` in step_shape.py.
     full = [tile for tile in tiles if tile.config.kernel == "groups" or M % tile.config.block_m == 0]
-    tiles = [tile._replace(config=_within(tile.config, four, group, widest)) for tile in full or tiles]
+    tiles = [tile._replace(config=_within(tile.config, widest, widest_of_groups)) for tile in full or tiles]
     ways = (
         (tile, parts)
         for tile in tiles
@@ -129,15 +130,13 @@ def _on_hopper(
     )
     tile, parts = min(ways, key=lambda way: _microseconds(way[0], way[1], M, N, K, programs, us_of_adding))
     if bucket <= few.block_m and us_of_adding == math.inf and cdiv(N, tile.config.block_n) <= programs:
-        return _within(few, four, group, widest)
+        return _within(few, widest, widest_of_groups)
     return replace(tile.config, parts=parts)
 
 
-def _within(config: MatmulConfig, four: bool, group: int, widest: int) -> MatmulConfig:
-    """With blocks that K is made of; in FP8 rows of a warp group's have one scale each."""
-    if config.kernel == "groups" and not four and group % config.block_k:
-        widest = min(widest, BYTES)
-    return replace(config, block_k=min(widest, config.block_k))
+def _within(config: MatmulConfig, widest: int, widest_of_groups: int) -> MatmulConfig:
+    """With blocks that K is made of."""
+    return replace(config, block_k=min(widest_of_groups if config.kernel == "groups" else widest, config.block_k))
 
 
 def _microseconds(

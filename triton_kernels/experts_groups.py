@@ -8,11 +8,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
+from tercet.triton_kernels.matmul_epilogue import GATE, STORE
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
-from tercet.triton_kernels.widening_groups import GATE, OWN, multiply_stages, own_rows, store_sums
+from tercet.triton_kernels.widening_groups import OWN, multiply_stages, own_rows, store_sums
 
 _GROUPS = gl.constexpr(3)
-GROUPS_WIDTH = 192
+GROUPS_WIDTH = _GROUPS.value * OWN.value
 """Output columns of a tile."""
 
 
@@ -52,7 +53,7 @@ def experts_groups_kernel(
     FOUR, where halves have their own. It divides K, too.
     """
     BLOCK_K: gl.constexpr = w_desc.block_shape[1] * (2 if FOUR else 1)
-    EPILOGUE: gl.constexpr = GATE if GATED else 0
+    EPILOGUE: gl.constexpr = GATE if GATED else STORE
     x_ring, w_ring, free, full = make_gathered_ring(x_ptr, w_desc, X_LAYOUT, BLOCK_M, BLOCK_K, STAGES, _GROUPS, _GROUPS)
     let_next_start(PDL)
     zero: gl.constexpr = 0

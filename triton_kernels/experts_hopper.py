@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
+from tercet.triton_kernels.matmul_epilogue import gate_pairs
 from tercet.triton_kernels.matmul_hopper import multiply_stages
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
@@ -49,8 +50,7 @@ def _multiply(
             pairs = gl.load(pairs_ptr + tile * x_ring.shape[1] + places)
             acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
             if GATED:
-                gate, up = gl.split(gl.reshape(acc, (ROWS, HALF, 2)))
-                y = gate / (1.0 + gl.exp(-gate)) * up
+                y = gate_pairs(acc, ROWS, BLOCK_N)
                 _send(y, staging, out_ptr, pairs, column // 2, N // 2)
             else:
                 left, right = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, HALF)), (0, 2, 1)))

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from tercet.triton_kernels.overlap import wait_for_previous
-from tercet.triton_kernels.widening_groups import fetch_weights
+from tercet.triton_kernels.ring import fetch_weights, make_barriers
 
 _LATE = gl.constexpr(2)
 """Stages of rows that are on their way while more are asked for."""
@@ -34,11 +34,7 @@ def make_gathered_ring(
     x_ring = gl.allocate_shared_memory(x_ptr.dtype.element_ty, [STAGES, BLOCK_M, BLOCK_K], X_LAYOUT)
     shape: gl.constexpr = [STAGES * BLOCKS, w_desc.block_shape[0], w_desc.block_shape[1]]
     w_ring = gl.allocate_shared_memory(w_desc.dtype, shape, w_desc.layout)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(free.index(stage), count=READERS)
-        mbarrier.init(full.index(stage), count=2)  # who asks for weights, and who brings rows
+    free, full = make_barriers(STAGES, READERS, 2)  # who asks for weights, and who brings rows
     return x_ring, w_ring, free, full
 
 

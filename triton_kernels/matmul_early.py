@@ -17,10 +17,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
 from tercet.triton_kernels.overlap import let_next_start
-
-_ADD = gl.constexpr(1)
-_GATE = gl.constexpr(2)
 
 
 @gluon.jit
@@ -103,7 +101,7 @@ def _store_gated(y_NM, out_ptr, start_n, M, N: gl.constexpr, WARPS: gl.constexpr
     BLOCK_M: gl.constexpr = y_NM.shape[1]
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [1, WARPS], [0, 1])
     gate, up = gl.split(gl.reshape(gl.permute(y_NM, (1, 0)), (BLOCK_M, BLOCK_N // 2, 2)))
-    y = gl.convert_layout(gate / (1.0 + gl.exp(-gate)) * up, LAYOUT)
+    y = gl.convert_layout(gated(gate, up), LAYOUT)
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT))
     n = start_n // 2 + gl.arange(0, BLOCK_N // 2, gl.SliceLayout(0, LAYOUT))
     places = m[:, None] * (N // 2) + n[None, :]
@@ -163,7 +161,7 @@ def early_kernel(
     x, residual, sums = _nothing(), _nothing(), _nothing()
     for step in gl.static_range(STEPS):
         x += (gl.load(x_ptrs + step * (CHUNKS * BLOCK_K)),)
-    for tile in gl.static_range(TILES if EPILOGUE == _ADD else 0):
+    for tile in gl.static_range(TILES if EPILOGUE == ADD else 0):
         residual += (gl.load(out_ptr + tile * BLOCK_N + places_NM, mask=(m < M)[None, :], other=0.0),)
     if HOLD:
         # The assembler moves no load over this, which waits for nothing. Else it would ask for some numbers, multiply
@@ -198,9 +196,9 @@ def early_kernel(
             y_NM *= scale[None, :]
         if HAS_BIAS:
             y_NM += bias[tile].to(gl.float32)[:, None]
-        if EPILOGUE == _ADD:
+        if EPILOGUE == ADD:
             y_NM += residual[tile].to(gl.float32)
-        if EPILOGUE == _GATE:
+        if EPILOGUE == GATE:
             _store_gated(y_NM, out_ptr, start_n + tile * BLOCK_N, M, N, WARPS)
         else:
             y_NM = y_NM.to(out_ptr.dtype.element_ty)

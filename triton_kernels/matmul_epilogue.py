@@ -18,10 +18,16 @@ SAMPLE = tl.constexpr(3)  # the columns are logits: nothing but each row's best 
 
 
 @triton.jit
+def gated(gate, up):
+    """silu(gate) * up, in fp32."""
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def gate_pairs(acc_MN, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """silu(gate) * up of columns in turns: [BLOCK_M, BLOCK_N] -> [BLOCK_M, BLOCK_N / 2]."""
     gate, up = tl.split(tl.reshape(acc_MN, (BLOCK_M, BLOCK_N // 2, 2)))
-    return gate / (1.0 + tl.exp(-gate)) * up
+    return gated(gate, up)
 
 
 @triton.jit

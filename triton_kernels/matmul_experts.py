@@ -23,9 +23,9 @@ from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
-from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout
 from tercet.triton_kernels.widen import plain
 
 _TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
@@ -124,10 +124,9 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
         w_ENK = plain(w_ENK)
     w_RK = w_ENK.view(-1, K)
     if work.tile == 128 and pairs_each >= _MANY and K % 64 == 0 and can_use_tma(x_MK, w_RK):
-        x_layout = hopper_descriptor(x_MK, work.tile, 64).layout
         experts_hopper_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 256)),)](
             x_MK, hopper_descriptor(w_RK, 256, 64), work.pairs_Q, work.experts_N, out, num_tiles, GATED=gate,
-            STAGES=4, X_LAYOUT=x_layout, num_warps=4, **fixed,
+            STAGES=4, X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, 64), num_warps=4, **fixed,
         )  # fmt: skip
         return
     blocks = _blocks(work.tile, x_MK)
@@ -154,13 +153,13 @@ def _launch_groups(
     x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
 ) -> None:
     each = 2 if w_RK.four_bits else 1  # numbers in a byte
-    block_k = 128 if w_RK.four_bits or (w_RK.group % 128 == 0 and w_RK.widest >= 128) else BYTES
+    block_k = w_RK.widest_of_one_scale
     stage_bytes = 2 * block_k * work.tile + GROUPS_WIDTH * block_k // each
     num_tiles = len(work.experts_N)
     experts_groups_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(fixed["N"], GROUPS_WIDTH)),)](
         x_MK, hopper_descriptor(w_RK.numbers_NJ, 64, block_k // each), w_RK.scales_GN, work.pairs_Q, work.experts_N,
         out, num_tiles, ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, GATED=gate,
-        STAGES=min(_RING_BYTES // stage_bytes, 8), X_LAYOUT=hopper_descriptor(x_MK, work.tile, block_k).layout,
+        STAGES=min(_RING_BYTES // stage_bytes, 8), X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, block_k),
         num_warps=4, **fixed,
     )  # fmt: skip
 

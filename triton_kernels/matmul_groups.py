@@ -10,7 +10,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from tercet.triton_kernels.matmul_hopper import tile_of
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
-from tercet.triton_kernels.widening_groups import OWN, fetch_weights, multiply_stages, own_rows, store_sums
+from tercet.triton_kernels.ring import fetch_weights, make_barriers
+from tercet.triton_kernels.widening_groups import OWN, multiply_stages, own_rows, store_sums
 
 
 @gluon.jit
@@ -102,11 +103,7 @@ def groups_kernel(
     if TALL:
         tail_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M // 2, BLOCK_K], tail_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES * GROUPS, OWN, w_desc.block_shape[1]], w_desc.layout)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(free.index(stage), count=GROUPS)
-        mbarrier.init(full.index(stage), count=1)
+    free, full = make_barriers(STAGES, GROUPS, 1)
     let_next_start(PDL)
     zero: gl.constexpr = 0
     one: gl.constexpr = 1

@@ -16,10 +16,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gate_pairs
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
-
-_ADD = gl.constexpr(1)
-_GATE = gl.constexpr(2)
+from tercet.triton_kernels.ring import make_barriers
 
 
 @gluon.jit
@@ -40,11 +39,7 @@ def make_ring(x_desc, w_desc, STAGES: gl.constexpr):
     BLOCK_K: gl.constexpr = x_desc.block_shape[1]
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], x_desc.layout)
     w_ring = gl.allocate_shared_memory(w_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], w_desc.layout)
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(free.index(stage), count=2)  # both warp groups
-        mbarrier.init(full.index(stage), count=1)
+    free, full = make_barriers(STAGES, 2, 1)
     return x_ring, w_ring, free, full
 
 
@@ -116,7 +111,7 @@ def _multiply(
         tile_m, tile_n = tile_of(tile, num_m, num_n, GROUP_M)
         row = tile_m * (2 * ROWS) + WHICH * ROWS
         column = tile_n * BLOCK_N
-        if EPILOGUE == _ADD:
+        if EPILOGUE == ADD:
             # The residual comes while the products run: its left half to the staging memory, its right to registers.
             tma.store_wait(0)
             mbarrier.expect(held, ROWS * HALF * 2)
@@ -126,16 +121,15 @@ def _multiply(
             inside = (rows < M)[:, None] & (columns < N)[None, :]
             residual = gl.load(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], mask=inside, other=0.0)
         acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
-        if EPILOGUE == _GATE:
-            gate, up = gl.split(gl.reshape(acc, (ROWS, HALF, 2)))
-            y = gate / (1.0 + gl.exp(-gate)) * up
+        if EPILOGUE == GATE:
+            y = gate_pairs(acc, ROWS, BLOCK_N)
             tma.store_wait(0)
             _send(y, out_desc, staging, row, column // 2, HALF_LAYOUT)
         else:
             left, right = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, HALF)), (0, 2, 1)))
             left = gl.convert_layout(left, HALF_LAYOUT)
             right = gl.convert_layout(right, HALF_LAYOUT)
-            if EPILOGUE == _ADD:
+            if EPILOGUE == ADD:
                 mbarrier.wait(held, phase)
                 phase ^= 1
                 left += staging.load(HALF_LAYOUT).to(gl.float32)

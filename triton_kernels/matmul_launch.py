@@ -122,9 +122,9 @@ def launch_matmul(
             assert draw is None
             assert K % (parts * config.block_k) == 0
             num_programs = min(multiprocessors(x_MK.device), tiles)
+            x_desc = hopper_descriptor(x_MK, config.block_m, config.block_k)
             groups_kernel[(num_programs,)](
-                hopper_descriptor(x_MK, config.block_m, config.block_k),
-                hopper_descriptor(x_MK, config.block_m // 2, config.block_k),
+                x_desc, hopper_descriptor(x_MK, config.block_m // 2, config.block_k) if config.tall else x_desc,
                 hopper_descriptor(w_NK, 64, config.block_k // each),
                 bias_ptr=bias, out_ptr=out, M=M, N=N, K=K, GROUPS=config.block_n // 64, STAGES=config.num_stages,
                 PARTS=parts, GROUP_M=config.group_m, TALL=config.tall, EPILOGUE=fixed["EPILOGUE"],

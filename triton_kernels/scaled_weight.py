@@ -60,6 +60,11 @@ class ScaledWeight:
         return next(BYTES * blocks for blocks in (4, 2, 1) if self.shape[1] % (BYTES * blocks) == 0)
 
     @property
+    def widest_of_one_scale(self) -> int:
+        """The same, of two such blocks at most, whose rows have one scale each, or of four bits one for each half."""
+        return min(self.widest, 2 * BYTES if self.four_bits or self.group % (2 * BYTES) == 0 else BYTES)
+
+    @property
     def nbytes(self) -> int:
         return self.numbers_NJ.nbytes + self.scales_GN.nbytes
 

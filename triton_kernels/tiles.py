@@ -28,10 +28,11 @@ def dot_block(size: int) -> int:
 
 def hopper_descriptor(tensor: Tensor, *block: int) -> HopperDescriptor:
     """Of tiles for Hopper's copy engine, in the layout that its products read."""
-    return HopperDescriptor.from_tensor(tensor, list(block), _layout(tensor.dtype, *block))
+    return HopperDescriptor.from_tensor(tensor, list(block), hopper_layout(tensor.dtype, *block))
 
 
 @functools.cache
-def _layout(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
+def hopper_layout(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
+    """Of such a tile in shared memory."""
     numbers = gl.float8e4nv if dtype.itemsize == 1 else gl.bfloat16
     return gl.NVMMASharedLayout.get_default_for(list(block), numbers)

@@ -9,14 +9,13 @@ Shape suffixes: M rows of x, K reduced size, N output columns, J bytes of a row 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
 from tercet.triton_kernels.widen import in_order, widen_four
 
 OWN = gl.constexpr(64)
 """Rows of weights of a group."""
-GATE = gl.constexpr(2)
-_ADD = gl.constexpr(1)
 _AT_ONCE = gl.constexpr(64)
 """Rows of x whose sums go out together: places of more would take too many registers."""
 
@@ -59,17 +58,6 @@ def _widen(numbers, scales, more, dtype: gl.constexpr, FOUR: gl.constexpr, OPERA
     K: gl.constexpr = wide.shape[1]
     wide = gl.reshape(gl.permute(gl.reshape(wide, (4, 8, 2, K)), (0, 2, 1, 3)), (64, K))
     return gl.convert_layout(wide, OPERAND, assert_trivial=True)
-
-
-@gluon.jit
-def fetch_weights(w_desc, w_ring, full, stage, start_n, k, BYTES: gl.constexpr, FOUR: gl.constexpr):
-    """Ask for a stage's blocks of weights from column k on; BYTES will come with those of x."""
-    BLOCKS: gl.constexpr = w_ring.shape[0] // full.shape[0]
-    bar = full.index(stage)
-    mbarrier.expect(bar, BYTES)
-    for block in gl.static_range(BLOCKS):
-        place = [start_n + block * w_ring.shape[1], k // 2 if FOUR else k]
-        tma.async_copy_global_to_shared(w_desc, place, bar, w_ring.index(stage * BLOCKS + block))
 
 
 @gluon.jit
@@ -194,7 +182,7 @@ def _store_pairs(
             even += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[:, None]
             odd += gl.load(bias_ptr + columns + 1, mask=columns + 1 < N, other=0.0).to(gl.float32)[:, None]
         if EPILOGUE == GATE:
-            y = even / (1.0 + gl.exp(-even)) * odd
+            y = gated(even, odd)
             places = out_ptr + rows * (N // 2) + (columns // 2)[:, None]
             gl.store(places, y.to(out_ptr.dtype.element_ty), mask=there[None, :] & (columns < N)[:, None])
         else:
@@ -203,7 +191,7 @@ def _store_pairs(
             both = gl.expand_dims(columns[:, None], 2) + which
             inside = gl.expand_dims(there[None, :], 2) & (both < N)
             places = out_ptr + gl.expand_dims(rows, 2) * N + both
-            if EPILOGUE == _ADD:
+            if EPILOGUE == ADD:
                 y += gl.load(places, mask=inside, other=0.0).to(gl.float32)
             gl.store(places, y.to(out_ptr.dtype.element_ty), mask=inside)
 
