@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tercet.engine.lark import Marks, in_slashes, named
 from tercet.engine.marked_calls import kinds_of
 from tercet.engine.openai_messages import Tool
-from tercet.engine.refusal import Refusal
+from tercet.engine.refusal import Refusal, short
 from tercet.engine.tool_schemas import of_argument
 from tercet.ipc.answers import ToolFormat
 
@@ -60,7 +60,7 @@ def _arguments(tool: Tool) -> Iterator[tuple[str, Any, bool]]:
     """Their names and schemas, and whether each must come."""
     schema = _schema(tool)
     required, properties = schema.get("required", ()), schema.get("properties", {})
-    if missing := [name for name in required if name not in properties]:
+    if missing := [name for name in required if not isinstance(name, str) or name not in properties]:
         raise _unheld(f"requires {missing[0]!r}, which is none of its properties")
     for name, one in properties.items():
         if re.search(r'[<>"\n]', name) or not name:
@@ -77,10 +77,13 @@ def _takes_more(tool: Tool) -> bool:
 
 def _schema(tool: Tool) -> Mapping[str, Any]:
     schema = tool.function.parameters or {}
-    if strange := [keyword for keyword in schema if keyword not in _OF_OBJECTS and keyword[0] != "$"]:
+    if strange := [keyword for keyword in schema if keyword not in _OF_OBJECTS and keyword[:1] != "$"]:
         raise _unheld(f"has {strange[0]}")
     if "$ref" in schema:
         raise _unheld("has $ref")
+    for keyword, kind in (("properties", dict), ("required", list)):
+        if not isinstance(schema.get(keyword, kind()), kind):
+            raise _unheld(f"has {keyword} {short(schema[keyword])}")
     return schema
 
 
@@ -102,11 +105,12 @@ def _texts(name: str, schema: Any) -> list[str] | None:
     if not isinstance(schema, Mapping):
         return None
     branches = schema.get("anyOf", schema.get("oneOf"))
-    if branches:
+    if isinstance(branches, list):
         found = [_texts(name, one) for one in branches]
         return None if None in found else [text for texts in found for text in texts or ()]
-    if strange := [keyword for keyword in schema if keyword not in _OF_TEXTS]:
-        raise _unheld(f"has a text {name!r} with {strange[0]}")
+    strange = [keyword for keyword in schema if keyword not in _OF_TEXTS]
+    if strange or not isinstance(schema.get("enum", []), list):
+        raise _unheld(f"has a text {name!r} with {[*strange, 'enum'][0]}")
     kinds = kinds_of(schema)
     if kinds and "string" not in kinds:
         return ["null"] if kinds == {"null"} else []

@@ -141,6 +141,12 @@ def test_a_call_or_an_answer_of_its_form(way: ToolFormat, marks: tuple[str, ...]
         ({"additionalProperties": {"type": "string"}}, "has a schema for additionalProperties"),
         ({"oneOf": [{"required": ["a"]}]}, "has oneOf"),
         ({"$ref": "#/$defs/A", "$defs": {"A": {}}}, r"has \$ref"),
+        ({"properties": ["a"]}, r"has properties \['a'\]"),
+        ({"required": "a"}, "has required a"),
+        ({"required": [[]]}, r"requires \[\], which is none"),
+        ({"": 1}, "has "),
+        ({"properties": {"a": {"anyOf": 5}}}, "has a text 'a' with anyOf"),
+        ({"properties": {"a": {"type": "string", "enum": 5}}}, "has a text 'a' with enum"),
     ],
 )
 def test_what_nothing_can_hold(way: ToolFormat, schema: dict[str, Any], what: str) -> None:
