@@ -46,13 +46,17 @@ def larger(family: str, folder: Path) -> Path:
     return make_checkpoint(family, folder, **MANY, **heads, **experts)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fp32_greedy_is_transformers(family: str) -> None:
+def test_fp32_greedy_is_transformers(family: str, num_ranks: int) -> None:
+    if torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"needs {num_ranks} CUDA devices")
     prompts = random_prompts(22, 3, 90, seed=7)
     answers = reference_greedy(checkpoint(family), prompts, 24)
     assert len(set(map(tuple, answers))) == len(answers)
     params = structs.replace(GREEDY, max_tokens=24)
-    with LLM(str(checkpoint(family)), dtype="float32", device="cuda", **LIMITS) as llm:
+    options = {**LIMITS, "tensor_parallel_size": num_ranks}
+    with LLM(str(checkpoint(family)), dtype="float32", device="cuda", **options) as llm:
         assert generate(llm, prompts, params) == answers
         assert generate(llm, prompts, params) == answers  # with prefix hits
 
