@@ -120,7 +120,7 @@ def test_products_with_scaled_weights_are_the_sums_of_their_parts(
     whole = MatmulConfig("skinny", 32, 16, 64, 1)
     parted = replace(whole, parts=2)
     monkeypatch.setattr(
-        matmul, "choose_scaled", lambda x, w, us_of_adding=math.inf: parted if us_of_adding < math.inf else whole
+        matmul, "choose_scaled", lambda x, w, us_of_adding=math.inf, **_: parted if us_of_adding < math.inf else whole
     )
     for deterministic in (False, True):
         got = matmul.matmul(x, w, bias, deterministic=deterministic)

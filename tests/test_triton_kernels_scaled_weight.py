@@ -192,6 +192,22 @@ def test_compile_for_hopper(config: MatmulConfig, four: bool) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize(("capability", "four"), [(80, True), (89, False), (90, False), (90, True)])
+def test_compile_one_row(capability: int, four: bool) -> None:
+    """By vectors, unless every row's sum must have the order that it has among others."""
+    x, w = torch.empty(1, 2048, dtype=torch.bfloat16, device=META), of_meta(1000, 2048, 16, four=four)
+    with compiling_for(capability) as kernels:
+        matmul(x, w)
+        matmul_add(x, w, x.new_empty(1, 1000))
+        matmul_silu_and_mul(x, w)
+        assert matmul_parts(x, w) is None
+        assert [kernel.name for kernel in kernels] == ["vector_scaled_kernel"] * 3
+        matmul(x, w, deterministic=True)
+        matmul(x, of_meta(1000, 2048, 32, four=four))
+    assert [kernel.name == "vector_scaled_kernel" for kernel in kernels[3:]] == [False, not four]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize("capability", [89, 90])
 @pytest.mark.parametrize(("M", "four"), [(1, False), (16, True), pytest.param(200, True, marks=pytest.mark.long)])
 def test_compile_few_rows(M: int, four: bool, capability: int) -> None:

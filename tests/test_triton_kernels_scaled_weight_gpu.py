@@ -2,6 +2,7 @@
 with the numbers that they stand for."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -65,6 +66,28 @@ def test_bits_of_the_numbers_that_they_stand_for(
             assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True)), M
 
 
+@pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
+@pytest.mark.parametrize(
+    ("dtype", "of_scales"), [(torch.bfloat16, None), (torch.float16, None), (torch.bfloat16, torch.float16)]
+)
+def test_one_row(epilogue: str, dtype: torch.dtype, of_scales: torch.dtype | None) -> None:
+    """By vectors of any size: more of them than K is long, or not all of one full, and outputs that are no multiple."""
+    for (N, K, groups), four, (block_n, warps) in product(
+        [(1002, 4096, 32), (6, 128, 1), (1030, 4864, 38), (250, 12288, 96), (1000, 2560, 5)],
+        [False, True] if of_scales is None else [True],
+        [(2, 1), (4, 4), (8, 2), (16, 8)],
+    ):
+        w = scaled(N, K, groups, dtype, "cuda", four=four, of_scales=of_scales)
+        x, bias, residual = (torch.randn(1, size, device="cuda").to(dtype) for size in (K, N, N))
+        out = residual.clone() if epilogue == "add" else torch.full_like(residual, float("nan"))
+        out = out[:, : N // 2].contiguous() if epilogue == "gate" else out
+        total = exact(x, meant(w), bias[0])
+        wanted = {"store": total, "add": total + residual.double(), "gate": gated(total)}[epilogue]
+        config = MatmulConfig("vector", 1, block_n, warps * 32 * (32 if four else 16), warps)
+        launch_matmul(config, x, w, out, epilogue, bias[0])
+        assert distance(out, wanted) < (1.2e-2 if dtype == torch.bfloat16 else 2e-3), (N, K, four, config)
+
+
 @pytest.mark.parametrize(
     ("config", "four"),
     [(tile.config, False) for tile in _TILES_OF_FP8] + [(tile.config, True) for tile in _TILES_OF_FOUR],
@@ -80,8 +103,8 @@ def test_every_tile(config: MatmulConfig, four: bool) -> None:
         for epilogue in ("store", "add", "gate"):
             out = residual.clone() if epilogue == "add" else torch.full_like(residual, float("nan"))
             out = out[:, : N // 2].contiguous() if epilogue == "gate" else out
-            product = exact(x, plain, bias)
-            wanted = {"store": product, "add": product + residual.double(), "gate": gated(product)}[epilogue]
+            total = exact(x, plain, bias)
+            wanted = {"store": total, "add": total + residual.double(), "gate": gated(total)}[epilogue]
             launch_matmul(config, x, w, out, epilogue, bias)
             assert distance(out, wanted) < 1.2e-2, (M, epilogue)
         parts = torch.full((4, M, N), float("nan"), device="cuda")

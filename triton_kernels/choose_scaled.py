@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.scaled_weight import ScaledWeight
+from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.tuning import row_bucket
 from tercet.triton_kernels.untuned import PARTS, us_of_parts
@@ -28,6 +28,9 @@ _WIDEST_ELSEWHERE = 128
 _ASKED = 512
 """Columns that programs ask the L2 cache for ahead, of tiles up to so many rows."""
 _FEW_IN_TILE = 64
+
+_LONG = 8192
+"""Columns beyond which a program for one row has other rows of weights: of FP8 twice as many, of four bits half."""
 
 
 class _Tile(NamedTuple):
@@ -93,17 +96,31 @@ _FEW_OF_FOUR = replace(_FEW_OF_FP8, num_stages=14)
 warps that wait for none of the others."""
 
 
-def choose_scaled(x_MK: Tensor, w_NK: ScaledWeight, *, us_of_adding: float = math.inf) -> MatmulConfig | None:
+def choose_scaled(
+    x_MK: Tensor, w_NK: ScaledWeight, *, deterministic: bool = False, us_of_adding: float = math.inf
+) -> MatmulConfig | None:  # fmt: skip
     """None: expand them. `us_of_adding`: that it takes to add a part of K, beyond reading it; inf: nothing can."""
     if x_MK.dtype.itemsize == 4:
         return None
     M, (N, K), widest, four = x_MK.shape[0], w_NK.shape, w_NK.widest, w_NK.four_bits
+    if M == 1 and not deterministic and _can_be_vector(w_NK):
+        return _vector(K, four)
     if not is_hopper(x_MK.device):
         return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, min(widest, _WIDEST_ELSEWHERE))
     if _MOST < M or not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
     programs = multiprocessors(x_MK.device)
     return _on_hopper(M, N, K, four, widest, w_NK.widest_of_one_scale, programs, us_of_adding)
+
+
+def _can_be_vector(w_NK: ScaledWeight) -> bool:
+    """Gluon cannot be interpreted; and 16 bytes of four bits are of both halves of a block, with one scale."""
+    return not INTERPRETED and (not w_NK.four_bits or w_NK.group % (2 * BYTES) == 0)
+
+
+def _vector(K: int, four: bool) -> MatmulConfig:
+    rows = 8 if four == (K <= _LONG) else 4
+    return MatmulConfig("vector", 1, rows, 128 * (32 if four else 16), num_warps=4)
 
 
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:

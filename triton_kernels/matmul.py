@@ -162,7 +162,8 @@ def _run(
         return
     if isinstance(w_NK, ScaledWeight):
         in_parts = epilogue == "store" and not deterministic and len(x_MK) <= _MOST_SUMMED
-        if scaled := choose_scaled(x_MK, w_NK, us_of_adding=_US_OF_SUM if in_parts else math.inf):
+        us_of_adding = _US_OF_SUM if in_parts else math.inf
+        if scaled := choose_scaled(x_MK, w_NK, deterministic=deterministic, us_of_adding=us_of_adding):
             if scaled.parts > 1:
                 parts_SMN = out.new_empty(scaled.parts, *out.shape, dtype=torch.float32)
                 launch_matmul(scaled, x_MK, w_NK, parts_SMN, "parts", rows=rows)

@@ -14,7 +14,7 @@ IN_PARTS = ("early", "skinny", "scaled", "groups", "wave")
 # Kernels that can ask the L2 cache for their weights ahead.
 ASKING = ("split", "skinny", "scaled", "wave")
 # Kernels that read weights of eight bits or four.
-SCALING = ("skinny", "scaled", "groups")
+SCALING = ("vector", "skinny", "scaled", "groups")
 EARLY_BYTES = 216 * 1024
 """Of weights that a program of the early kernel has in shared memory at most, beside its sums."""
 

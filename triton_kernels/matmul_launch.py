@@ -22,6 +22,7 @@ from tercet.triton_kernels.matmul_scaled import scaled_kernel
 from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
+from tercet.triton_kernels.matmul_vector_scaled import vector_scaled_kernel
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
@@ -87,6 +88,14 @@ def launch_matmul(
     match config.kernel:
         case "vector":
             assert M == 1
+            if scaled["GROUP"]:
+                assert norm_K is None
+                assert draw is None
+                assert config.block_k == 32 * config.num_warps * (32 if scaled["FOUR"] else 16)
+                del fixed["BLOCK_K"]
+                words = w_NK.view(torch.int32)
+                vector_scaled_kernel[(tiles_n,)](x_MK, words, bias_ptr=bias, out_ptr=out, **scaled, **fixed)
+                return
             vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **drawing)
         case "split":
             split_kernel[(tiles,)](

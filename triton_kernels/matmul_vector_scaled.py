@@ -1,0 +1,189 @@
+"""Products for one row with weights of eight bits or four, in Gluon: as `matmul_vector.py`, no matrix units.
+
+A thread loads 16 bytes of each of its rows of weights, as they are stored, and those numbers of x that they meet.
+Numbers become fp32 as they are, and each sum over a thread's 16 bytes is scaled once: so nothing is rounded but the
+result, and sums have an order of their own. Not for deterministic mode.
+
+Shape suffixes: N rows of weights, U units of 16 bytes, W their words of four, K reduced size.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
+from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+
+_FLOATS_OF_FOUR = gl.constexpr((gl.float32,) * 8)
+_FLOATS_OF_FP8 = gl.constexpr((gl.float32,) * 4)
+
+
+def _parting(numbers: str, first: int) -> str:
+    """PTX that makes two numbers in fp32 of a word of two in fp16."""
+    return f"mov.b32 {{left, right}}, {numbers}; cvt.f32.f16 ${first}, left; cvt.f32.f16 ${first + 1}, right;"
+
+
+def _unpacking_fp8() -> str:
+    lines = ["{ .reg .b16 left, right, low, high; .reg .b32 two; mov.b32 {low, high}, $4;"]
+    for first, half in ((0, "low"), (2, "high")):
+        lines += [f"cvt.rn.f16x2.e4m3x2 two, {half};", _parting("two", first)]
+    return " ".join([*lines, "}"])
+
+
+def _unpacking_four() -> str:
+    """A number's bits are units of 1024, or units of 16 where they are the upper ones of a byte. Numbers come in the
+    order of bytes 0, 2, 1 and 3, the lower ones of two bytes before the upper ones."""
+    lines = ["{ .reg .b16 left, right; .reg .b32 large, moved, two; mov.b32 large, 0x64006400; mov.b32 moved, $8;"]
+    for first in (0, 4):
+        for at, mask in ((first, "0x000f000f"), (first + 2, "0x00f000f0")):
+            lines += [f"lop3.b32 two, moved, {mask}, large, 0xea;", _parting("two", at)]
+        lines.append("shr.u32 moved, moved, 8;")
+    return " ".join([*lines, "}"])
+
+
+_UNPACK_FP8, _UNPACK_FOUR = gl.constexpr(_unpacking_fp8()), gl.constexpr(_unpacking_four())
+
+
+@gluon.constexpr_function
+def _along(axis, layout):
+    """Of numbers along one of a layout's axes, to be put into it by None for the others, from the first on."""
+    for other in reversed(range(layout.rank)):
+        if other != axis:
+            layout = gl.SliceLayout(other, layout)
+    return layout
+
+
+@gluon.jit
+def _widen(x):
+    """Pairs of neighbours, to fp32. A pair of bf16 is one instruction for each; the compiler takes three for both."""
+    if x.dtype == gl.bfloat16:
+        halves: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+        return gl.inline_asm_elementwise(halves, "=r,=r,r", [x], gl.int32, True, 2).to(gl.float32, bitcast=True)
+    return x.to(gl.float32)
+
+
+@gluon.jit
+def _load_met(x_ptr, k, columns, K: gl.constexpr, HALVES: gl.constexpr):
+    """Numbers of x in the order of the bytes that they meet (`stored` in scaled_weight.py): [U, W, 4, HALVES]. Of four
+    bits a byte has two: for its lower bits, and for its upper ones."""
+    WARPS: gl.constexpr = gl.num_warps()
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4, 4, HALVES], [32, 1, 1, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
+    x = gl.load(x_ptr + k + columns, mask=columns < K - k, other=0.0)
+    apart = gl.reshape(x, (x.shape[0] // (64 * HALVES), HALVES, 4, 2, 4, 2))
+    met = gl.reshape(gl.permute(apart, (0, 4, 2, 3, 5, 1)), (x.shape[0] // (16 * HALVES), 4, 4, HALVES))
+    return gl.convert_layout(met, LAYOUT)
+
+
+@gluon.jit
+def _by_byte(x, LAYOUT: gl.constexpr):
+    """[U, W, 4] -> four times [1, U, W]."""
+    even, odd = gl.split(gl.reshape(x, (x.shape[0], x.shape[1], 2, 2)))
+    x0, x2 = gl.split(even)
+    x1, x3 = gl.split(odd)
+    SLICED: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    x0, x1 = gl.convert_layout(x0, SLICED)[None], gl.convert_layout(x1, SLICED)[None]
+    return x0, x1, gl.convert_layout(x2, SLICED)[None], gl.convert_layout(x3, SLICED)[None]
+
+
+@gluon.jit
+def _sums_of_fp8(words, scales, x, LAYOUT: gl.constexpr):
+    x0, x1, x2, x3 = _by_byte(gl.reshape(_widen(x), (x.shape[0], 4, 4)), LAYOUT)
+    w0, w1, w2, w3 = gl.inline_asm_elementwise(_UNPACK_FP8, "=f,=f,=f,=f,r", [words], _FLOATS_OF_FP8, True, 1)
+    return gl.sum(w3 * x3 + (w2 * x2 + (w1 * x1 + w0 * x0)), 2) * scales
+
+
+@gluon.jit
+def _sums_of_four(words, scales, x, FOUR: gl.constexpr, LAYOUT: gl.constexpr):
+    BF16: gl.constexpr = x.dtype == gl.bfloat16
+    low, high = gl.split(_widen(x))
+    x0, x1, x2, x3 = _by_byte(low, LAYOUT)
+    y0, y1, y2, y3 = _by_byte(high, LAYOUT)
+    of_low, of_high = x0 + x1 + x2 + x3, y0 + y1 + y2 + y3
+    units: gl.constexpr = 128.0 if BF16 else 1024.0
+    y0, y1, y2, y3 = y0 * 0.0625, y1 * 0.0625, y2 * 0.0625, y3 * 0.0625
+    w0, w2, v0, v2, w1, w3, v1, v3 = gl.inline_asm_elementwise(
+        _UNPACK_FOUR, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r", [words], _FLOATS_OF_FOUR, True, 1
+    )
+    # What numbers are too large by, less what their zeros are.
+    sums = w0 * x0 + (of_low * (units - 1024.0) + of_high * (units - 64.0))
+    sums = w2 * x2 + (v0 * y0 + sums)
+    sums = w1 * x1 + (v2 * y2 + sums)
+    sums = w3 * x3 + (v1 * y1 + sums)
+    sums = gl.sum(v3 * y3 + sums, 2)
+    return (sums - _upper(scales, BF16) * gl.sum(of_low + of_high, 2)) * _upper(scales << 16, BF16 and FOUR == 1)
+
+
+@gluon.jit
+def _upper(words, BF16: gl.constexpr):
+    """The upper halves of words, in fp32."""
+    if BF16:
+        return (words & -65536).to(gl.float32, bitcast=True)
+    return (words >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
+
+
+@gluon.jit
+def _load_words(w_ptrs, units, k, K: gl.constexpr, WIDTH: gl.constexpr):
+    """Of all rows, from column k on."""
+    return gl.load(w_ptrs + k // WIDTH * 4, mask=units < (K - k) // WIDTH, other=0)
+
+
+@gluon.jit
+def _load_scales(scale_ptrs, units, k, N: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr):
+    return gl.load(scale_ptrs + gl.minimum(k + units * WIDTH, K - WIDTH) // GROUP * N)
+
+
+@gluon.jit
+def vector_scaled_kernel(
+    x_ptr, w_ptr, scales_ptr, bias_ptr, out_ptr, N: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr,
+    FOUR: gl.constexpr, BLOCK_N: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
+    """Grid (ceil(N / BLOCK_N),): one program owns BLOCK_N outputs. Its first weights load before it waits for x.
+
+    `w_ptr`: words of four bytes. GROUP columns share a scale, 64 divides it, or it is K.
+    """
+    WARPS: gl.constexpr = gl.num_warps()
+    WIDTH: gl.constexpr = 32 if FOUR else 16  # columns of a unit
+    UNITS: gl.constexpr = 32 * WARPS
+    BLOCK_K: gl.constexpr = UNITS * WIDTH
+    L: gl.constexpr = gl.BlockedLayout([BLOCK_N, 1, 4], [1, 32, 1], [1, WARPS, 1], [2, 0, 1])
+    L_SUMS: gl.constexpr = gl.SliceLayout(2, L)
+    start_n = gl.program_id(0) * BLOCK_N
+    n = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, L_SUMS))
+    if N % BLOCK_N:
+        n = gl.minimum(n, N - 1)
+    units = gl.arange(0, UNITS, gl.SliceLayout(0, L_SUMS))
+    rows = gl.convert_layout(n, _along(0, L), assert_trivial=True).to(gl.int64) * (K // WIDTH * 4)
+    unit = gl.convert_layout(units, _along(1, L), assert_trivial=True)[None, :, None]
+    w_ptrs = w_ptr + rows[:, None, None] + unit * 4 + gl.arange(0, 4, _along(2, L))[None, None, :]
+    scale_ptrs = scales_ptr + n[:, None]
+    words = _load_words(w_ptrs, unit, 0, K, WIDTH)
+    scales = _load_scales(scale_ptrs, units[None, :], 0, N, K, GROUP, WIDTH)
+    columns = gl.arange(0, BLOCK_K, gl.BlockedLayout([8], [32], [WARPS], [0]))
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    acc = gl.zeros((BLOCK_N, UNITS), gl.float32, L_SUMS)
+    for k in gl.static_range(0, K, BLOCK_K):
+        x = _load_met(x_ptr, k, columns, K, WIDTH // 16)
+        if k:  # not ahead of the barrier that x needs: registers for two steps would leave room for fewer programs
+            words = _load_words(w_ptrs, unit, k, K, WIDTH)
+            scales = _load_scales(scale_ptrs, units[None, :], k, N, K, GROUP, WIDTH)
+        if FOUR:
+            acc += _sums_of_four(words, scales, x, FOUR, L)
+        else:
+            acc += _sums_of_fp8(words, scales, x, L)
+    _finish(gl.sum(acc, 1), n, start_n, bias_ptr, out_ptr, N, EPILOGUE, HAS_BIAS)
+
+
+@gluon.jit
+def _finish(y_N, n, start_n, bias_ptr, out_ptr, N: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr):
+    """Bias, gate or residual, rounding once, and the store."""
+    if HAS_BIAS:
+        y_N += gl.load(bias_ptr + n).to(gl.float32)
+    if EPILOGUE == ADD:
+        y_N += gl.load(out_ptr + n).to(gl.float32)
+    width: gl.constexpr = N // 2 if EPILOGUE == GATE else N
+    if EPILOGUE == GATE:
+        start_n //= 2
+        gate, up = gl.split(gl.reshape(y_N, (y_N.shape[0] // 2, 2)))
+        y_N = gated(gate, up)
+    places = start_n + gl.arange(0, y_N.shape[0], y_N.type.layout)
+    gl.store(out_ptr + places, y_N.to(out_ptr.dtype.element_ty), mask=places < width)
