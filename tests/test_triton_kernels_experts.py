@@ -15,7 +15,12 @@ from places import PLACES, Place
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out, deal_out_reference, most_tiles
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import (
+    are_alone,
+    expert_tile,
+    matmul_experts,
+    matmul_experts_silu_and_mul,
+)
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.sum_experts import sum_experts
 
@@ -106,6 +111,8 @@ def test_numbers_that_are_none_have_some_expert(place: Place) -> None:
 def same_work(got: ExpertWork, wanted: ExpertWork) -> None:
     assert torch.equal(got.experts_N.cpu(), wanted.experts_N)
     used = wanted.experts_N >= 0
+    assert got.pairs_Q is not None
+    assert wanted.pairs_Q is not None
     assert torch.equal(got.pairs_Q.cpu().view(-1, got.tile)[used], wanted.pairs_Q.view(-1, wanted.tile)[used])
 
 
@@ -121,6 +128,7 @@ def test_pairs_are_dealt_out(place: Place, tokens: int, num_experts: int, each: 
         assert len(got.experts_N) == most_tiles(experts.numel(), num_experts, tile)
     flat = some.flatten().tolist()
     work = deal_out_reference(some, num_experts, tile)
+    assert work.pairs_Q is not None
     dealt = [
         (expert, pair)
         for expert, pairs in zip(work.experts_N.tolist(), work.pairs_Q.view(-1, tile).tolist(), strict=True)
@@ -152,17 +160,18 @@ def test_products(place: Place, tokens: int, num_experts: int, each: int, width:
     experts[tokens // 2 + 1 :] = num_experts  # as padding has
     gate_up = place.random(num_experts, 2 * inner, width) * width**-0.5
     down = place.random(num_experts, width, inner) * inner**-0.5
-    work = deal_out(experts.to(place.device), num_experts, expert_tile(tokens * each, num_experts, gate_up))
     there = (experts.flatten() < num_experts).to(place.device)
     both = exact_rows(x, gate_up, experts, each)
-    gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
-    exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
     roundings = 1e-5 if place.dtype == torch.float32 else 6e-3 if place.dtype == torch.float16 else 3e-2
-    torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
-    given = torch.where(there[:, None], gated, float("nan"))
-    projected = matmul_experts(given, down, work)
-    exact = exact_rows(given, down, experts, 1)
-    torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
+    for tile in (1, expert_tile(tokens * each, num_experts, gate_up)):
+        work = deal_out(experts.to(place.device), num_experts, tile)
+        gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+        exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
+        torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+        given = torch.where(there[:, None], gated, float("nan"))
+        projected = matmul_experts(given, down, work)
+        exact = exact_rows(given, down, experts, 1)
+        torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
     alone = experts[:1].clone()
     work = deal_out(alone.to(place.device), num_experts, 64)  # other tiles, other neighbours
     assert place.device == "cpu" or torch.equal(matmul_experts_silu_and_mul(x[:1], gate_up, work, each), gated[:each])
@@ -220,11 +229,12 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     rows, names = meta(1, dtype=torch.int32), set()
-    for tokens, tile in ((1, 16), (256, 32), (512, 64), (2048, 128), (8192, 128)):
+    for tokens, tile in ((1, 1), (1, 16), (256, 32), (512, 64), (2048, 128), (8192, 128)):
         with compiling_for(capability) as kernels:
             experts, weights = route(meta(tokens, 128), 8, normed=True, rows=rows)
             gate_up = meta(128, 1536, 2048)
-            assert expert_tile(tokens * 8, 128, gate_up) == tile
+            assert tile == 1 or expert_tile(tokens * 8, 128, gate_up) == tile
+            assert are_alone(tokens * 8, 128, gate_up) == (tokens == 1)
             work = deal_out(experts, 128, tile)
             gated = matmul_experts_silu_and_mul(meta(tokens, 2048), gate_up, work, 8)
             sum_experts(matmul_experts(gated, meta(128, 2048, 768), work), weights, rows)
@@ -238,7 +248,7 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             assert kernel.asm["cubin"]
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
         names |= {kernel.name for kernel in kernels}
-    assert len(names) == 6 + (capability == 90)
+    assert len(names) == 7 + (capability == 90)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter's own tests")

@@ -12,7 +12,12 @@ from scaled_weights import META, meant, of_meta, scaled
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import (
+    are_alone,
+    expert_tile,
+    matmul_experts,
+    matmul_experts_silu_and_mul,
+)
 from test_triton_kernels_experts import exact_rows
 
 HAVE_GPU = torch.cuda.is_available()
@@ -41,17 +46,19 @@ def test_products(
     experts[tokens // 2 + 1 :] = num_experts  # as padding has
     gate_up = scaled(num_experts * 2 * inner, width, 1, dtype, place.device, four=four)
     down = scaled(num_experts * width, inner, groups, dtype, place.device, four=four)
-    work = deal_out(experts.to(place.device), num_experts, expert_tile(tokens * each, num_experts, gate_up))
     there = (experts.flatten() < num_experts).to(place.device)
     both = exact_rows(x, meant(gate_up).view(num_experts, -1, width), experts, each)
-    gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
-    exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
     roundings = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}[dtype]
-    torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
-    given = torch.where(there[:, None], gated, float("nan"))
-    exact = exact_rows(given, meant(down).view(num_experts, -1, inner), experts, 1)
-    projected = matmul_experts(given, down, work)
-    torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
+    alone = [1] if are_alone(1, 4, gate_up, down) else []
+    for tile in (*alone, expert_tile(tokens * each, num_experts, gate_up)):
+        work = deal_out(experts.to(place.device), num_experts, tile)
+        gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+        exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
+        torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+        given = torch.where(there[:, None], gated, float("nan"))
+        exact = exact_rows(given, meant(down).view(num_experts, -1, inner), experts, 1)
+        projected = matmul_experts(given, down, work)
+        torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
     if place.device == "cuda" and torch.cuda.get_device_capability()[0] == 9:  # in plain order
         for _ in range(10):
             assert torch.equal(
@@ -87,6 +94,24 @@ def test_compile(tile: int, four: bool, capability: int) -> None:
     waits = [line for line in kernel.asm["ttgir"].splitlines() if "warp_group_dot_wait" in line]
     assert bool(waits) == (capability == 90)
     assert all("pendings = 0" in line for line in waits)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize(("capability", "four"), [(80, True), (89, False), (90, False), (90, True)])
+def test_compile_alone(capability: int, four: bool) -> None:
+    x, experts = torch.empty(3, 768, dtype=torch.bfloat16, device=META), torch.empty(24, dtype=torch.int32, device=META)
+    with compiling_for(capability) as kernels:
+        w = of_meta(128 * 1002, 768, 6, four=four)
+        assert [are_alone(pairs, 128, w) for pairs in (64, 65)] == [True, False]
+        assert are_alone(1, 128, of_meta(128 * 1002, 768, 12, four=four)) == (not four)
+        work = ExpertWork(None, experts, 1, 128)
+        gated = matmul_experts_silu_and_mul(x, w, work, 8)
+        matmul_experts(x.new_empty(24, 768), w, work)
+    assert gated.shape == (24, 501)
+    assert [kernel.metadata.name for kernel in kernels] == ["experts_vector_scaled_kernel"] * 2
+    # Only the first of them waits for who was chosen before it loads weights.
+    ahead = ["ld.global" in kernel.asm["ptx"].partition("griddepcontrol.wait")[0] for kernel in kernels]
+    assert ahead == [capability < 90, True]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")

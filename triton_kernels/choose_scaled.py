@@ -103,7 +103,7 @@ def choose_scaled(
     if x_MK.dtype.itemsize == 4:
         return None
     M, (N, K), widest, four = x_MK.shape[0], w_NK.shape, w_NK.widest, w_NK.four_bits
-    if M == 1 and not deterministic and _can_be_vector(w_NK):
+    if M == 1 and not deterministic and can_be_vector(w_NK):
         return _vector(K, four)
     if not is_hopper(x_MK.device):
         return None if M > _MOST_ELSEWHERE else _anywhere(row_bucket(M), N, min(widest, _WIDEST_ELSEWHERE))
@@ -113,9 +113,10 @@ def choose_scaled(
     return _on_hopper(M, N, K, four, widest, w_NK.widest_of_one_scale, programs, us_of_adding)
 
 
-def _can_be_vector(w_NK: ScaledWeight) -> bool:
+def can_be_vector(w_NK: ScaledWeight) -> bool:
     """Gluon cannot be interpreted; and 16 bytes of four bits are of both halves of a block, with one scale."""
-    return not INTERPRETED and (not w_NK.four_bits or w_NK.group % (2 * BYTES) == 0)
+    one_scale = not w_NK.four_bits or w_NK.group % (2 * BYTES) == 0
+    return one_scale and w_NK.dtype.itemsize == 2 and not INTERPRETED
 
 
 def _vector(K: int, four: bool) -> MatmulConfig:

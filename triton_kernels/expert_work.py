@@ -2,8 +2,8 @@
 
 A pair's number is its place in `route`'s tables: token * K + which of the token's experts. Pairs of one expert come in
 the order of their tokens and begin with a tile of their own. Where there are few for so many experts, each pair has a
-tile: that takes no sorting, and hardly any two are of the same expert. Knows no weights; `matmul_experts.py` walks over
-tiles.
+tile: that takes no sorting, and hardly any two are of the same expert. With tiles of one place nothing is dealt out at
+all. Knows no weights; `matmul_experts.py` walks over tiles.
 
 Shape suffixes: T tokens, E experts, K experts of a token, B blocks of pairs, Q places in tiles, N tiles.
 """
@@ -34,10 +34,10 @@ _MANY = tl.constexpr(256)
 class ExpertWork:
     """Tiles of pairs; what is in them is on the device."""
 
-    pairs_Q: Tensor
-    """int32, tile after tile; -1: nobody."""
+    pairs_Q: Tensor | None
+    """int32, tile after tile; -1: nobody. None: each tile has the pair of its number."""
     experts_N: Tensor
-    """Each tile's expert, int32; -1: an empty tile."""
+    """Each tile's expert, int32; one that there is not, -1 where tiles are sorted: an empty tile."""
     tile: int
     """Places of one tile."""
     num_experts: int
@@ -144,8 +144,11 @@ def _part_kernel(
 
 
 def deal_out(experts_TK: Tensor, num_experts: int, tile: int) -> ExpertWork:
-    """Sort pairs by expert into tiles of `tile` places. `experts_TK` as from `route`. Graph-safe, without atomics."""
+    """Sort pairs by expert into tiles of `tile` places, or leave each as it is, in one. `experts_TK` as from `route`.
+    Graph-safe, without atomics."""
     check_indices("experts", experts_TK, experts_TK, None, None)
+    if tile == 1:
+        return ExpertWork(None, experts_TK.flatten(), tile, num_experts)
     num_pairs = experts_TK.numel()
     num_tiles = most_tiles(num_pairs, num_experts, tile)
     if not use_kernels(experts_TK):

@@ -2,6 +2,7 @@
 
 Rows are gathered where they lie and tiles follow each other expert by expert (`expert_work.py`), so an expert's weights
 are read once for all its tokens of a tile. K in plain order: a row's bits depend on nothing but the row and the expert.
+Not so where each pair is by itself, in a tile of one place.
 
 Shape suffixes: M rows of x, E experts, K reduced size, N output size, P pairs, F intermediate size, 2F gate and up rows
 in turns.
@@ -16,16 +17,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
+from tercet.triton_kernels.choose_scaled import can_be_vector
 from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, multiprocessors, use_kernels
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.experts_groups import GROUPS_WIDTH, experts_groups_kernel
 from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
+from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_vector_scaled_kernel
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
-from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout, next_power_of_2
 from tercet.triton_kernels.widen import plain
 
 _TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
@@ -38,6 +41,8 @@ _RING_BYTES = 224 * 1024
 _MOST_WIDENED = 192
 """Pairs of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile,
 other than by warp groups."""
+_ROWS_OF_VECTOR = 8
+"""Of weights of eight bits or four, for a pair that is alone."""
 _MANY = 512
 """Pairs of an expert, on average, from which on warps that only load are ahead."""
 
@@ -61,6 +66,18 @@ def expert_tile(num_pairs: int, num_experts: int, w_ENK: Weight) -> int:
     if isinstance(w_ENK, ScaledWeight) and w_ENK.dtype.itemsize == 2 and is_hopper(w_ENK.device):
         return next((tile for tile, most in _TILES_OF_GROUPS if num_pairs <= most * num_experts), 128)
     return next(tile for tile in (16, 32, 64, 128) if tile * num_experts >= 2 * num_pairs or tile == 128)
+
+
+def are_alone(num_pairs: int, num_experts: int, *weights: Weight) -> bool:
+    """Whether pairs are so few for so many experts that each is better by itself, in a tile of one place. Not for
+    deterministic mode.
+
+    Two of one expert read its weights twice. That costs less where they are of eight bits or four: tiles of few pairs
+    wait for other things, too.
+    """
+    plain = any(isinstance(w_ENK, Tensor) for w_ENK in weights)
+    few = (4 if plain else 2) * num_pairs <= num_experts
+    return few and all(isinstance(w_ENK, Tensor) or can_be_vector(w_ENK) for w_ENK in weights)
 
 
 def matmul_experts_silu_and_mul(x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, pairs_each: int) -> Tensor:
@@ -102,9 +119,11 @@ def _plain(w_ENK: Weight, work: ExpertWork) -> Tensor:
 
 def _by_expert(work: ExpertWork) -> list[tuple[int, Tensor]]:
     """Experts that have pairs, with these: for the references."""
-    pairs_NQ = work.pairs_Q.view(-1, work.tile)
+    pairs_Q = torch.arange(len(work.experts_N)) if work.pairs_Q is None else work.pairs_Q
+    pairs_NQ = pairs_Q.view(-1, work.tile)
     experts = work.experts_N.unique().tolist()
-    found = ((expert, pairs_NQ[work.experts_N == expert].flatten()) for expert in experts if expert >= 0)
+    there = (expert for expert in experts if 0 <= expert < work.num_experts)
+    found = ((expert, pairs_NQ[work.experts_N == expert].flatten()) for expert in there)
     return [(expert, pairs[pairs >= 0].long()) for expert, pairs in found]
 
 
@@ -113,7 +132,11 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
     num_tiles, pairs_each = len(work.experts_N), len(out) // work.num_experts
     if not num_tiles:
         return
-    fixed = {"PER_ROW": per_row, "N": N, "K": K, "BLOCK_M": work.tile, **overlap_options(x_MK)}
+    fixed = {"PER_ROW": per_row, "N": N, "K": K, **overlap_options(x_MK)}
+    if work.pairs_Q is None:
+        _launch_vectors(x_MK, w_ENK, work, out, gate, fixed)
+        return
+    fixed["BLOCK_M"] = work.tile
     if isinstance(w_ENK, ScaledWeight):
         if x_MK.dtype.itemsize == 2 and work.tile >= _LEAST_OF_GROUPS and can_use_tma(x_MK, w_ENK.numbers_NJ):
             _launch_groups(x_MK, w_ENK, work, out, gate, fixed)
@@ -134,6 +157,24 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
     experts_kernel[(num_tiles * cdiv(N, blocks.n),)](
         x_MK, w_RK, work.pairs_Q, work.experts_N, out, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate,
         PRECISION=precision, num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
+    )  # fmt: skip
+
+
+def _launch_vectors(
+    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
+) -> None:
+    N, K = fixed["N"], fixed["K"]
+    fixed |= {"ROWS": N * work.num_experts, "GATE": gate}
+    if isinstance(w_ENK, Tensor):
+        blocks = _Blocks(n=4, k=1024, warps=2, stages=1) if K >= 1024 else _Blocks(n=8, k=256, warps=1, stages=1)
+        experts_vector_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
+            x_MK, w_ENK, work.experts_N, out, BLOCK_N=blocks.n, BLOCK_K=blocks.k, num_warps=blocks.warps, **fixed
+        )
+        return
+    words = w_ENK.numbers_NJ.view(torch.int32)
+    experts_vector_scaled_kernel[(len(work.experts_N) * cdiv(N, _ROWS_OF_VECTOR),)](
+        x_MK, words, w_ENK.scales_GN, work.experts_N, out, GROUP=w_ENK.group, FOUR=w_ENK.kind, BLOCK_N=_ROWS_OF_VECTOR,
+        num_warps=min(next_power_of_2(cdiv(words.shape[1], 256)), 4), **fixed,
     )  # fmt: skip
 
 

@@ -120,15 +120,64 @@ def _upper(words, BF16: gl.constexpr):
     return (words >> 16).to(gl.int16).to(gl.float16, bitcast=True).to(gl.float32)
 
 
+@gluon.constexpr_function
+def layout_of_vectors(block_n, warps):
+    """Of words, [N, U, W]: a thread has one unit of all rows, and warps are side by side."""
+    return gl.BlockedLayout([block_n, 1, 4], [1, 32, 1], [1, warps, 1], [2, 0, 1])
+
+
 @gluon.jit
-def _load_words(w_ptrs, units, k, K: gl.constexpr, WIDTH: gl.constexpr):
+def _load_words(w_ptrs, units, k, num_units, WIDTH: gl.constexpr):
     """Of all rows, from column k on."""
-    return gl.load(w_ptrs + k // WIDTH * 4, mask=units < (K - k) // WIDTH, other=0)
+    return gl.load(w_ptrs + k // WIDTH * 4, mask=units < num_units - k // WIDTH, other=0)
 
 
 @gluon.jit
-def _load_scales(scale_ptrs, units, k, N: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr):
-    return gl.load(scale_ptrs + gl.minimum(k + units * WIDTH, K - WIDTH) // GROUP * N)
+def _load_scales(scale_ptrs, units, k, ROWS: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr):
+    return gl.load(scale_ptrs + gl.minimum(k + units * WIDTH, K - WIDTH) // GROUP * ROWS)
+
+
+@gluon.jit
+def begin_vectors(
+    w_ptr, scales_ptr, rows, num_units, ROWS: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr,
+    L: gl.constexpr,
+):  # fmt: skip
+    """Pointers to words and scales of `rows`, of ROWS in all, and the first of both: nothing of x."""
+    L_SUMS: gl.constexpr = gl.SliceLayout(2, L)
+    UNITS: gl.constexpr = 32 * gl.num_warps()
+    n = gl.convert_layout(rows, _along(0, L), assert_trivial=True).to(gl.int64)
+    units = gl.arange(0, UNITS, _along(1, L))[None, :, None]
+    w_ptrs = w_ptr + (n * (K // WIDTH * 4))[:, None, None] + units * 4 + gl.arange(0, 4, _along(2, L))[None, None, :]
+    scale_ptrs = scales_ptr + rows[:, None]
+    of_scales = gl.arange(0, UNITS, gl.SliceLayout(0, L_SUMS))[None, :]
+    words = _load_words(w_ptrs, units, 0, num_units, WIDTH)
+    scales = _load_scales(scale_ptrs, of_scales, 0, ROWS, K, GROUP, WIDTH)
+    return w_ptrs, scale_ptrs, words, scales
+
+
+@gluon.jit
+def end_vectors(
+    x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, ROWS: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr,
+    FOUR: gl.constexpr, WIDTH: gl.constexpr, L: gl.constexpr,
+):  # fmt: skip
+    """The products of the row at `x_ptr` with those of the weights, [N], in fp32."""
+    WARPS: gl.constexpr = gl.num_warps()
+    BLOCK_K: gl.constexpr = 32 * WARPS * WIDTH
+    L_SUMS: gl.constexpr = gl.SliceLayout(2, L)
+    units = gl.arange(0, 32 * WARPS, _along(1, L))[None, :, None]
+    of_scales = gl.arange(0, 32 * WARPS, gl.SliceLayout(0, L_SUMS))[None, :]
+    columns = gl.arange(0, BLOCK_K, gl.BlockedLayout([8], [32], [WARPS], [0]))
+    acc = gl.zeros(scales.shape, gl.float32, L_SUMS)
+    for k in gl.static_range(0, K, BLOCK_K):
+        x = _load_met(x_ptr, k, columns, K, WIDTH // 16)
+        if k:  # not ahead of the barrier that x needs: registers for two steps would leave room for fewer programs
+            words = _load_words(w_ptrs, units, k, num_units, WIDTH)
+            scales = _load_scales(scale_ptrs, of_scales, k, ROWS, K, GROUP, WIDTH)
+        if FOUR:
+            acc += _sums_of_four(words, scales, x, FOUR, L)
+        else:
+            acc += _sums_of_fp8(words, scales, x, L)
+    return gl.sum(acc, 1)
 
 
 @gluon.jit
@@ -140,37 +189,18 @@ def vector_scaled_kernel(
 
     `w_ptr`: words of four bytes. GROUP columns share a scale, 64 divides it, or it is K.
     """
-    WARPS: gl.constexpr = gl.num_warps()
     WIDTH: gl.constexpr = 32 if FOUR else 16  # columns of a unit
-    UNITS: gl.constexpr = 32 * WARPS
-    BLOCK_K: gl.constexpr = UNITS * WIDTH
-    L: gl.constexpr = gl.BlockedLayout([BLOCK_N, 1, 4], [1, 32, 1], [1, WARPS, 1], [2, 0, 1])
-    L_SUMS: gl.constexpr = gl.SliceLayout(2, L)
+    L: gl.constexpr = layout_of_vectors(BLOCK_N, gl.num_warps())
     start_n = gl.program_id(0) * BLOCK_N
-    n = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, L_SUMS))
+    n = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(2, L)))
     if N % BLOCK_N:
         n = gl.minimum(n, N - 1)
-    units = gl.arange(0, UNITS, gl.SliceLayout(0, L_SUMS))
-    rows = gl.convert_layout(n, _along(0, L), assert_trivial=True).to(gl.int64) * (K // WIDTH * 4)
-    unit = gl.convert_layout(units, _along(1, L), assert_trivial=True)[None, :, None]
-    w_ptrs = w_ptr + rows[:, None, None] + unit * 4 + gl.arange(0, 4, _along(2, L))[None, None, :]
-    scale_ptrs = scales_ptr + n[:, None]
-    words = _load_words(w_ptrs, unit, 0, K, WIDTH)
-    scales = _load_scales(scale_ptrs, units[None, :], 0, N, K, GROUP, WIDTH)
-    columns = gl.arange(0, BLOCK_K, gl.BlockedLayout([8], [32], [WARPS], [0]))
+    num_units: gl.constexpr = K // WIDTH
+    w_ptrs, scale_ptrs, words, scales = begin_vectors(w_ptr, scales_ptr, n, num_units, N, K, GROUP, WIDTH, L)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    acc = gl.zeros((BLOCK_N, UNITS), gl.float32, L_SUMS)
-    for k in gl.static_range(0, K, BLOCK_K):
-        x = _load_met(x_ptr, k, columns, K, WIDTH // 16)
-        if k:  # not ahead of the barrier that x needs: registers for two steps would leave room for fewer programs
-            words = _load_words(w_ptrs, unit, k, K, WIDTH)
-            scales = _load_scales(scale_ptrs, units[None, :], k, N, K, GROUP, WIDTH)
-        if FOUR:
-            acc += _sums_of_four(words, scales, x, FOUR, L)
-        else:
-            acc += _sums_of_fp8(words, scales, x, L)
-    _finish(gl.sum(acc, 1), n, start_n, bias_ptr, out_ptr, N, EPILOGUE, HAS_BIAS)
+    y_N = end_vectors(x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, N, K, GROUP, FOUR, WIDTH, L)
+    _finish(y_N, n, start_n, bias_ptr, out_ptr, N, EPILOGUE, HAS_BIAS)
 
 
 @gluon.jit
@@ -180,10 +210,16 @@ def _finish(y_N, n, start_n, bias_ptr, out_ptr, N: gl.constexpr, EPILOGUE: gl.co
         y_N += gl.load(bias_ptr + n).to(gl.float32)
     if EPILOGUE == ADD:
         y_N += gl.load(out_ptr + n).to(gl.float32)
-    width: gl.constexpr = N // 2 if EPILOGUE == GATE else N
-    if EPILOGUE == GATE:
-        start_n //= 2
+    store_vector(y_N, start_n, N, out_ptr, EPILOGUE == GATE)
+
+
+@gluon.jit
+def store_vector(y_N, start_n, end_n, out_ptr, GATED: gl.constexpr):
+    """What lies ahead of `end_n`, rounded once; gate and up in turns are one number."""
+    if GATED:
         gate, up = gl.split(gl.reshape(y_N, (y_N.shape[0] // 2, 2)))
         y_N = gated(gate, up)
+        start_n //= 2
+        end_n //= 2
     places = start_n + gl.arange(0, y_N.shape[0], y_N.type.layout)
-    gl.store(out_ptr + places, y_N.to(out_ptr.dtype.element_ty), mask=places < width)
+    gl.store(out_ptr + places, y_N.to(out_ptr.dtype.element_ty), mask=places < end_n)
