@@ -35,6 +35,11 @@ def place(column: int) -> int:
 def meant(w: ScaledWeight) -> Tensor:
     """The numbers that it stands for, column by column: in float64 the product is exact, and so is rounded once to
     fp32."""
+    return unrounded(w).float().to(w.dtype)
+
+
+def unrounded(w: ScaledWeight) -> Tensor:
+    """The same in float64, as products of one row take them."""
     four, scales = w.four_bits, w.scales_GN
     width = 128 if four else 64
     of_columns = [divmod(column, width) for column in range(w.shape[1])]
@@ -51,7 +56,7 @@ def meant(w: ScaledWeight) -> Tensor:
         numbers -= zeros.T.repeat_interleave(w.group, 1)
     else:
         numbers = bytes_NJ.view(FP8).double()
-    return (numbers * scales.double().T.repeat_interleave(w.group, 1)).float().to(w.dtype)
+    return numbers * scales.double().T.repeat_interleave(w.group, 1)
 
 
 def of_meta(

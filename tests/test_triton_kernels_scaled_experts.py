@@ -8,7 +8,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
-from scaled_weights import META, meant, of_meta, scaled
+from scaled_weights import META, meant, of_meta, scaled, unrounded
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
@@ -47,16 +47,17 @@ def test_products(
     gate_up = scaled(num_experts * 2 * inner, width, 1, dtype, place.device, four=four)
     down = scaled(num_experts * width, inner, groups, dtype, place.device, four=four)
     there = (experts.flatten() < num_experts).to(place.device)
-    both = exact_rows(x, meant(gate_up).view(num_experts, -1, width), experts, each)
     roundings = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}[dtype]
     alone = [1] if are_alone(1, 4, gate_up, down) else []
     for tile in (*alone, expert_tile(tokens * each, num_experts, gate_up)):
         work = deal_out(experts.to(place.device), num_experts, tile)
+        of_gate_up, of_down = (unrounded(w) if tile == 1 else meant(w) for w in (gate_up, down))
+        both = exact_rows(x, of_gate_up.view(num_experts, -1, width), experts, each)
         gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
         given = torch.where(there[:, None], gated, float("nan"))
-        exact = exact_rows(given, meant(down).view(num_experts, -1, inner), experts, 1)
+        exact = exact_rows(given, of_down.view(num_experts, -1, inner), experts, 1)
         projected = matmul_experts(given, down, work)
         torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
     if place.device == "cuda" and torch.cuda.get_device_capability()[0] == 9:  # in plain order

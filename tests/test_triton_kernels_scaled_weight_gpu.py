@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from scaled_weights import meant, scaled
+from scaled_weights import meant, scaled, unrounded
 from tercet.triton_kernels.choose_scaled import _TILES_OF_FOUR, _TILES_OF_FP8
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
 from tercet.triton_kernels.matmul_config import MatmulConfig
@@ -81,11 +81,11 @@ def test_one_row(epilogue: str, dtype: torch.dtype, of_scales: torch.dtype | Non
         x, bias, residual = (torch.randn(1, size, device="cuda").to(dtype) for size in (K, N, N))
         out = residual.clone() if epilogue == "add" else torch.full_like(residual, float("nan"))
         out = out[:, : N // 2].contiguous() if epilogue == "gate" else out
-        total = exact(x, meant(w), bias[0])
+        total = exact(x, unrounded(w), bias[0])
         wanted = {"store": total, "add": total + residual.double(), "gate": gated(total)}[epilogue]
         config = MatmulConfig("vector", 1, block_n, warps * 32 * (32 if four else 16), warps)
         launch_matmul(config, x, w, out, epilogue, bias[0])
-        assert distance(out, wanted) < (1.2e-2 if dtype == torch.bfloat16 else 2e-3), (N, K, four, config)
+        assert distance(out, wanted) < (4e-3 if dtype == torch.bfloat16 else 5e-4), (N, K, four, config)
 
 
 @pytest.mark.parametrize(
