@@ -1,5 +1,6 @@
 """A block of a compiled kernel on the CPU: PTX, instruction by instruction, all threads side by side, up to what the
-matrix units are given. Registers are int64 with a value for each thread; copies are there at once, and nothing waits.
+matrix units are given, or to its end. Registers are int64 with a value for each thread; copies are there at once, and
+nothing waits.
 
 Knows the instructions that products with scaled weights are made of, and no others: it says which it lacks.
 """
@@ -16,8 +17,8 @@ from ptx_meanings import meaning
 _SHARED = 1 << 18
 """Bytes, of all that a block has."""
 _IGNORED = (
-    "bar.sync", "mbarrier.", "griddepcontrol.", "wgmma.fence", "wgmma.commit_group", "wgmma.wait_group", "fence.",
-    "cp.async.commit_group", "cp.async.wait_group", "cp.async.bulk.prefetch",
+    "bar.sync", "bar.warp.sync", "mbarrier.", "griddepcontrol.", "wgmma.fence", "wgmma.commit_group",
+    "wgmma.wait_group", "fence.", "cp.async.commit_group", "cp.async.wait_group", "cp.async.bulk.prefetch",
 )  # fmt: skip
 
 
@@ -39,7 +40,8 @@ class Product:
 
 
 class Machine:
-    """`parameters`: of the kernel by their number: numbers, tensors of which it gets a pointer, or tensor maps."""
+    """`parameters`: of the kernel by their number: numbers, tensors of which it gets a pointer, or tensor maps. What it
+    writes is in these tensors."""
 
     def __init__(self, ptx: str, parameters: dict[int, int | Tensor | Copied], block: int) -> None:
         threads = re.search(r"\.reqntid (\d+)", ptx)
@@ -59,7 +61,8 @@ class Machine:
             if isinstance(given, Copied):
                 self._maps[place] = given
             elif isinstance(given, Tensor):
-                self._memory[number + 1] = given.contiguous().view(-1).view(torch.uint8)
+                assert given.is_contiguous()
+                self._memory[number + 1] = given.view(-1).view(torch.uint8)
             else:
                 place = given
             self._registers[names[number]] = self._all(place)
@@ -71,6 +74,8 @@ class Machine:
             condition, opcode, operands = self._lines[at]
             at += 1
             active = self._active(condition)
+            if opcode == "ret":
+                return
             if opcode.startswith("bra"):
                 assert active.all() or not active.any(), "threads part"
                 at = self._labels[operands[0]] if active.all() else at
@@ -78,6 +83,10 @@ class Machine:
                 yield self._product(opcode, operands)
             elif not opcode.startswith(_IGNORED):
                 self._run(opcode, operands, active)
+
+    def run(self) -> None:
+        """To the end, without matrix units."""
+        assert list(self.products()) == []
 
     def _all(self, value: int) -> Tensor:
         return torch.full_like(self._threads, value)
@@ -118,10 +127,19 @@ class Machine:
                 place = address + size * number
                 value = _load(self._shared, place, size) if "shared" in opcode else self._read(place, size, active)
                 self._put(name, value, active)
+        elif opcode.startswith(("st.shared", "st.global")):
+            self._store("shared" in opcode, operands, int(last[1:]) // 8, active)
+        elif opcode.startswith("ldmatrix.sync.aligned.m8n8.x4"):
+            # Each eight threads tell where a matrix's rows are; a thread gets two neighbours of a row of each.
+            rows = self._address(operands[1]).view(-1, len(names), 8)[self._threads // 32, :, self._threads % 32 // 4]
+            for number, name in enumerate(names):
+                self._put(name, _load(self._shared, rows[:, number] + self._threads % 4 * 4, 4), active)
         elif opcode == "elect.sync":
             self._put(operands[0].split("|")[1], (self._threads % 32 == 0).long(), active)
         elif opcode.startswith("shfl.sync.idx"):
             self._put(names[0], self._value(operands[1])[self._threads // 32 * 32], active)
+        elif opcode.startswith("shfl.sync.bfly"):
+            self._put(names[0], self._value(operands[1])[self._threads ^ self._value(operands[2])], active)
         elif opcode.startswith("mov") and len(names) > 1:
             whole, width = self._value(operands[1]), int(last[1:]) // len(names)
             for number, name in enumerate(names):
@@ -134,8 +152,21 @@ class Machine:
             self._put(names[0], meaning(opcode, *(self._value(name) for name in operands[1:])), active)
 
     def _read(self, address: Tensor, size: int, active: Tensor) -> Tensor:
+        if not active.any():
+            return torch.zeros_like(address)
         (number,) = set((address[active] >> 40).tolist())
         return _load(self._memory[number], torch.where(active, address & ((1 << 40) - 1), 0), size)
+
+    def _store(self, shared: bool, operands: list[str], size: int, active: Tensor) -> None:
+        address = self._address(operands[0])[active]
+        memory = self._shared
+        if not shared and len(address):
+            (number,) = set((address >> 40).tolist())
+            memory, address = self._memory[number], address & ((1 << 40) - 1)
+        for number, name in enumerate(_names(operands[1])):
+            value = self._value(name)[active]
+            for place in range(size):
+                memory[address + size * number + place] = (value >> (8 * place) & 0xFF).to(torch.uint8)
 
     def _copy(self, operands: list[str], active: Tensor) -> None:
         to, source = self._address(operands[0]), self._address(operands[1])

@@ -45,6 +45,17 @@ def _fused(kind: str, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return bits_of(rounded(exact, dtype))
 
 
+def _logic(a: Tensor, b: Tensor, c: Tensor, table: Tensor) -> Tensor:
+    """Of each bit what the table has for those of a, b and c."""
+    out = torch.zeros_like(a)
+    for place in range(8):
+        if int(table[0]) >> place & 1:
+            wanted = zip((a, b, c), (4, 2, 1), strict=True)
+            parts = [bits if place & weight else ~bits for bits, weight in wanted]
+            out |= parts[0] & parts[1] & parts[2]
+    return out & 0xFFFFFFFF
+
+
 def _float32(bits: Tensor) -> Tensor:
     return numbers_of(bits, torch.float32)
 
@@ -58,10 +69,21 @@ _OF_FLOATS: dict[str, Callable[..., Tensor]] = {
     "prmt.b32": _permute,
     "fma.rn.bf16x2": lambda a, b, c: _fused("bf16x2", a, b, c),
     "fma.rn.f16x2": lambda a, b, c: _fused("f16x2", a, b, c),
-    "cvt.f32.f16": lambda a: bits_of((a.to(torch.int16)).view(torch.float16).float()),
+    "cvt.f32.f16": lambda a: bits_of(a.to(torch.int16).view(torch.float16).float()),
+    "cvt.f32.bf16": lambda a: bits_of(a.to(torch.int16).view(torch.bfloat16).float()),
+    "cvt.rn.f16.f32": lambda a: bits_of(_float32(a).half().view(torch.int16).to(torch.int32) & 0xFFFF),
+    "cvt.rn.bf16.f32": lambda a: bits_of(_float32(a).bfloat16().view(torch.int16).to(torch.int32) & 0xFFFF),
     "cvt.rn.f16x2.e4m3x2": _from_fp8,
+    "cvt.rn.f16x2.f32": lambda a, b: bits_of(torch.stack((_float32(b), _float32(a)), 1).half()),
     "cvt.rn.bf16x2.f32": lambda a, b: bits_of(torch.stack((_float32(b), _float32(a)), 1).bfloat16()),
     "sub.rn.f32": lambda a, b: bits_of(_float32(a) - _float32(b)),
+    "add.f32": lambda a, b: bits_of(_float32(a) + _float32(b)),
+    "sub.f32": lambda a, b: bits_of(_float32(a) - _float32(b)),
+    "neg.f32": lambda a: bits_of(-_float32(a)),
+    "ex2.approx.f32": lambda a: bits_of(_float32(a).exp2()),
+    "div.full.f32": lambda a, b: bits_of(_float32(a) / _float32(b)),
+    "fma.rn.f32": lambda a, b, c: bits_of((_float32(a).double() * _float32(b) + _float32(c)).float()),
+    "lop3.b32": _logic,
     "mul.f32": lambda a, b: bits_of(_float32(a) * _float32(b)),
 }
 _COMPARE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -83,7 +105,9 @@ _OF_INTEGERS: dict[str, Callable[..., Tensor]] = {
     "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "rem": torch.fmod,
 }
-_OF_PREDICATES = {"and": torch.bitwise_and, "or": torch.bitwise_or}
+_OF_PREDICATES: dict[str, Callable[..., Tensor]] = {
+    "and": torch.bitwise_and, "or": torch.bitwise_or, "not": lambda a: 1 - a
+}  # fmt: skip
 
 
 def meaning(opcode: str, *values: Tensor) -> Tensor:
