@@ -133,6 +133,8 @@ def meaning(opcode: str, *values: Tensor) -> Tensor:
         return _COMPARE[between[0]](*read).long()
     if "wide" in between:  # what is added has twice the bits, too
         return _OF_INTEGERS[kind](*read[:2], *values[2:])
+    if "hi" in between:  # of products below 2^63
+        return _bits(_OF_INTEGERS[kind](*read) >> bits, bits)
     return _bits(_OF_INTEGERS[kind](*read), bits)
 
 

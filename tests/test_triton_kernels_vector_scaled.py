@@ -44,6 +44,8 @@ def run(ptx: str, given: list[Tensor], blocks: int) -> None:
         ("add", 4160, 1, False, BF16, None, 4, 89),
         ("gate", 4096, 32, True, BF16, None, 4, 90),
         ("gate", 1024, 1, True, BF16, None, 1, 90),
+        ("store", 1152, 18, True, BF16, FP16, 1, 90),  # groups of half a block
+        ("gate", 1152, 6, True, FP16, None, 1, 90),  # of one and a half
     ],
 )
 def test_one_row(

@@ -14,7 +14,7 @@ from torch import Tensor
 from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocessors
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight
+from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 from tercet.triton_kernels.tuning import row_bucket
 from tercet.triton_kernels.untuned import PARTS, us_of_parts
@@ -114,9 +114,8 @@ def choose_scaled(
 
 
 def can_be_vector(w_NK: ScaledWeight) -> bool:
-    """Gluon cannot be interpreted; and 16 bytes of four bits are of both halves of a block, with one scale."""
-    one_scale = not w_NK.four_bits or w_NK.group % (2 * BYTES) == 0
-    return one_scale and w_NK.dtype.itemsize == 2 and not INTERPRETED
+    """Gluon cannot be interpreted."""
+    return w_NK.dtype.itemsize == 2 and not INTERPRETED
 
 
 def _vector(K: int, four: bool) -> MatmulConfig:

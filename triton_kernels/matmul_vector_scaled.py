@@ -86,13 +86,15 @@ def _by_byte(x, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _sums_of_fp8(words, scales, x, LAYOUT: gl.constexpr):
+    """Of units, [N, U], with scales."""
     x0, x1, x2, x3 = _by_byte(gl.reshape(_widen(x), (x.shape[0], 4, 4)), LAYOUT)
     w0, w1, w2, w3 = gl.inline_asm_elementwise(_UNPACK_FP8, "=f,=f,=f,=f,r", [words], _FLOATS_OF_FP8, True, 1)
     return gl.sum(w3 * x3 + (w2 * x2 + (w1 * x1 + w0 * x0)), 2) * scales
 
 
 @gluon.jit
-def _sums_of_four(words, scales, x, FOUR: gl.constexpr, LAYOUT: gl.constexpr):
+def _sums_of_four(words, scales, x, HALVED: gl.constexpr, FOUR: gl.constexpr, LAYOUT: gl.constexpr):
+    """The same. HALVED: the upper bits, which are numbers of other columns, have scales of their own."""
     BF16: gl.constexpr = x.dtype == gl.bfloat16
     low, high = gl.split(_widen(x))
     x0, x1, x2, x3 = _by_byte(low, LAYOUT)
@@ -104,12 +106,20 @@ def _sums_of_four(words, scales, x, FOUR: gl.constexpr, LAYOUT: gl.constexpr):
         _UNPACK_FOUR, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r", [words], _FLOATS_OF_FOUR, True, 1
     )
     # What numbers are too large by, less what their zeros are.
-    sums = w0 * x0 + (of_low * (units - 1024.0) + of_high * (units - 64.0))
-    sums = w2 * x2 + (v0 * y0 + sums)
-    sums = w1 * x1 + (v2 * y2 + sums)
-    sums = w3 * x3 + (v1 * y1 + sums)
-    sums = gl.sum(v3 * y3 + sums, 2)
-    return (sums - _upper(scales, BF16) * gl.sum(of_low + of_high, 2)) * _upper(scales << 16, BF16 and FOUR == 1)
+    low, high = of_low * (units - 1024.0), of_high * (units - 64.0)
+    if HALVED:
+        low = w3 * x3 + (w1 * x1 + (w2 * x2 + (w0 * x0 + low)))
+        high = v3 * y3 + (v1 * y1 + (v2 * y2 + (v0 * y0 + high)))
+        return _scaled(low, of_low, scales[0], BF16, FOUR) + _scaled(high, of_high, scales[1], BF16, FOUR)
+    sums = v0 * y0 + (w2 * x2 + (w0 * x0 + (low + high)))  # in the order in which numbers come: others take registers
+    sums = v1 * y1 + (w3 * x3 + (w1 * x1 + (v2 * y2 + sums)))
+    return _scaled(v3 * y3 + sums, of_low + of_high, scales[0], BF16, FOUR)
+
+
+@gluon.jit
+def _scaled(sums, of_x, scales, BF16: gl.constexpr, FOUR: gl.constexpr):
+    """Sums of words, and of the numbers of x that they met: less the zeros' part, times the scales."""
+    return (gl.sum(sums, 2) - _upper(scales, BF16) * gl.sum(of_x, 2)) * _upper(scales << 16, BF16 and FOUR == 1)
 
 
 @gluon.jit
@@ -132,9 +142,22 @@ def _load_words(w_ptrs, units, k, num_units, WIDTH: gl.constexpr):
     return gl.load(w_ptrs + k // WIDTH * 4, mask=units < num_units - k // WIDTH, other=0)
 
 
+@gluon.constexpr_function
+def _halved(group, width):
+    """Whether a unit's lower and upper bits, of 64 columns each, can be of two groups."""
+    return width == 32 and group % 128 != 0
+
+
 @gluon.jit
 def _load_scales(scale_ptrs, units, k, ROWS: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr, WIDTH: gl.constexpr):
-    return gl.load(scale_ptrs + gl.minimum(k + units * WIDTH, K - WIDTH) // GROUP * ROWS)
+    """Of all rows, from column k on, for a unit's lower bits and its upper ones."""
+    columns = gl.minimum(k + units * WIDTH, K - WIDTH)
+    if _halved(GROUP, WIDTH):
+        columns = columns // 128 * 128
+        upper = gl.load(scale_ptrs + (columns + 64) // GROUP * ROWS)
+        return gl.load(scale_ptrs + columns // GROUP * ROWS), upper
+    scales = gl.load(scale_ptrs + columns // GROUP * ROWS)
+    return scales, scales
 
 
 @gluon.jit
@@ -167,16 +190,16 @@ def end_vectors(
     units = gl.arange(0, 32 * WARPS, _along(1, L))[None, :, None]
     of_scales = gl.arange(0, 32 * WARPS, gl.SliceLayout(0, L_SUMS))[None, :]
     columns = gl.arange(0, BLOCK_K, gl.BlockedLayout([8], [32], [WARPS], [0]))
-    acc = gl.zeros(scales.shape, gl.float32, L_SUMS)
+    acc = gl.zeros(scales[0].shape, gl.float32, L_SUMS)
     for k in gl.static_range(0, K, BLOCK_K):
         x = _load_met(x_ptr, k, columns, K, WIDTH // 16)
         if k:  # not ahead of the barrier that x needs: registers for two steps would leave room for fewer programs
             words = _load_words(w_ptrs, units, k, num_units, WIDTH)
             scales = _load_scales(scale_ptrs, of_scales, k, ROWS, K, GROUP, WIDTH)
         if FOUR:
-            acc += _sums_of_four(words, scales, x, FOUR, L)
+            acc += _sums_of_four(words, scales, x, _halved(GROUP, WIDTH), FOUR, L)
         else:
-            acc += _sums_of_fp8(words, scales, x, L)
+            acc += _sums_of_fp8(words, scales[0], x, L)
     return gl.sum(acc, 1)
 
 
@@ -187,7 +210,7 @@ def vector_scaled_kernel(
 ):  # fmt: skip
     """Grid (ceil(N / BLOCK_N),): one program owns BLOCK_N outputs. Its first weights load before it waits for x.
 
-    `w_ptr`: words of four bytes. GROUP columns share a scale, 64 divides it, or it is K.
+    `w_ptr`: words of four bytes. GROUP columns share a scale; 64 divides it.
     """
     WIDTH: gl.constexpr = 32 if FOUR else 16  # columns of a unit
     L: gl.constexpr = layout_of_vectors(BLOCK_N, gl.num_warps())
