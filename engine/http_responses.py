@@ -18,6 +18,7 @@ from tercet.engine.http_tools import marks_of
 from tercet.engine.http_turn import Turn, turn_of
 from tercet.engine.lark import Marks
 from tercet.engine.openai_answers import PromptTokensDetails
+from tercet.engine.openai_logprobs import Later, Rows
 from tercet.engine.reasoning import CLOSE
 from tercet.engine.responses_answers import (
     Completed,
@@ -36,6 +37,7 @@ from tercet.engine.responses_answers import (
 )
 from tercet.engine.responses_output import Output
 from tercet.engine.responses_requests import Reasoning, ResponsesRequest, TextConfig, TextFormat
+from tercet.engine.said_rows import SaidRows
 from tercet.engine.sse import EventStream
 from tercet.engine.typed_events import Teller, typed_events
 from tercet.ipc.client import ClientError, Generation, Piece
@@ -54,23 +56,28 @@ async def respond(request: Request, door: Door) -> Any:
     answer = Answer(request, door, "resp_", [turn.messages], turn.params, chat, turn.options)
     with as_http(chat.names):  # asked ahead: in a drain, the tokenizer ends with the last answer
         marks = {} if turn.reasoning == "none" else await marks_of(door)
-    response = _Response(body, door, turn, answer, marks)
     if body.stream:
-        return EventStream(typed_events(answer, response, chat.names))
+        return EventStream(typed_events(answer, _Response(body, door, turn, answer, marks), chat.names))
+    later: Later = []
+    response = _Response(body, door, turn, answer, marks, later)
     with as_http(chat.names):
         (generation,) = await unless_gone(request.receive, answer.whole())
-        return json_answer(_encode(await response.whole(generation)))
+        return json_answer(_encode(await response.whole(generation)), later)
 
 
 class _Response(Teller):
     """One answer, whole or as it comes."""
 
-    def __init__(self, body: ResponsesRequest, door: Door, turn: Turn, answer: Answer, marks: Marks) -> None:
+    def __init__(
+        self, body: ResponsesRequest, door: Door, turn: Turn, answer: Answer, marks: Marks, later: Later | None = None
+    ) -> None:
+        """`later`: see `Output`."""
         self._marks = marks
         self._door = door
         self._answer = answer
         self._reader = turn.reader()
-        self._output = Output()
+        self._output = Output(later)
+        self._said = SaidRows() if body.wants_logprobs else None
         self._token_ids: list[int] = []
         text = body.text or TextConfig()
         self._begun = Response(
@@ -90,12 +97,13 @@ class _Response(Teller):
             text=msgspec.structs.replace(text, format=text.format or _PLAIN_TEXT),
             tool_choice=body.tool_choice or "auto",
             tools=body.tools or [],
+            top_logprobs=body.top_logprobs or 0,
             top_p=body.top_p,
             user=body.user,
         )
 
     async def whole(self, generation: Generation) -> Response:
-        for _ in self._read(generation.text, generation):
+        for _ in self._read(generation.text, generation.logprobs, generation):
             pass
         return await self._ended(generation, generation.token_ids)
 
@@ -105,7 +113,7 @@ class _Response(Teller):
 
     async def go_on(self, piece: Piece) -> list[Event]:
         self._token_ids += piece.token_ids
-        told = list(self._read(piece.text, piece.generation))
+        told = list(self._read(piece.text, piece.logprobs, piece.generation))
         if piece.generation is not None:
             response = await self._ended(piece.generation, self._token_ids)
             kind = Completed if response.status == "completed" else Incomplete
@@ -117,12 +125,15 @@ class _Response(Teller):
         response = msgspec.structs.replace(self._begun, status="failed", error=failure, output=self._output.items)
         return Failed(sequence_number=self._output.next_number(), response=response)
 
-    def _read(self, text: str, end: Generation | None) -> Iterator[Event]:
+    def _read(self, text: str, rows: Rows | None, end: Generation | None) -> Iterator[Event]:
         deltas = self._reader.feed(text)
         if end is not None:
             deltas += self._reader.finish()
+        if self._said is not None:
+            self._said.feed(text, rows or ())
         for delta in deltas:
-            yield from self._output.add(delta)
+            said = [] if self._said is None else self._said.take(delta.reasoning_content or delta.content or "")
+            yield from self._output.add(delta, said)
         if end is not None:
             yield from self._output.finish("incomplete" if end.reason == "length" else "completed")
 

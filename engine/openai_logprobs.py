@@ -65,18 +65,19 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 def chat_logprobs(rows: Rows | None) -> ChatLogprobs | None:
     """None if nobody asked, or of no token."""
-    return ChatLogprobs([_chat_row(row) for row in rows]) if rows else None
+    return ChatLogprobs([chat_row(row) for row in rows]) if rows else None
 
 
 def later_chat_logprobs(rows: Rows | None, later: Later) -> ChatLogprobs | None:
     """The same, of any number."""
     if not rows:
         return None
-    later.append(as_list(in_runs(rows, _chat_row)))
+    later.append(as_list(in_runs(rows, chat_row)))
     return ChatLogprobs(LATER)
 
 
-def _chat_row(row: Row) -> ChatLogprob:
+def chat_row(row: Row) -> ChatLogprob:
+    """One token of an answer."""
     own, *others = row
     top = [TopLogprob(one.text, one.logprob, list(one.token)) for one in others]
     return ChatLogprob(own.text, own.logprob, list(own.token), top)

@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from tercet.engine.openai_logprobs import ChatLogprob
 from tercet.engine.responses_requests import FunctionTool, Reasoning, TextConfig, ToolChoice
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -19,7 +20,7 @@ class OutputText(_Tagged, frozen=True, kw_only=True, tag="output_text"):
 
     text: str
     annotations: list[str] = []
-    logprobs: list[str] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningText(_Tagged, frozen=True, kw_only=True, tag="reasoning_text"):
@@ -203,14 +204,14 @@ class TextDelta(_OfPart, frozen=True, kw_only=True, tag="response.output_text.de
     """What a message says next."""
 
     delta: str
-    logprobs: list[str] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class TextDone(_OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
     """All that it says."""
 
     text: str
-    logprobs: list[str] = []
+    logprobs: list[ChatLogprob] = []
 
 
 class ReasoningDelta(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

@@ -4,11 +4,15 @@ Pure: fed deltas as they come. It knows no engine and no HTTP.
 """
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
+
+from tercet.engine.json_parts import LATER, as_list, encode, in_runs
 from tercet.engine.openai_answers import CallOut, ChatDelta
+from tercet.engine.openai_logprobs import Later, Row, chat_row
 from tercet.engine.responses_answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -41,13 +45,15 @@ class _Open:
     kind: _Kind
     id: str
     text: list[str] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    """Of what was said, if they are written later."""
+    logprobs: list[Any] = field(default_factory=list)
 
     def part(self) -> Part:
         text = "".join(self.text)
-        return OutputText(text=text) if self.kind == "message" else ReasoningText(text=text)
+        return OutputText(text=text, logprobs=self.logprobs) if self.kind == "message" else ReasoningText(text=text)
 
-    def item(self, status: ItemStatus) -> Item:
-        part = self.part()
+    def item(self, part: Part, status: ItemStatus) -> Item:
         if isinstance(part, OutputText):
             return MessageItem(id=self.id, status=status, content=[part])
         return ReasoningItem(id=self.id, status=status, content=[part])
@@ -56,7 +62,9 @@ class _Open:
 class Output:
     """Of one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, later: Later | None = None) -> None:
+        """`later`: of an answer that is told whole, whose log-probabilities are written when it is sent."""
+        self._later = later
         self.items: list[Item] = []
         """Those that are whole."""
         self._open: _Open | None = None
@@ -67,12 +75,12 @@ class Output:
         self._num_events += 1
         return self._num_events - 1
 
-    def add(self, delta: ChatDelta) -> Iterator[Event]:
-        """What is new."""
+    def add(self, delta: ChatDelta, rows: Sequence[Row] = ()) -> Iterator[Event]:
+        """What is new; `rows`: of its content's tokens, if log-probabilities are wanted."""
         if delta.reasoning_content:
             yield from self._say("reasoning", delta.reasoning_content)
         if delta.content:
-            yield from self._say("message", delta.content)
+            yield from self._say("message", delta.content, rows)
         for call in delta.tool_calls or ():
             yield from self._close("completed")
             yield from self._call(call)
@@ -83,14 +91,23 @@ class Output:
             yield from self._begin("message")
         yield from self._close(status)
 
-    def _say(self, kind: _Kind, text: str) -> Iterator[Event]:
+    def _say(self, kind: _Kind, text: str, rows: Sequence[Row] = ()) -> Iterator[Event]:
         if self._open is None or self._open.kind != kind:
             yield from self._close("completed")
             yield from self._begin(kind)
         assert self._open is not None
         self._open.text.append(text)
-        shape = TextDelta if kind == "message" else ReasoningDelta
-        yield shape(sequence_number=self.next_number(), output_index=len(self.items), item_id=self._open.id, delta=text)
+        place: dict[str, Any] = {"output_index": len(self.items), "item_id": self._open.id}
+        if kind == "reasoning":
+            yield ReasoningDelta(sequence_number=self.next_number(), delta=text, **place)
+            return
+        new: list[Any] = []
+        if self._later is None:
+            new = [msgspec.Raw(encode(chat_row(row))) for row in rows]
+            self._open.logprobs += new
+        else:
+            self._open.rows += rows
+        yield TextDelta(sequence_number=self.next_number(), delta=text, logprobs=new, **place)
 
     def _begin(self, kind: _Kind) -> Iterator[Event]:
         opened = self._open = _Open(kind, f"{'msg' if kind == 'message' else 'rs'}_{uuid.uuid4().hex}")
@@ -108,11 +125,18 @@ class Output:
         opened, self._open = self._open, None
         if opened is None:
             return
-        place, part, item = len(self.items), opened.part(), opened.item(status)
-        shape = TextDone if opened.kind == "message" else ReasoningDone
-        yield shape(sequence_number=self.next_number(), output_index=place, item_id=opened.id, text=part.text)
-        yield PartDone(sequence_number=self.next_number(), output_index=place, item_id=opened.id, part=part)
-        yield self._done(item)
+        if self._later is not None and opened.rows:
+            self._later.append(as_list(in_runs(opened.rows, chat_row)))
+            opened.logprobs = LATER
+        part = opened.part()
+        place: dict[str, Any] = {"output_index": len(self.items), "item_id": opened.id}
+        if isinstance(part, OutputText):
+            number = self.next_number()
+            yield TextDone(sequence_number=number, text=part.text, logprobs=part.logprobs, **place)
+        else:
+            yield ReasoningDone(sequence_number=self.next_number(), text=part.text, **place)
+        yield PartDone(sequence_number=self.next_number(), part=part, **place)
+        yield self._done(opened.item(part, status))
 
     def _call(self, call: CallOut) -> Iterator[Event]:
         """It comes whole."""

@@ -82,14 +82,14 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     chat_template_kwargs: dict[str, bool | Int | str] | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-    """Nothing is left to do for it: reasoning comes as it is, and may be sent back."""
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    """For the first nothing is left to do: reasoning comes as it is, and may be sent back."""
     previous_response_id: str | None = None
     store: bool | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Int | None = None
     max_tool_calls: None = None
     conversation: None = None
     prompt: None = None
@@ -107,6 +107,12 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
                 "previous_response_id came, and no answer is kept here; want all items of the conversation in input",
                 param="previous_response_id",
             )
+        if self.top_logprobs and not self.wants_logprobs:
+            raise ApiError(
+                400,
+                f"top_logprobs is {self.top_logprobs} without message.output_text.logprobs in include; want both",
+                param="top_logprobs",
+            )
         if self.store:
             raise ApiError(400, "store is true, and no answer is kept here; want false", param="store")
         if self.text is not None and self.text.format is not None and self.structured_outputs is not None:
@@ -117,6 +123,11 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
                 "reasoning and a reasoning_effort in chat_template_kwargs came; want one of them",
                 param="reasoning",
             )
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Of what messages say."""
+        return "message.output_text.logprobs" in (self.include or ())
 
     def to_chat(self) -> "ResponsesChat":
         """The same, asked of a chat. Raises `ApiError`."""
@@ -130,6 +141,8 @@ class ResponsesRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_fields
             tools=tools or None,
             tool_choice=_choice(choice) if tools or must_call else None,
             parallel_tool_calls=self.parallel_tool_calls if tools else None,
+            logprobs=self.wants_logprobs,
+            top_logprobs=self.top_logprobs if self.wants_logprobs else None,
             response_format=self._format(),
             reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
             chat_template_kwargs=self.chat_template_kwargs,

@@ -61,6 +61,32 @@ async def test_chat(daemon: Daemon, client: OpenAI, stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_responses(daemon: Daemon, client: OpenAI, stream: bool) -> None:
+    generation = await engine_says(daemon, [ChatMessage("user", TURNS[0]["content"])])
+    answer = client.responses.create(
+        model="tiny", input=TURNS, temperature=0, max_output_tokens=16, include=["message.output_text.logprobs"],
+        top_logprobs=3, stream=stream, extra_body=IGNORE_EOS,
+    )  # type: ignore[call-overload]  # fmt: skip
+    if stream:
+        events = list(answer)
+        answer = events[-1].response
+        told = [one for event in events if event.type == "response.output_text.delta" for one in event.logprobs]
+        (whole,) = (event for event in events if event.type == "response.output_text.done")
+        assert [one.to_dict() for one in told] == [one.to_dict() for one in whole.logprobs]
+        assert [one.token for one in told] == [one.token for one in answer.output[0].content[0].logprobs]
+    assert answer.top_logprobs == 3
+    shown = answer.output[0].content[0].logprobs
+    assert generation.logprobs is not None
+    assert generation.text == answer.output_text
+    assert len(shown) == len(generation.logprobs) == 16
+    for got, (own, *top) in zip(shown, generation.logprobs, strict=True):
+        assert (got.token, bytes(got.bytes)) == (own.text, own.token)
+        assert got.logprob == pytest.approx(own.logprob, **CLOSE)
+        assert [bytes(one.bytes) for one in got.top_logprobs] == [one.token for one in top]
+        assert [one.logprob for one in got.top_logprobs] == pytest.approx([one.logprob for one in top], **CLOSE)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_completion(daemon: Daemon, client: OpenAI, stream: bool) -> None:
     generation = await engine_says(daemon, "the cat")
     answer = client.completions.create(
