@@ -44,15 +44,16 @@ async def respond(
 ) -> tuple[Any, str]:
     """What the client makes of a model that says so, and the prompt that the model got."""
     asking = asyncio.ensure_future(client.responses.create(**{"model": "tiny", "input": "hi", **request}))
-    prompt = await played(engine, says, reason)
+    prompt = await played(engine, says, reason, logged="message.output_text.logprobs" in request.get("include", ()))
     answer = await asking
     return ([event async for event in answer] if request.get("stream") else answer), prompt
 
 
-async def played(engine: TokenizerProcess, says: str, reason: Any = "stop") -> str:
+async def played(engine: TokenizerProcess, says: str, reason: Any = "stop", *, logged: bool = False) -> str:
     submit = await asyncio.to_thread(engine.next_submit)
     text, stop_id = (says + "</s>", EOS) if reason == "stop" else (says, None)
-    await asyncio.to_thread(engine.sample, submit.number, text, Ended(submit.number, reason, stop_id, USAGE))
+    ended = Ended(submit.number, reason, stop_id, USAGE)
+    await asyncio.to_thread(engine.sample, submit.number, text, ended, logged=logged)
     return byte_tokenizer().decode(memoryview(submit.prompt_ids).cast("i").tolist(), skip_special_tokens=False)
 
 
@@ -108,6 +109,26 @@ async def test_events_tell_the_whole_answer(engine: TokenizerProcess, client: As
     assert len({item.id for item in end.response.output}) == 5
     assert end.response.output[0].content[0].text == "Hm."
     assert end.response.output_text == "Let me see. And?"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_of_what_messages_say(
+    engine: TokenizerProcess, client: AsyncOpenAI, stream: bool
+) -> None:
+    """And of nothing else: not of reasoning, of calls, of marks."""
+    says = f"<think>\nHm: grüß.</think>\nGrüße.{CALL}{CALL} And: grüß?"
+    answer, _ = await respond(
+        engine, client, says, tools=[TOOL], include=["message.output_text.logprobs"], stream=stream
+    )
+    if stream:
+        deltas = [event for event in answer if event.type == "response.output_text.delta"]
+        assert b"".join(bytes(one.bytes) for event in deltas for one in event.logprobs) == "Grüße. And: grüß?".encode()
+        answer = answer[-1].response
+    messages = [item.content[0] for item in answer.output if item.type == "message"]
+    assert [message.text for message in messages] == ["Grüße.", " And: grüß?"]
+    for message in messages:
+        assert [bytes([byte]) for byte in message.text.encode()] == [bytes(one.bytes) for one in message.logprobs]
+        assert {one.logprob for one in message.logprobs} == {-0.5}
 
 
 async def test_the_official_accumulator_reads_the_stream(engine: TokenizerProcess, client: AsyncOpenAI) -> None:

@@ -20,7 +20,7 @@ from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.answers import Usage
 from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving, ToChild
 from tercet.ipc.sockets import Inbox, Outbox
-from tercet.ipc.step_messages import Abort, Ended, Submit, Tokens, ToTokenizer
+from tercet.ipc.step_messages import Abort, Ended, Logs, Submit, Tokens, ToTokenizer
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 USAGE = Usage(3, 5, 1, 0, 0.1, 0.2, 0.3)
@@ -89,12 +89,16 @@ class TokenizerProcess:
     def send(self, message: ToTokenizer) -> None:
         self._tokens.send(message)
 
-    def sample(self, number: int, text: str, end: Ended | None = None) -> None:
-        """One step for each byte of `text`, for one request."""
+    def sample(self, number: int, text: str, end: Ended | None = None, *, logged: bool = False) -> None:
+        """One step for each byte of `text`, for one request; `logged`: with the token's log-probability."""
         token_ids = byte_tokenizer().encode(text).ids
         for i, token_id in enumerate(token_ids):
             last = end is not None and i == len(token_ids) - 1
-            self.send(tokens({number: token_id}, end if last else None))
+            step = tokens({number: token_id}, end if last else None)
+            if logged:  # which row, and of it a probability and a rank
+                logs = Logs(array("i", [0]).tobytes(), 0, array("f", [-0.5]).tobytes() + array("i", [1]).tobytes())
+                step = msgspec.structs.replace(step, logs=logs)
+            self.send(step)
 
     def close(self) -> None:
         self.process.kill()

@@ -15,7 +15,7 @@ from tercet.triton_kernels.dispatch import INTERPRETED, is_hopper, multiprocesso
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.scaled_weight import ScaledWeight
-from tercet.triton_kernels.tiles import cdiv
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 from tercet.triton_kernels.tuning import row_bucket
 from tercet.triton_kernels.untuned import PARTS, us_of_parts
 
@@ -119,8 +119,10 @@ def can_be_vector(w_NK: ScaledWeight) -> bool:
 
 
 def _vector(K: int, four: bool) -> MatmulConfig:
-    rows = 8 if four == (K <= _LONG) else 4
-    return MatmulConfig("vector", 1, rows, 128 * (32 if four else 16), num_warps=4)
+    width = 32 if four else 16  # columns of a thread
+    warps = min(next_power_of_2(cdiv(K, 32 * width)), 4)
+    rows = 8 if four == (K <= _LONG) and warps == 4 else 4
+    return MatmulConfig("vector", 1, rows, warps * 32 * width, num_warps=warps)
 
 
 def _anywhere(bucket: int, N: int, block_k: int) -> MatmulConfig:
