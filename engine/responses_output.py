@@ -111,12 +111,13 @@ class Output:
 
     def _begin(self, kind: _Kind) -> Iterator[Event]:
         opened = self._open = _Open(kind, f"{'msg' if kind == 'message' else 'rs'}_{uuid.uuid4().hex}")
-        place, part = len(self.items), opened.part()
+        place = len(self.items)
         item: Item
+        part: Part
         if kind == "message":
-            item = MessageItem(id=opened.id, status="in_progress", content=[])
+            item, part = MessageItem(id=opened.id, status="in_progress", content=[]), OutputText(text="")
         else:
-            item = ReasoningItem(id=opened.id, status="in_progress", content=[])
+            item, part = ReasoningItem(id=opened.id, status="in_progress", content=[]), ReasoningText(text="")
         yield ItemAdded(sequence_number=self.next_number(), output_index=place, item=item)
         yield PartAdded(sequence_number=self.next_number(), output_index=place, item_id=opened.id, part=part)
 

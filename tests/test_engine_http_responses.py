@@ -123,6 +123,8 @@ async def test_log_probabilities_of_what_messages_say(
     if stream:
         deltas = [event for event in answer if event.type == "response.output_text.delta"]
         assert b"".join(bytes(one.bytes) for event in deltas for one in event.logprobs) == "Grüße. And: grüß?".encode()
+        begun = [event.part for event in answer if event.type == "response.content_part.added"]
+        assert [(part.text, getattr(part, "logprobs", [])) for part in begun] == [("", [])] * 3
         answer = answer[-1].response
     messages = [item.content[0] for item in answer.output if item.type == "message"]
     assert [message.text for message in messages] == ["Grüße.", " And: grüß?"]
