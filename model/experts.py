@@ -46,7 +46,8 @@ def go_through_experts(
         rows=rows,
     )
     sizes = chosen_TK.numel(), experts.all
-    alone = not deterministic and are_alone(*sizes, weights.gate_up_E2FD, weights.down_EDF)
+    again = (len(x_TD) - 1) * experts.shared
+    alone = not deterministic and are_alone(*sizes, weights.gate_up_E2FD, weights.down_EDF, again=again)
     work = deal_out(chosen_TK, experts.all, 1 if alone else expert_tile(*sizes, weights.gate_up_E2FD))
     gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each + experts.shared)
     return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows)

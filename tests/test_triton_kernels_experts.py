@@ -235,6 +235,7 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             gate_up = meta(128, 1536, 2048)
             assert tile == 1 or expert_tile(tokens * 8, 128, gate_up) == tile
             assert are_alone(tokens * 8, 128, gate_up) == (tokens == 1)
+            assert not are_alone(tokens * 8, 128, gate_up, again=2)
             work = deal_out(experts, 128, tile)
             gated = matmul_experts_silu_and_mul(meta(tokens, 2048), gate_up, work, 8)
             sum_experts(matmul_experts(gated, meta(128, 2048, 768), work), weights, rows)

@@ -104,6 +104,7 @@ def test_compile_alone(capability: int, four: bool) -> None:
     with compiling_for(capability) as kernels:
         w = of_meta(128 * 1002, 768, 6, four=four)
         assert [are_alone(pairs, 128, w) for pairs in (64, 65)] == [True, False]
+        assert [are_alone(40, 128, w, again=pairs) for pairs in (10, 11)] == [True, False]
         work = ExpertWork(None, experts, 1, 128)
         gated = matmul_experts_silu_and_mul(x, w, work, 8)
         matmul_experts(x.new_empty(24, 768), w, work)

@@ -68,15 +68,15 @@ def expert_tile(num_pairs: int, num_experts: int, w_ENK: Weight) -> int:
     return next(tile for tile in (16, 32, 64, 128) if tile * num_experts >= 2 * num_pairs or tile == 128)
 
 
-def are_alone(num_pairs: int, num_experts: int, *weights: Weight) -> bool:
+def are_alone(num_pairs: int, num_experts: int, *weights: Weight, again: int = 0) -> bool:
     """Whether pairs are so few for so many experts that each is better by itself, in a tile of one place. Not for
     deterministic mode.
 
     Two of one expert read its weights twice. That costs less where they are of eight bits or four: tiles of few pairs
-    wait for other things, too.
+    wait for other things, too. `again`: so many pairs have an expert that others have, too, whoever is chosen.
     """
-    plain = any(isinstance(w_ENK, Tensor) for w_ENK in weights)
-    few = (4 if plain else 2) * num_pairs <= num_experts
+    for_each = 4 if any(isinstance(w_ENK, Tensor) for w_ENK in weights) else 2
+    few = for_each * num_pairs <= num_experts and 2 * for_each * again <= num_pairs
     return few and all(isinstance(w_ENK, Tensor) or can_be_vector(w_ENK) for w_ENK in weights)
 
 
