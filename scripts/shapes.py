@@ -80,6 +80,13 @@ def _awq(plain: dict[str, Any]) -> dict[str, Any]:
     return {**plain, "quantization_config": groups}
 
 
+_30B_A3B = _experts(
+    {**_qwen3(2048, 6144, 48, 32), "num_key_value_heads": 4},
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "qwen3-0.6b-fp8": _fp8(_qwen3(1024, 3072, 28, 16, tied=True)),
@@ -89,13 +96,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b-fp8": _fp8(_qwen3(4096, 12288, 36, 32)),
     "qwen3-8b-awq": _awq(_qwen3(4096, 12288, 36, 32)),
     "qwen3-32b": _qwen3(5120, 25600, 64, 64),
-    "qwen3-30b-a3b": _experts(
-        {**_qwen3(2048, 6144, 48, 32), "num_key_value_heads": 4},
-        num_experts=128,
-        num_experts_per_tok=8,
-        moe_intermediate_size=768,
-        norm_topk_prob=True,
-    ),
+    "qwen3-30b-a3b": _30B_A3B,
+    "qwen3-30b-a3b-fp8": _fp8(_30B_A3B),
+    "qwen3-30b-a3b-awq": _awq(_30B_A3B),
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
 }
