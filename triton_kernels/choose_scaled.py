@@ -121,7 +121,7 @@ def can_be_vector(w_NK: ScaledWeight) -> bool:
 def _vector(K: int, four: bool) -> MatmulConfig:
     width = 32 if four else 16  # columns of a thread
     warps = min(next_power_of_2(cdiv(K, 32 * width)), 4)
-    rows = 8 if four == (K <= _LONG) and warps == 4 else 4
+    rows = 8 if warps == 4 and (K > _LONG) != four else 4
     return MatmulConfig("vector", 1, rows, warps * 32 * width, num_warps=warps)
 
 

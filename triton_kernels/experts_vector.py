@@ -15,8 +15,36 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.matmul_epilogue import gate_pairs
-from tercet.triton_kernels.matmul_vector_scaled import begin_vectors, end_vectors, layout_of_vectors, store_vector
+from tercet.triton_kernels.matmul_vector_scaled import (
+    begin_vectors,
+    end_vectors,
+    layout_of_vectors,
+    rows_from,
+    store_vector,
+)
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+
+
+@triton.jit
+def _who(
+    experts_ptr, N: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr
+):
+    """A program's pair, the first of its outputs, the pair's expert, and whether there is such a one."""
+    if GATE:
+        wait_for_previous(PDL)
+        let_next_start(PDL)
+    num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    pair = tl.program_id(0) // num_n
+    expert = tl.load(experts_ptr + pair)
+    return pair, tl.program_id(0) % num_n * BLOCK_N, expert, (expert >= 0) & (expert < ROWS // N)
+
+
+@triton.jit
+def _await_rows(GATE: tl.constexpr, PDL: tl.constexpr):
+    """Of the second product."""
+    if not GATE:
+        let_next_start(PDL)
+        wait_for_previous(PDL)
 
 
 @triton.jit
@@ -26,21 +54,12 @@ def experts_vector_kernel(
 ):  # fmt: skip
     """Grid (pairs * ceil(N / BLOCK_N),): one program owns BLOCK_N outputs of a pair, whose row is pair // PER_ROW.
     ROWS: of all experts' weights. No expert has a number beyond them, or below 0."""
-    if GATE:
-        wait_for_previous(PDL)
-        let_next_start(PDL)
-    num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    pair = tl.program_id(0) // num_n
-    start_n = tl.program_id(0) % num_n * BLOCK_N
-    expert = tl.load(experts_ptr + pair)
-    there = (expert >= 0) & (expert < ROWS // N)
+    pair, start_n, expert, there = _who(experts_ptr, N, ROWS, BLOCK_N, GATE, PDL)
     rows = tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
     columns = tl.arange(0, BLOCK_K)
     w_ptrs = w_ptr + (expert.to(tl.int64) * N + rows)[:, None] * K + columns[None, :]
     w = tl.load(w_ptrs, mask=(there & (columns < K))[None, :], other=0.0)
-    if not GATE:
-        let_next_start(PDL)
-        wait_for_previous(PDL)
+    _await_rows(GATE, PDL)
     x_ptrs = x_ptr + (pair // PER_ROW).to(tl.int64) * K + columns
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     for k in tl.static_range(0, K, BLOCK_K):
@@ -66,25 +85,13 @@ def experts_vector_scaled_kernel(
     PDL: gl.constexpr,
 ):  # fmt: skip
     """The same with weights of eight bits or four."""
-    if GATE:
-        wait_for_previous(PDL)
-        let_next_start(PDL)
     WIDTH: gl.constexpr = 32 if FOUR else 16
     L: gl.constexpr = layout_of_vectors(BLOCK_N, gl.num_warps())
-    num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    pair = gl.program_id(0) // num_n
-    start_n = gl.program_id(0) % num_n * BLOCK_N
-    expert = gl.load(experts_ptr + pair)
-    there = (expert >= 0) & (expert < ROWS // N)
-    n = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(2, L)))
-    if N % BLOCK_N:
-        n = gl.minimum(n, N - 1)
-    rows = gl.where(there, expert, 0) * N + n
+    pair, start_n, expert, there = _who(experts_ptr, N, ROWS, BLOCK_N, GATE, PDL)
+    rows = gl.where(there, expert, 0) * N + rows_from(start_n, N, L)
     num_units = gl.where(there, K // WIDTH, 0)
     w_ptrs, scale_ptrs, words, scales = begin_vectors(w_ptr, scales_ptr, rows, num_units, ROWS, K, GROUP, WIDTH, L)
-    if not GATE:
-        let_next_start(PDL)
-        wait_for_previous(PDL)
+    _await_rows(GATE, PDL)
     x_ptr += (pair // PER_ROW).to(gl.int64) * K
     y_N = end_vectors(x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, ROWS, K, GROUP, FOUR, WIDTH, L)
     out_ptr += pair.to(gl.int64) * (N // 2 if GATE else N)

@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
 from tercet.triton_kernels.overlap import let_next_start
+from tercet.triton_kernels.to_fp32 import to_fp32
 
 
 @gluon.jit
@@ -79,18 +80,9 @@ def _times(w, norm):
 
 
 @gluon.jit
-def _widen(x):
-    """To fp32. A pair of bf16 is one instruction for each; the compiler takes three for both."""
-    if x.dtype == gl.bfloat16:
-        halves: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        return gl.inline_asm_elementwise(halves, "=r,=r,r", [x], gl.int32, True, 2).to(gl.float32, bitcast=True)
-    return x.to(gl.float32)
-
-
-@gluon.jit
 def _squares(x, WARPS: gl.constexpr):
     """The squares of a step's numbers, added up over each warp's chunks: [S, K, M]."""
-    wide = gl.reshape(_widen(x), (x.shape[0] // WARPS, WARPS, x.shape[1], x.shape[2]))
+    wide = gl.reshape(to_fp32(x), (x.shape[0] // WARPS, WARPS, x.shape[1], x.shape[2]))
     return gl.sum(wide * wide, 0)
 
 

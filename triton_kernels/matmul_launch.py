@@ -86,16 +86,16 @@ def launch_matmul(
     can_prefetch = pdl and N % config.width == 0 and w_NK.stride(0) * w_NK.itemsize % 16 == 0
     prefetch = min(config.prefetch, K // parts // each) if can_prefetch else 0
     match config.kernel:
+        case "vector" if scaled["GROUP"]:
+            assert M == 1
+            assert norm_K is None
+            assert draw is None
+            block_k = fixed.pop("BLOCK_K")
+            assert block_k == config.num_warps * 32 * 16 * each
+            words = w_NK.view(torch.int32)
+            vector_scaled_kernel[(tiles_n,)](x_MK, words, bias_ptr=bias, out_ptr=out, **scaled, **fixed)
         case "vector":
             assert M == 1
-            if scaled["GROUP"]:
-                assert norm_K is None
-                assert draw is None
-                assert config.block_k == 32 * config.num_warps * (32 if scaled["FOUR"] else 16)
-                del fixed["BLOCK_K"]
-                words = w_NK.view(torch.int32)
-                vector_scaled_kernel[(tiles_n,)](x_MK, words, bias_ptr=bias, out_ptr=out, **scaled, **fixed)
-                return
             vector_kernel[(tiles_n,)](x_MK, norm, eps, w_NK, bias, out, NORM=norm_K is not None, **drawing)
         case "split":
             split_kernel[(tiles,)](

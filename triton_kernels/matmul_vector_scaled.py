@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.to_fp32 import to_fp32
 
 _FLOATS_OF_FOUR = gl.constexpr((gl.float32,) * 8)
 _FLOATS_OF_FP8 = gl.constexpr((gl.float32,) * 4)
@@ -53,15 +54,6 @@ def _along(axis, layout):
 
 
 @gluon.jit
-def _widen(x):
-    """Pairs of neighbours, to fp32. A pair of bf16 is one instruction for each; the compiler takes three for both."""
-    if x.dtype == gl.bfloat16:
-        halves: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
-        return gl.inline_asm_elementwise(halves, "=r,=r,r", [x], gl.int32, True, 2).to(gl.float32, bitcast=True)
-    return x.to(gl.float32)
-
-
-@gluon.jit
 def _load_met(x_ptr, k, columns, K: gl.constexpr, HALVES: gl.constexpr):
     """Numbers of x in the order of the bytes that they meet (`stored` in scaled_weight.py): [U, W, 4, HALVES]. Of four
     bits a byte has two: for its lower bits, and for its upper ones."""
@@ -87,7 +79,7 @@ def _by_byte(x, LAYOUT: gl.constexpr):
 @gluon.jit
 def _sums_of_fp8(words, scales, x, LAYOUT: gl.constexpr):
     """Of units, [N, U], with scales."""
-    x0, x1, x2, x3 = _by_byte(gl.reshape(_widen(x), (x.shape[0], 4, 4)), LAYOUT)
+    x0, x1, x2, x3 = _by_byte(gl.reshape(to_fp32(x), (x.shape[0], 4, 4)), LAYOUT)
     w0, w1, w2, w3 = gl.inline_asm_elementwise(_UNPACK_FP8, "=f,=f,=f,=f,r", [words], _FLOATS_OF_FP8, True, 1)
     return gl.sum(w3 * x3 + (w2 * x2 + (w1 * x1 + w0 * x0)), 2) * scales
 
@@ -96,7 +88,7 @@ def _sums_of_fp8(words, scales, x, LAYOUT: gl.constexpr):
 def _sums_of_four(words, scales, x, HALVED: gl.constexpr, FOUR: gl.constexpr, LAYOUT: gl.constexpr):
     """The same. HALVED: the upper bits, which are numbers of other columns, have scales of their own."""
     BF16: gl.constexpr = x.dtype == gl.bfloat16
-    low, high = gl.split(_widen(x))
+    low, high = gl.split(to_fp32(x))
     x0, x1, x2, x3 = _by_byte(low, LAYOUT)
     y0, y1, y2, y3 = _by_byte(high, LAYOUT)
     of_low, of_high = x0 + x1 + x2 + x3, y0 + y1 + y2 + y3
@@ -137,6 +129,24 @@ def layout_of_vectors(block_n, warps):
 
 
 @gluon.jit
+def rows_from(start_n, N: gl.constexpr, L: gl.constexpr):
+    """A program's rows of weights, the last of all in place of those that are not there."""
+    BLOCK_N: gl.constexpr = L.size_per_thread[0]
+    rows = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(2, L)))
+    if N % BLOCK_N:
+        rows = gl.minimum(rows, N - 1)
+    return rows
+
+
+@gluon.jit
+def _units(L: gl.constexpr):
+    """All that a program has of a row at once: as words have them, and as scales do."""
+    UNITS: gl.constexpr = 32 * gl.num_warps()
+    of_scales = gl.arange(0, UNITS, gl.SliceLayout(0, gl.SliceLayout(2, L)))[None, :]
+    return gl.arange(0, UNITS, _along(1, L))[None, :, None], of_scales
+
+
+@gluon.jit
 def _load_words(w_ptrs, units, k, num_units, WIDTH: gl.constexpr):
     """Of all rows, from column k on."""
     return gl.load(w_ptrs + k // WIDTH * 4, mask=units < num_units - k // WIDTH, other=0)
@@ -166,13 +176,10 @@ def begin_vectors(
     L: gl.constexpr,
 ):  # fmt: skip
     """Pointers to words and scales of `rows`, of ROWS in all, and the first of both: nothing of x."""
-    L_SUMS: gl.constexpr = gl.SliceLayout(2, L)
-    UNITS: gl.constexpr = 32 * gl.num_warps()
+    units, of_scales = _units(L)
     n = gl.convert_layout(rows, _along(0, L), assert_trivial=True).to(gl.int64)
-    units = gl.arange(0, UNITS, _along(1, L))[None, :, None]
     w_ptrs = w_ptr + (n * (K // WIDTH * 4))[:, None, None] + units * 4 + gl.arange(0, 4, _along(2, L))[None, None, :]
     scale_ptrs = scales_ptr + rows[:, None]
-    of_scales = gl.arange(0, UNITS, gl.SliceLayout(0, L_SUMS))[None, :]
     words = _load_words(w_ptrs, units, 0, num_units, WIDTH)
     scales = _load_scales(scale_ptrs, of_scales, 0, ROWS, K, GROUP, WIDTH)
     return w_ptrs, scale_ptrs, words, scales
@@ -186,11 +193,9 @@ def end_vectors(
     """The products of the row at `x_ptr` with those of the weights, [N], in fp32."""
     WARPS: gl.constexpr = gl.num_warps()
     BLOCK_K: gl.constexpr = 32 * WARPS * WIDTH
-    L_SUMS: gl.constexpr = gl.SliceLayout(2, L)
-    units = gl.arange(0, 32 * WARPS, _along(1, L))[None, :, None]
-    of_scales = gl.arange(0, 32 * WARPS, gl.SliceLayout(0, L_SUMS))[None, :]
+    units, of_scales = _units(L)
     columns = gl.arange(0, BLOCK_K, gl.BlockedLayout([8], [32], [WARPS], [0]))
-    acc = gl.zeros(scales[0].shape, gl.float32, L_SUMS)
+    acc = gl.zeros(scales[0].shape, gl.float32, gl.SliceLayout(2, L))
     for k in gl.static_range(0, K, BLOCK_K):
         x = _load_met(x_ptr, k, columns, K, WIDTH // 16)
         if k:  # not ahead of the barrier that x needs: registers for two steps would leave room for fewer programs
@@ -215,9 +220,7 @@ def vector_scaled_kernel(
     WIDTH: gl.constexpr = 32 if FOUR else 16  # columns of a unit
     L: gl.constexpr = layout_of_vectors(BLOCK_N, gl.num_warps())
     start_n = gl.program_id(0) * BLOCK_N
-    n = start_n + gl.arange(0, BLOCK_N, gl.SliceLayout(1, gl.SliceLayout(2, L)))
-    if N % BLOCK_N:
-        n = gl.minimum(n, N - 1)
+    n = rows_from(start_n, N, L)
     num_units: gl.constexpr = K // WIDTH
     w_ptrs, scale_ptrs, words, scales = begin_vectors(w_ptr, scales_ptr, n, num_units, N, K, GROUP, WIDTH, L)
     let_next_start(PDL)
