@@ -16,12 +16,7 @@ from tercet.model.config import Experts
 from tercet.model.linear import linear
 from tercet.model.rank_weights import ExpertWeights
 from tercet.triton_kernels.expert_work import deal_out
-from tercet.triton_kernels.matmul_experts import (
-    are_alone,
-    expert_tile,
-    matmul_experts,
-    matmul_experts_silu_and_mul,
-)
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.sum_experts import sum_experts
 
@@ -45,9 +40,14 @@ def go_through_experts(
         paired=len(weights.router_LD) == 2 * experts.count,
         rows=rows,
     )
-    sizes = chosen_TK.numel(), experts.all
-    again = (len(x_TD) - 1) * experts.shared
-    alone = not deterministic and are_alone(*sizes, weights.gate_up_E2FD, weights.down_EDF, again=again)
-    work = deal_out(chosen_TK, experts.all, 1 if alone else expert_tile(*sizes, weights.gate_up_E2FD))
+    tile = expert_tile(
+        chosen_TK.numel(),
+        experts.all,
+        weights.gate_up_E2FD,
+        weights.down_EDF,
+        deterministic=deterministic,
+        again=(len(x_TD) - 1) * experts.shared,
+    )
+    work = deal_out(chosen_TK, experts.all, tile)
     gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each + experts.shared)
     return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows)

@@ -14,7 +14,7 @@ from kernel_rows import Row
 from kernel_timing import Stopwatch
 from random_weights import KINDS, random_weight
 from tercet.triton_kernels.expert_work import deal_out
-from tercet.triton_kernels.matmul_experts import are_alone, expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sum_experts import sum_experts
@@ -49,23 +49,19 @@ def _rows(
         run = partial(_block, logits, x, num_experts, gate_up, down, each)
         shape = f"{name} T={tokens}, {touched:.0f} of {num_experts}"
         yield Row(f"experts{kind}", shape, run, _COPIES, num_bytes, num_flops, nodes=12 if tokens <= 512 else 6)
-        if not kind and _tile(routes[0], num_experts, gate_up, down) > 1:
-            yield Row("deal_out", shape, partial(_deal, routes, num_experts, gate_up), _COPIES, 4.0 * tokens * each)
+        tile = expert_tile(tokens * each, num_experts, gate_up, down)
+        if not kind and tile > 1:
+            yield Row("deal_out", shape, partial(_deal, routes, num_experts, tile), _COPIES, 4.0 * tokens * each)
 
 
 def _block(
     logits: list[Tensor], x: Tensor, num_experts: int, gate_up: Weight, down: Weight, each: int, index: int
 ) -> None:  # fmt: skip
     experts, weights = route(logits[index], each, normed=True)
-    work = deal_out(experts, num_experts, _tile(experts, num_experts, gate_up, down))
+    work = deal_out(experts, num_experts, expert_tile(experts.numel(), num_experts, gate_up, down))
     gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
     sum_experts(matmul_experts(gated, down, work), weights)
 
 
-def _deal(routes: list[Tensor], num_experts: int, gate_up: Weight, index: int) -> None:
-    deal_out(routes[index], num_experts, expert_tile(routes[index].numel(), num_experts, gate_up))
-
-
-def _tile(experts: Tensor, num_experts: int, gate_up: Weight, down: Weight) -> int:
-    alone = are_alone(experts.numel(), num_experts, gate_up, down)
-    return 1 if alone else expert_tile(experts.numel(), num_experts, gate_up)
+def _deal(routes: list[Tensor], num_experts: int, tile: int, index: int) -> None:
+    deal_out(routes[index], num_experts, tile)

@@ -12,12 +12,7 @@ from scaled_weights import META, meant, of_meta, scaled, unrounded
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
-from tercet.triton_kernels.matmul_experts import (
-    are_alone,
-    expert_tile,
-    matmul_experts,
-    matmul_experts_silu_and_mul,
-)
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from test_triton_kernels_experts import exact_rows
 
 HAVE_GPU = torch.cuda.is_available()
@@ -48,8 +43,8 @@ def test_products(
     down = scaled(num_experts * width, inner, groups, dtype, place.device, four=four)
     there = (experts.flatten() < num_experts).to(place.device)
     roundings = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}[dtype]
-    alone = [1] if are_alone(1, 4, gate_up, down) else []
-    for tile in (*alone, expert_tile(tokens * each, num_experts, gate_up)):
+    sorted_tile = expert_tile(tokens * each, num_experts, gate_up, deterministic=True)
+    for tile in (expert_tile(1, 4, gate_up, down), sorted_tile):  # alone, but in the interpreter
         work = deal_out(experts.to(place.device), num_experts, tile)
         of_gate_up, of_down = (unrounded(w) if tile == 1 else meant(w) for w in (gate_up, down))
         both = exact_rows(x, of_gate_up.view(num_experts, -1, width), experts, each)
@@ -103,8 +98,8 @@ def test_compile_alone(capability: int, four: bool) -> None:
     x, experts = torch.empty(3, 768, dtype=torch.bfloat16, device=META), torch.empty(24, dtype=torch.int32, device=META)
     with compiling_for(capability) as kernels:
         w = of_meta(128 * 1002, 768, 6, four=four)
-        assert [are_alone(pairs, 128, w) for pairs in (64, 65)] == [True, False]
-        assert [are_alone(40, 128, w, again=pairs) for pairs in (10, 11)] == [True, False]
+        assert [expert_tile(pairs, 128, w) == 1 for pairs in (64, 65)] == [True, False]
+        assert [expert_tile(40, 128, w, again=pairs) == 1 for pairs in (10, 11)] == [True, False]
         work = ExpertWork(None, experts, 1, 128)
         gated = matmul_experts_silu_and_mul(x, w, work, 8)
         matmul_experts(x.new_empty(24, 768), w, work)

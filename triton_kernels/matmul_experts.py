@@ -9,6 +9,7 @@ in turns.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,23 +58,30 @@ class _Blocks:
     stages: int
 
 
-def expert_tile(num_pairs: int, num_experts: int, w_ENK: Weight) -> int:
+def expert_tile(
+    num_pairs: int, num_experts: int, *weights: Weight, deterministic: bool = False, again: int = 0
+) -> int:  # fmt: skip
     """Places of a tile that suit so many pairs: twice what an expert has on average, within what is fast.
+
+    One: each pair is better by itself, which deterministic mode has not. `weights`: of all products, the first one's
+    ahead. `again`: so many pairs have an expert that others have, too, whoever is chosen.
 
     Few experts have just the average: of tiles that hold no more, half of them would need two, and read weights twice.
     That costs warp groups less than what empty places do: they widen and multiply for these, too.
     """
+    if not deterministic and _are_alone(num_pairs, num_experts, weights, again):
+        return 1
+    w_ENK = weights[0]
     if isinstance(w_ENK, ScaledWeight) and w_ENK.dtype.itemsize == 2 and is_hopper(w_ENK.device):
         return next((tile for tile, most in _TILES_OF_GROUPS if num_pairs <= most * num_experts), 128)
     return next(tile for tile in (16, 32, 64, 128) if tile * num_experts >= 2 * num_pairs or tile == 128)
 
 
-def are_alone(num_pairs: int, num_experts: int, *weights: Weight, again: int = 0) -> bool:
-    """Whether pairs are so few for so many experts that each is better by itself, in a tile of one place. Not for
-    deterministic mode.
+def _are_alone(num_pairs: int, num_experts: int, weights: Sequence[Weight], again: int) -> bool:
+    """Whether pairs are so few for so many experts that hardly two have the same.
 
     Two of one expert read its weights twice. That costs less where they are of eight bits or four: tiles of few pairs
-    wait for other things, too. `again`: so many pairs have an expert that others have, too, whoever is chosen.
+    wait for other things, too.
     """
     for_each = 4 if any(isinstance(w_ENK, Tensor) for w_ENK in weights) else 2
     few = for_each * num_pairs <= num_experts and 2 * for_each * again <= num_pairs
