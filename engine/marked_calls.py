@@ -117,7 +117,12 @@ def kinds_of(schema: Any) -> set[str]:
     for name in ("anyOf", "oneOf"):
         if isinstance(schema.get(name), list):
             return set().union(*(kinds_of(one) for one in schema[name]))
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = named_values(schema)
     if isinstance(values, list):
         return {"string" if isinstance(one, str) else "other" for one in values}
     return {"object"} if "$ref" in schema or "allOf" in schema or "properties" in schema else set()
+
+
+def named_values(schema: Mapping[str, Any]) -> Any:
+    """A list of all that a value may be, if the schema is right; None: nobody says."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tercet.engine.lark import Marks, in_slashes, named
-from tercet.engine.marked_calls import kinds_of
+from tercet.engine.marked_calls import kinds_of, named_values
 from tercet.engine.openai_messages import Tool
 from tercet.engine.refusal import Refusal, short
 from tercet.engine.tool_schemas import of_argument
@@ -114,7 +114,7 @@ def _texts(name: str, schema: Any) -> list[str] | None:
     kinds = kinds_of(schema)
     if kinds and "string" not in kinds:
         return ["null"] if kinds == {"null"} else []
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    values = named_values(schema)
     return None if values is None else [value for value in values if isinstance(value, str)]
 
 

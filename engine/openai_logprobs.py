@@ -5,10 +5,11 @@ sent. Pure.
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, tee
+from typing import Any
 
 import msgspec
 
-from tercet.engine.json_parts import LATER, as_list, in_runs, run
+from tercet.engine.json_parts import LATER, as_list, encode, in_runs, run
 from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.messages import MAX_LOGPROBS
 
@@ -65,19 +66,26 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 def chat_logprobs(rows: Rows | None) -> ChatLogprobs | None:
     """None if nobody asked, or of no token."""
-    return ChatLogprobs([chat_row(row) for row in rows]) if rows else None
+    return ChatLogprobs([_chat_row(row) for row in rows]) if rows else None
 
 
 def later_chat_logprobs(rows: Rows | None, later: Later) -> ChatLogprobs | None:
     """The same, of any number."""
-    if not rows:
-        return None
-    later.append(as_list(in_runs(rows, chat_row)))
-    return ChatLogprobs(LATER)
+    return ChatLogprobs(later_rows(rows, later)) if rows else None
 
 
-def chat_row(row: Row) -> ChatLogprob:
-    """One token of an answer."""
+def later_rows(rows: Rows, later: Later) -> Any:
+    """A list of `ChatLogprob`, made as it is sent."""
+    later.append(as_list(in_runs(rows, _chat_row)))
+    return LATER
+
+
+def written_rows(rows: Rows) -> list[Any]:
+    """The same, made now: each as it is sent, as often as that may be."""
+    return [msgspec.Raw(encode(_chat_row(row))) for row in rows]
+
+
+def _chat_row(row: Row) -> ChatLogprob:
     own, *others = row
     top = [TopLogprob(one.text, one.logprob, list(one.token)) for one in others]
     return ChatLogprob(own.text, own.logprob, list(own.token), top)

@@ -4,15 +4,12 @@ Pure: fed deltas as they come. It knows no engine and no HTTP.
 """
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import msgspec
-
-from tercet.engine.json_parts import LATER, as_list, encode, in_runs
 from tercet.engine.openai_answers import CallOut, ChatDelta
-from tercet.engine.openai_logprobs import Later, Row, chat_row
+from tercet.engine.openai_logprobs import Later, Rows, later_rows, written_rows
 from tercet.engine.responses_answers import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -45,9 +42,8 @@ class _Open:
     kind: _Kind
     id: str
     text: list[str] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    """Of what was said, if they are written later."""
     logprobs: list[Any] = field(default_factory=list)
+    """Of what was said; rows that are written later."""
 
     def part(self) -> Part:
         text = "".join(self.text)
@@ -75,7 +71,7 @@ class Output:
         self._num_events += 1
         return self._num_events - 1
 
-    def add(self, delta: ChatDelta, rows: Sequence[Row] = ()) -> Iterator[Event]:
+    def add(self, delta: ChatDelta, rows: Rows = ()) -> Iterator[Event]:
         """What is new; `rows`: of its content's tokens, if log-probabilities are wanted."""
         if delta.reasoning_content:
             yield from self._say("reasoning", delta.reasoning_content)
@@ -91,7 +87,7 @@ class Output:
             yield from self._begin("message")
         yield from self._close(status)
 
-    def _say(self, kind: _Kind, text: str, rows: Sequence[Row] = ()) -> Iterator[Event]:
+    def _say(self, kind: _Kind, text: str, rows: Rows = ()) -> Iterator[Event]:
         if self._open is None or self._open.kind != kind:
             yield from self._close("completed")
             yield from self._begin(kind)
@@ -101,12 +97,8 @@ class Output:
         if kind == "reasoning":
             yield ReasoningDelta(sequence_number=self.next_number(), delta=text, **place)
             return
-        new: list[Any] = []
-        if self._later is None:
-            new = [msgspec.Raw(encode(chat_row(row))) for row in rows]
-            self._open.logprobs += new
-        else:
-            self._open.rows += rows
+        new: Any = written_rows(rows) if self._later is None else rows
+        self._open.logprobs += new
         yield TextDelta(sequence_number=self.next_number(), delta=text, logprobs=new, **place)
 
     def _begin(self, kind: _Kind) -> Iterator[Event]:
@@ -126,9 +118,8 @@ class Output:
         opened, self._open = self._open, None
         if opened is None:
             return
-        if self._later is not None and opened.rows:
-            self._later.append(as_list(in_runs(opened.rows, chat_row)))
-            opened.logprobs = LATER
+        if self._later is not None and opened.logprobs:
+            opened.logprobs = later_rows(opened.logprobs, self._later)
         part = opened.part()
         place: dict[str, Any] = {"output_index": len(self.items), "item_id": opened.id}
         if isinstance(part, OutputText):

@@ -5,6 +5,7 @@ marks around them, is nobody's.
 """
 
 import codecs
+from collections import deque
 from collections.abc import Sequence
 
 from tercet.engine.openai_logprobs import Row
@@ -19,10 +20,10 @@ class SaidRows:
         self._text = ""
         self._told = 0
         """Characters of it, up to the end of the last part."""
-        self._rows: list[Row] = []
-        self._next = 0
+        self._rows: deque[Row] = deque()
+        """Those that nobody has asked for."""
         self._place = 0
-        """Where in the text the next row's token is."""
+        """Where in the text the first one's token is."""
         self._silent: list[Row] = []
         """Those ahead of it that have added nothing yet: parts of a character, and what a text leaves out."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -37,9 +38,8 @@ class SaidRows:
         begin = max(self._text.find(said, self._told), self._told)
         end = self._told = begin + len(said)
         taken = []
-        while self._next < len(self._rows) and self._place < end:
-            row = self._rows[self._next]
-            self._next += 1
+        while self._rows and self._place < end:
+            row = self._rows.popleft()
             self._silent.append(row)
             place = self._behind(self._decoder.decode(row[0].token))
             if place > self._place:

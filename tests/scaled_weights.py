@@ -1,5 +1,7 @@
 """Random weights of eight bits and four, and the numbers that they stand for, column by column."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -65,3 +67,8 @@ def of_meta(
     numbers = torch.empty(N, K // 2 if four else K, dtype=torch.uint8 if four else FP8, device=META)
     scales = torch.empty(groups, N, dtype=torch.int32 if four else torch.float32, device=META)
     return ScaledWeight(numbers, scales, torch.bfloat16, of_scales or (torch.bfloat16 if four else torch.float32))
+
+
+def on_meta(w: ScaledWeight) -> ScaledWeight:
+    """Of such sizes."""
+    return replace(w, numbers_NJ=w.numbers_NJ.to(META), scales_GN=w.scales_GN.to(META))

@@ -1,31 +1,24 @@
 """Products of one row with weights of eight bits and four, as they are compiled, without a GPU: all of each block, by
 what PTX means. On a GPU: test_triton_kernels_scaled_weight_gpu.py."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
 
 from ptx_machine import Machine
-from scaled_weights import META, scaled, unrounded
+from scaled_weights import META, on_meta, scaled, unrounded
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_experts import matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.scaled_weight import ScaledWeight
 from test_triton_kernels_matmul import distance, exact, gated
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="it knows no PTX")
 
 BF16, FP16 = torch.bfloat16, torch.float16
 NEAR = {BF16: 4e-3, FP16: 5e-4}
-
-
-def on_meta(w: ScaledWeight) -> ScaledWeight:
-    return replace(w, numbers_NJ=w.numbers_NJ.to(META), scales_GN=w.scales_GN.to(META))
 
 
 def run(ptx: str, given: list[Tensor], blocks: int) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covering import long
 from ptx_machine import Copied, Machine
-from scaled_weights import META, meant, scaled
+from scaled_weights import META, meant, on_meta, scaled
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork
@@ -93,10 +93,6 @@ def rows(count: int) -> Tensor:
     x = (torch.arange(K) % 256).bfloat16().expand(count, K).contiguous()
     x[8:] *= -1.0
     return x
-
-
-def on_meta(w: ScaledWeight) -> ScaledWeight:
-    return replace(w, numbers_NJ=w.numbers_NJ.to(META), scales_GN=w.scales_GN.to(META))
 
 
 def check(ptx: str, parameters: dict[int, int | Tensor | Copied], w_NK: ScaledWeight, num_rows: int) -> None:
