@@ -92,15 +92,16 @@ class Shapes:
         max_num_batched_tokens: int,
         *,
         short_rows: int = SHORT_ROWS,
+        fewest_rows: int = 2,
         most_deep: Mapping[int, int] = _NEVER_DEEP,
     ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
-        models; `most_deep`: by tokens before them, up to how many prefill tokens it serves in another way there."""
+        models; `fewest_rows`: to which more than one are padded; `most_deep`: by tokens before them, up to how many prefill tokens it serves in another way there."""
         self._most_deep = most_deep
         self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         if short_rows > 1:
             self._lengths[1] += _BEFORE_LONG, LONG
-        self._decodes = _decode_sizes(max_num_seqs)
+        self._decodes = _decode_sizes(max_num_seqs, fewest_rows)
         most = self.max_decodes = self._decodes[-1]
         # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
         self._most_decodes = _round_up(most, 4)
@@ -247,11 +248,12 @@ class Shapes:
         return StepShape(num_decodes, num_chunks, num_tokens, whole_logits=True)
 
 
-def _decode_sizes(max_num_seqs: int) -> list[int]:
-    """All full numbers of rows, up to the first that holds so many: rows of padding cost next to nothing."""
+def _decode_sizes(max_num_seqs: int, fewest: int) -> list[int]:
+    """One, and all full numbers of rows from `fewest` on, up to the first that holds so many: rows of padding cost next
+    to nothing."""
     sizes = [1]
     while sizes[-1] < max_num_seqs:
-        sizes.append(_full(sizes[-1] + 1))
+        sizes.append(_full(max(sizes[-1] + 1, fewest)))
     return sizes
 
 

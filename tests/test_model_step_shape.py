@@ -51,6 +51,16 @@ def test_no_graphs_for_lengths_that_make_no_difference() -> None:
     assert large.of_length(alone, 2049) == alone, "any length"
 
 
+def test_few_rows_may_be_padded_to_more() -> None:
+    for max_num_seqs in (4, 16):
+        shapes = Shapes(max_num_seqs, 1024, fewest_rows=8)
+        graphs = shapes.for_graphs()
+        fitted = {rows: shapes.fit(rows, 0, 0).num_decodes for rows in range(1, max_num_seqs + 1)}
+        assert fitted == {1: 1, **{rows: 8 if rows <= 8 else 16 for rows in range(2, max_num_seqs + 1)}}
+        assert {shape.num_decodes for shape in graphs if not shape.num_chunks} == set(fitted.values())
+        assert shapes.max_decodes == fitted[max_num_seqs]
+
+
 def test_few_tokens_behind_many_have_graphs() -> None:
     shapes = Shapes(16, 1024, most_deep={2048: 256, 12_288: 512})
     sizes = ((0, 1, 1), (0, 8, 256), (3, 2, 70), (0, 1, 257), (0, 1, 513), (0, 9, 70))
