@@ -14,6 +14,7 @@ from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.quantization import Quantization, quantization_of, without_quantization
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING
+from tercet.model.stacked_experts import StackedExperts
 from tercet.model.text_part import TextPart, has_text_part, text_part_of
 from tercet.model.weights import Checkpoint
 
@@ -34,7 +35,19 @@ def read_settings(path: Path) -> tuple[ModelConfig, Quantization | None]:
 def parse_settings(raw: Mapping[str, Any]) -> tuple[ModelConfig, Quantization | None]:
     """The same of a config.json."""
     quantization, plain = quantization_of(raw), without_quantization(raw)
-    return parse_config(text_part_of(plain) if has_text_part(plain) else plain), quantization
+    config = parse_config(text_part_of(plain) if has_text_part(plain) else plain)
+    if quantization is not None and (quantization.way == "mxfp4") != has_stacked_experts(config):
+        supported = "all but mxfp4" if quantization.way == "mxfp4" else "mxfp4"
+        method = raw["quantization_config"]["quant_method"]
+        raise ValueError(
+            f"config.json: quantization_config.quant_method is {method!r}; supported for {config.family}: {supported}"
+        )
+    return config, quantization
+
+
+def has_stacked_experts(config: ModelConfig) -> bool:
+    """Whether a checkpoint has the matrices of all experts of a layer in one tensor."""
+    return config.experts is not None and bool(config.experts.names.gate_up)
 
 
 def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Checkpoint]:
@@ -53,4 +66,6 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     tensors = TextPart(whole) if has_text_part(raw) else whole
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
+    if has_stacked_experts(config):
+        return config, StackedExperts(tensors, device)
     return config, tensors if quantization is None else ExpandedCheckpoint(tensors, quantization, device)

@@ -14,15 +14,27 @@ DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a checkpoint calls its experts: their block, each one's matrices; the MLP that all share, and the bias that
-    the others are chosen with, if it has such."""
+    """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
+    one, in turns), what chooses; the MLP that all share, and the bias that the others are chosen with, if it has such.
+    """
 
     block: str
-    gate: str
-    up: str
+    gate: str = ""
+    up: str = ""
+    gate_up: str = ""
     down: str
+    router: str = "gate"
     shared: str = ""
     bias: str = ""
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A gate of at most `limit` times its sigmoid, `slope` times as steep; and what it multiplies: one more than up,
+    which is kept within the limit both ways."""
+
+    limit: float
+    slope: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +54,10 @@ class Experts:
     """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
     shared_gated: bool = False
     """Those count by a sigmoid of the token's own; else one."""
+    with_biases: bool = False
+    """Of what chooses, and of each one's matrices."""
+    clamp: Clamp | None = None
+    """How gates are kept within limits; None: they are SiLU's."""
     layers: frozenset[int]
     """Which layers have them; others have one MLP."""
     names: ExpertNames
@@ -103,6 +119,8 @@ class ModelConfig:
     """Queries and keys are normed, each head by itself."""
     wide_qk_norm: bool = False
     """Queries and keys are normed, all heads of a token together."""
+    sinks: bool = False
+    """Of each query's attention a part goes nowhere: as much as a number of its head's own, among the scores, takes."""
     experts: Experts | None = None
     guessing_layers: int = 0
     """Which the checkpoint has behind the last: they guess further tokens, and are not read."""

@@ -26,6 +26,7 @@ FAMILIES = {
     "Glm4MoeForCausalLM": "glm4_moe",
     "Dots1ForCausalLM": "dots1",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "GptOssForCausalLM": "gpt_oss",
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -162,6 +163,23 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 5_000_000.0,
         "num_experts_per_tok": 8,
     },
+    "gpt_oss": {
+        "max_position_embeddings": 131072,
+        "vocab_size": 201088,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 150_000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "truncate": False,
+        },
+        "sliding_window": 128,
+        "attention_bias": True,
+        "num_experts_per_tok": 4,
+    },
     "qwen3_moe": {
         "max_position_embeddings": 32768,
         "vocab_size": 151936,
@@ -194,5 +212,6 @@ def traits(family: str) -> dict[str, Any]:
         "block_norms": is_gemma or is_olmo,
         "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
+        "sinks": family == "gpt_oss",
         "stacked": family == "phi3",
     }

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tercet.model.config import ExpertNames, Experts
+from tercet.model.config import Clamp, ExpertNames, Experts
 from tercet.model.config_fields import flag, number, positive
 
 _MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
 _QWEN = ExpertNames(block="mlp", gate="gate_proj", up="up_proj", down="down_proj")
 _GLM = replace(_QWEN, shared="shared_experts", bias="gate.e_score_correction_bias")
+_GPT_OSS = ExpertNames(block="mlp", gate_up="gate_up_proj", down="down_proj", router="router")
 EXPERT_NAMES = {
     "mixtral": _MIXTRAL,
     "minimax_m2": replace(_MIXTRAL, bias="e_score_correction_bias"),
@@ -21,9 +22,18 @@ EXPERT_NAMES = {
     "olmoe": _QWEN,
     "glm4_moe": _GLM,
     "dots1": _GLM,
+    "gpt_oss": _GPT_OSS,
 }
 """What the families that have experts call them."""
-_COUNTS = {"mixtral": 8, "minimax_m2": 256, "qwen2_moe": 60, "qwen3_moe": 128, "olmoe": 64, "glm4_moe": 128}
+_COUNTS = {
+    "mixtral": 8,
+    "minimax_m2": 256,
+    "qwen2_moe": 60,
+    "qwen3_moe": 128,
+    "olmoe": 64,
+    "glm4_moe": 128,
+    "gpt_oss": 128,
+}
 """Where config.json is silent."""
 
 
@@ -33,7 +43,11 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
     size_name, shared = "moe_intermediate_size", 0
+    clamp = None
     match family:
+        case "gpt_oss":
+            size_name = "intermediate_size"
+            clamp = Clamp(number(config, "swiglu_limit", 7.0), number(config, "swiglu_alpha", 1.702))
         case "mixtral" | "minimax_m2" | "olmoe":
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe":
@@ -51,10 +65,12 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         count=count,
         each=each,
         intermediate_size=size,
-        normed=family in ("mixtral", "minimax_m2") or flag(config, "norm_topk_prob"),
+        normed=family in ("mixtral", "minimax_m2", "gpt_oss") or flag(config, "norm_topk_prob"),
         scale=scale,
         shared=_shared_of_size(config, size) if family == "qwen2_moe" else shared,
         shared_gated=family == "qwen2_moe",
+        with_biases=family == "gpt_oss",
+        clamp=clamp,
         layers=layers,
         names=EXPERT_NAMES[family],
     )

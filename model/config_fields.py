@@ -84,6 +84,12 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "olmoe": _EXPERTS,
     "glm4_moe": {**_GLM_EXPERTS, "use_qk_norm": None},
     "dots1": _GLM_EXPERTS,
+    "gpt_oss": {
+        **_EXPERTS,
+        **dict.fromkeys(("swiglu_limit", "swiglu_alpha")),
+        # As OpenAI's own files call what others say too.
+        **dict.fromkeys(("experts_per_token", "initial_context_length")),
+    },
     "minimax_m2": {
         **_EXPERTS,
         **dict.fromkeys(("rotary_dim", "attn_type_list")),
@@ -185,6 +191,7 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "qwen3_moe": {"mlp_bias": (None, False)},
     "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "glm4_moe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
+    "gpt_oss": {"use_sliding_window": (None,), "mlp_bias": (None, False)},
     "dots1": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
     "minimax_m2": {
         "sliding_window": (None,),

@@ -70,7 +70,10 @@ class Decoder:
                 group=group,
                 cos_sin_PR=tables[rope],
                 scoring=Scoring(
-                    config.attention_scale, window if window < max_model_len else 0, config.attention_softcap
+                    config.attention_scale,
+                    window if window < max_model_len else 0,
+                    config.attention_softcap,
+                    sinks_H=layer.sinks_H,
                 ),
                 interleaved=weights.interleaved,
                 deterministic=deterministic,

@@ -17,12 +17,15 @@ from tercet.model.quantization import Quantization
 from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs
 from tercet.model.weights import expected_shapes
 from tercet.triton_kernels.checks import FP8, FP8_MOST
+from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
 
 _STANDARD_DEVIATION = 0.02
 _FP8_DEVIATION = 64.0
 """Of numbers in FP8: nearly none is beyond the largest, or so small that it has fewer digits."""
 _FOUR_BITS_DEVIATION = 3.0
 """Of numbers from 0 to 15 around 8: few would be beyond."""
+_MX_POWERS = 119, 122
+"""Of MXFP4, whose numbers are three or so, as E8M0 has them: from the first up to the second."""
 
 
 class DummyCheckpoint:
@@ -45,6 +48,8 @@ class DummyCheckpoint:
         """And how many rows share a scale."""
         if quantization is not None:
             for name, shape in self._shapes.items():
+                if quantization.way == "mxfp4" and ".experts." not in name:
+                    continue
                 if name.endswith("_proj.weight") and (how := _stored_as(quantization, shape[1], dtype)) is not None:
                     self._scaled[name] = how
 
@@ -76,6 +81,8 @@ class DummyCheckpoint:
         """All."""
         (bits, group, of_scales), rows = self._scaled[name]
         N, K = self._shapes[name]
+        if of_scales is E8M0:
+            return self._mx_rows(name, N, K // group)
         zeros_NG, deviation = None, _FP8_DEVIATION if bits == 8 else _FOUR_BITS_DEVIATION
         numbers_NK = self._normal(name, deviation)
         if bits == 8:
@@ -90,6 +97,13 @@ class DummyCheckpoint:
         scales_BG = scales_BG.to(of_scales).float()
         return ScaledRows(numbers_NK, scales_BG.repeat_interleave(rows, 0)[:N], zeros_NG)
 
+    def _mx_rows(self, name: str, num_rows: int, num_groups: int) -> ScaledRows:
+        generator = self._generator(name)
+        codes = torch.empty(num_rows, num_groups * MX_GROUP, dtype=torch.uint8, device=self._device)
+        powers = torch.empty(num_rows, num_groups, dtype=torch.uint8, device=self._device)
+        powers.random_(*_MX_POWERS, generator=generator)
+        return ScaledRows(codes.random_(0, 16, generator=generator), powers.view(E8M0), None)
+
     def _generator(self, what: str) -> torch.Generator:
         generator = torch.Generator(self._device)
         generator.manual_seed((self._seed + zlib.crc32(what.encode())) % 2**63)
@@ -100,6 +114,8 @@ def _stored_as(quantization: Quantization, columns: int, dtype: torch.dtype) -> 
     """None: plain, as what is stored in other ways is once it is read."""
     if not quantization.is_fp8 and (quantization.bits != 4 or quantization.ordered):
         return None
+    if quantization.way == "mxfp4":
+        return None if columns % MX_GROUP else (StoredAs(4, MX_GROUP, E8M0), 1)
     rows, group = quantization.block or (1, quantization.group_size or columns)
     group = min(group, columns)
     way = StoredAs(8, group, torch.float32) if quantization.is_fp8 else StoredAs(4, group, dtype)

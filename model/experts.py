@@ -15,6 +15,7 @@ from torch import Tensor
 from tercet.model.config import Experts
 from tercet.model.linear import linear
 from tercet.model.rank_weights import ExpertWeights
+from tercet.triton_kernels.clamped_gate import clamped_gate
 from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.route import route
@@ -22,13 +23,15 @@ from tercet.triton_kernels.sum_experts import sum_experts
 
 
 def go_through_experts(
-    x_TD: Tensor, rows: Tensor | None, *, weights: ExpertWeights, experts: Experts, deterministic: bool
-) -> Tensor:
-    """What its experts make of each token, this rank's part: [T, D]. `rows`: see `linear.py`."""
+    x_TD: Tensor, rows: Tensor | None, *, weights: ExpertWeights, experts: Experts, deterministic: bool,
+    counts_biases: bool,
+) -> Tensor:  # fmt: skip
+    """What its experts make of each token, this rank's part: [T, D]. `rows`: see `linear.py`. `counts_biases`: those of
+    what they end with count here; on one rank they do."""
     out_TL = None
     if experts.biased:  # such a bias tells apart what 16 bits do not
         out_TL = x_TD.new_empty(len(x_TD), len(weights.router_LD), dtype=torch.float32)
-    logits_TL = linear(x_TD, weights.router_LD, None, out_TL, deterministic=deterministic, rows=rows)
+    logits_TL = linear(x_TD, weights.router_LD, weights.router_bias_L, out_TL, deterministic=deterministic, rows=rows)
     chosen_TK, counts_TK = route(
         logits_TL,
         experts.each,
@@ -49,5 +52,11 @@ def go_through_experts(
         again=(len(x_TD) - 1) * experts.shared,
     )
     work = deal_out(chosen_TK, experts.all, tile)
-    gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, experts.each + experts.shared)
-    return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows)
+    pairs_each = experts.each + experts.shared
+    if (clamp := experts.clamp) is None:
+        gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, pairs_each)
+    else:
+        gate_up_P2F = matmul_experts(x_TD, weights.gate_up_E2FD, work, pairs_each)
+        gated_PF = clamped_gate(gate_up_P2F, chosen_TK, weights.gate_up_bias_E2F, clamp.limit, clamp.slope, experts.all)
+    bias_ED = weights.down_bias_ED if counts_biases else None
+    return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows, chosen_TK, bias_ED)

@@ -102,7 +102,7 @@ def _silent_types(config: Mapping[str, Any], family: str) -> list[str]:
     """Where layer_types says nothing."""
     layers = range(config["num_hidden_layers"])
     match family:
-        case "gemma2":
+        case "gemma2" | "gpt_oss":
             slides = [layer % 2 == 0 for layer in layers]
         case "gemma3_text":
             pattern = positive(config, "sliding_window_pattern")

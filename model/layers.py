@@ -85,6 +85,7 @@ class Layer:
                 work=prefill,
                 window=self.scoring.window,
                 softcap=self.scoring.softcap,
+                sinks_H=self.scoring.sinks_H,
                 out=out_THD[num_decodes:],
             )
         return out_THD.flatten(1)
@@ -98,7 +99,11 @@ class Layer:
             assert self.config.experts is not None
             assert weights.post_norm_D is not None
             through = partial(
-                go_through_experts, weights=mlp, experts=self.config.experts, deterministic=self.deterministic
+                go_through_experts,
+                weights=mlp,
+                experts=self.config.experts,
+                deterministic=self.deterministic,
+                counts_biases=self.group.rank == 0,
             )
             residual.add_block(weights.post_norm_D, through)
             return
@@ -200,6 +205,7 @@ class Layer:
                 work=shares,
                 window=self.scoring.window,
                 softcap=self.scoring.softcap,
+                sinks_H=self.scoring.sinks_H,
                 out=out_BHD,
             )
 

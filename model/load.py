@@ -16,6 +16,7 @@ from tercet.model.parallel import Group
 from tercet.model.scaled_rows import Kept
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
+from tercet.triton_kernels.scaled_weight import E8M0
 
 _OF_EXPERTS = re.compile(r"\.(shared_)?experts?\.")
 _LEAST_NUMBERS = 2**23
@@ -101,11 +102,14 @@ def load_decoder(
 
 def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device, *, size: int = 1) -> Kept:
     """Which matrices are, on each of `size` ranks: all that kernels can read, or only those of experts, or none. What
-    is not is expanded once, while it is read. Scales of four bits have to be of `dtype` or in fp16."""
+    is not is expanded once, while it is read. Scales of four bits have to be of `dtype` or in fp16; MXFP4 is
+    read for bf16."""
     gpu = gpu_of(device)
     if not isinstance(tensors, ScaledCheckpoint) or (gpu is None and not INTERPRETED):
         return {}
     fitting = (dtype, torch.float16) if dtype.itemsize == 2 else ()
+    if dtype is torch.bfloat16:
+        fitting = (*fitting, E8M0)
     kept = {name: way for name, way in tensors.stored_as().items() if way.bits == 8 or way.scales in fitting}
     if gpu is None:
         return kept

@@ -1,4 +1,4 @@
-"""What a config.json says of quantized weights: which of four ways, and what the tensors alone do not tell.
+"""What a config.json says of quantized weights: which of five ways, and what the tensors alone do not tell.
 
 Knows settings; reads no tensor (`quantized_matrices.py`). What is not supported is refused by name.
 """
@@ -21,7 +21,7 @@ class Quantization:
     `ordered`: columns are of groups here and there, and a tensor must say of which.
     """
 
-    way: Literal["scaled", "compressed", "gptq", "awq"]
+    way: Literal["scaled", "compressed", "gptq", "awq", "mxfp4"]
     bits: int = 8
     group_size: int = 0
     zero_offset: int = 0
@@ -190,4 +190,16 @@ def _awq(take: _Settings) -> Quantization:
     return Quantization("awq", bits, max(group_size, 0))
 
 
-_WAYS = {"fp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "compressed-tensors": _compressed, "gptq": _gptq, "awq": _awq}
+def _mxfp4(take: _Settings) -> Quantization:
+    take.drop("modules_to_not_convert", "dequantize")
+    return Quantization("mxfp4", 4, 32)
+
+
+_WAYS = {
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
+    "compressed-tensors": _compressed,
+    "gptq": _gptq,
+    "awq": _awq,
+    "mxfp4": _mxfp4,
+}

@@ -31,10 +31,13 @@ class ExpertWeights:
     wants more than 16 bits, the router has what they leave behind its rows."""
 
     router_LD: Tensor
+    router_bias_L: Tensor | None
     bias_E: Tensor | None
-    """Of those to choose from, in fp32."""
+    """What is added for the choice alone, of those to choose from, in fp32."""
     gate_up_E2FD: Weight
+    gate_up_bias_E2F: Tensor | None
     down_EDF: Weight
+    down_bias_ED: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class LayerWeights:
     q_norm_H: Tensor | None
     k_norm_H: Tensor | None
     qk_norm_J: Tensor | None
+    sinks_H: Tensor | None
+    """One of each head, in fp32."""
     o_DQ: Weight
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None

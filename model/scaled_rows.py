@@ -1,7 +1,8 @@
 """Matrices whose numbers lie beside scales in a checkpoint: how, and some of their rows as they are stored.
 
 A number stands for itself, less its group's zero where there are any, times its group's scale: in fp32, to be rounded
-once. Products read two kinds of them so (`triton_kernels/scaled_weight.py`).
+once. One of MXFP4 is the code of what it stands for, times a power of two. Products read three kinds of them so
+(`triton_kernels/scaled_weight.py`).
 
 Shape suffixes: R rows, I input columns, G groups of columns.
 """
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.scaled_weight import E8M0, mx_numbers
 
 
 class StoredAs(NamedTuple):
-    """One of those kinds. `bits`: 8 are FP8 without zeros, 4 are 0 to 15 with them. `group`: how many neighbouring
-    columns share a scale, of which all are a multiple. `scales`: their type."""
+    """One of those kinds. `bits`: 8 are FP8 without zeros, 4 are 0 to 15 with them, or MXFP4. `group`: how many
+    neighbouring columns share a scale, of which all are a multiple. `scales`: their type; E8M0 of MXFP4."""
 
     bits: int
     group: int
@@ -29,7 +31,7 @@ Kept = Mapping[str, StoredAs]
 
 
 class ScaledRows(NamedTuple):
-    """Numbers of any type, one each; scales in fp32."""
+    """Numbers of any type, one each; scales in fp32. Of MXFP4 codes from 0 to 15, and scales in E8M0."""
 
     numbers_RI: Tensor
     scales_RG: Tensor
@@ -49,6 +51,8 @@ class ScaledRows(NamedTuple):
     def expanded(self, group_I: Tensor | None = None) -> Tensor:
         """What they stand for, in fp32. `group_I`: of each column, unless groups are neighbours, as many in each."""
         numbers, scales, zeros = self
+        if scales.dtype is E8M0:
+            return mx_numbers(numbers, scales.view(torch.uint8).int() - 127)
         if numbers.dtype is FP8:  # which knows no arithmetic
             numbers = numbers.float()
         if group_I is None:  # as nearly always: to index takes longer

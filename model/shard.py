@@ -12,16 +12,14 @@ import torch
 from torch import Tensor
 
 from tercet.model.config import Experts, ModelConfig
+from tercet.model.empty_matrix import empty_matrix
 from tercet.model.rank_weights import ExpertWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
-from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight
+from tercet.triton_kernels.scaled_weight import Weight
 
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 LAYERS = "model.layers."
-_MULTIPLES = {8: (BYTES, BYTES), 4: (2 * BYTES, BYTES)}
-"""Of which products want the columns of a matrix, and of its groups unless that is one: by a number's bits."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +111,7 @@ class ShardBuilder:
             q_norm_H=self._norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
             k_norm_H=self._norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
+            sinks_H=self._sinks(attention) if config.sinks else None,
             o_DQ=self._columns(f"{attention}o_proj.weight", hidden, config.num_heads * config.head_dim),
             o_bias_D=self._whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=self._norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
@@ -140,25 +139,37 @@ class ShardBuilder:
         places = [(f"{block}experts.{index}.", whole, start) for index in range(experts.count)]
         shared, size = f"{block}{names.shared}.", experts.shared * whole
         places += [(shared, size, first + start) for first in range(0, size, whole)]
-        both = {f"{name}{each}.weight" for name, _, _ in places for each in (names.gate, names.up)}
+        rows_of = (names.gate_up,) if names.gate_up else (names.gate, names.up)
+        both = {f"{name}{each}.weight" for name, _, _ in places for each in rows_of}
         downs = {f"{name}{names.down}.weight" for name, _, _ in places}
         gate_up_RD = self._matrix(both, experts.all * 2 * part, hidden, hidden)
         down_RF = self._matrix(downs, experts.all * hidden, part, whole)
         for index, (name, size, first) in enumerate(places):
             gate_up = gate_up_RD[index * 2 * part : (index + 1) * 2 * part]
-            self._rows(f"{name}{names.gate}.weight", size, first, gate_up[0::2])
-            self._rows(f"{name}{names.up}.weight", size, first, gate_up[1::2])
+            for turn, each in enumerate(rows_of):
+                turns = gate_up[turn :: len(rows_of)]
+                self._rows(f"{name}{each}.weight", 2 * size // len(rows_of), 2 * first // len(rows_of), turns)
             down = down_RF[index * hidden : (index + 1) * hidden]
             self._some_columns(f"{name}{names.down}.weight", size, first, down)
         gate_up_E2FD, down_EDF = (
             matrix.view(experts.all, -1, matrix.shape[1]) if isinstance(matrix, Tensor) else matrix
             for matrix in (gate_up_RD, down_RF)
         )
-        return ExpertWeights(*self._router(block, experts), gate_up_E2FD, down_EDF)
+        router_LD, bias_E = self._router(block, experts)
+        if not experts.with_biases:
+            return ExpertWeights(router_LD, None, bias_E, gate_up_E2FD, None, down_EDF, None)
+        gate_up_bias_E2F = self._empty(experts.count, 2 * part)
+        self._share(f"{block}experts.{names.gate_up}_bias", 2 * whole, gate_up_bias_E2F)
+        down_bias_ED = self._empty(experts.count, hidden)
+        self._rows(f"{block}experts.{names.down}_bias", experts.count, 0, down_bias_ED)
+        router_bias_L = self._whole(f"{block}{names.router}.bias", experts.count)
+        return ExpertWeights(
+            router_LD, router_bias_L, bias_E, gate_up_E2FD, gate_up_bias_E2F, down_EDF, down_bias_ED
+        )  # fmt: skip
 
     def _router(self, block: str, experts: Experts) -> tuple[Tensor, Tensor | None]:
         """And the bias that it chooses with."""
-        name, count, hidden = f"{block}gate.weight", experts.count, self.config.hidden_size
+        name, count, hidden = f"{block}{experts.names.router}.weight", experts.count, self.config.hidden_size
         paired = experts.biased and self._dtype.itemsize == 2
         router_LD = self._empty(count * (1 + paired) + experts.shared_gated, hidden)
         self._rows(name, count, 0, router_LD[:count])
@@ -181,6 +192,12 @@ class ShardBuilder:
         into = self._empty(query + key)
         self._rows(f"{prefix}q_norm.weight", q_whole, q_start, into[:query])
         self._rows(f"{prefix}k_norm.weight", k_whole, k_start, into[query:])
+        return into
+
+    def _sinks(self, prefix: str) -> Tensor:
+        num_heads = self.config.num_heads // self.size
+        into = torch.empty(num_heads, dtype=torch.float32, device=self._device)
+        self._rows(f"{prefix}sinks", self.config.num_heads, self.rank * num_heads, into)
         return into
 
     def _head_rows(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -237,19 +254,7 @@ class ShardBuilder:
         one way, and neither a group nor what products read at once is cut."""
         ways = {self._kept.get(name) for name in names}
         way = ways.pop() if len(ways) == 1 else None
-        if way is None:
-            return self._empty(rows, columns)
-        of_columns, of_groups = _MULTIPLES[way.bits]
-        group = columns if way.group == whole else way.group
-        if columns % of_columns or (way.group != whole and (group % of_groups or columns % group)):
-            return self._empty(rows, columns)
-        numbers, scales = (FP8, torch.float32) if way.bits == 8 else (torch.uint8, torch.int32)
-        return ScaledWeight(
-            torch.empty(rows, columns * way.bits // 8, dtype=numbers, device=self._device),
-            torch.empty(columns // group, rows, dtype=scales, device=self._device),
-            self._dtype,
-            way.scales,
-        )
+        return empty_matrix(way, rows, columns, whole, self._dtype, self._device)
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._device)

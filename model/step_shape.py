@@ -96,7 +96,8 @@ class Shapes:
         most_deep: Mapping[int, int] = _NEVER_DEEP,
     ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
-        models; `fewest_rows`: to which more than one are padded; `most_deep`: by tokens before them, up to how many prefill tokens it serves in another way there."""
+        models; `fewest_rows`: to which more than one are padded; `most_deep`: by tokens before them, up to how many
+        prefill tokens attention serves in another way there."""
         self._most_deep = most_deep
         self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         if short_rows > 1:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
@@ -19,7 +20,7 @@ from tercet.model.linear import reorder_for_cpu
 from tercet.model.rank_weights import MlpWeights, Weights
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.shard import LAYERS, LM_HEAD, Move, ShardBuilder
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, packed, stored, with_zeros
+from tercet.triton_kernels.scaled_weight import MX_MOST, ScaledWeight, Weight, packed, stored, with_powers, with_zeros
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes to read, of this rank."""
@@ -128,7 +129,9 @@ def _fill(move: Move, checkpoint: Checkpoint) -> None:
         assert isinstance(checkpoint, ScaledCheckpoint)  # nothing of others is kept
         for numbers_RI, scales_RG, zeros_RG in checkpoint.read_scaled(*what):
             place = move.into[row : row + len(numbers_RI)]
-            if zeros_RG is None:
+            if place.is_mx:
+                _fill_mx(move, place, numbers_RI, scales_RG)
+            elif zeros_RG is None:
                 place.numbers_NJ.copy_(stored(numbers_RI))
                 place.scales_GN.copy_(scales_RG.t())
             else:
@@ -141,6 +144,16 @@ def _fill(move: Move, checkpoint: Checkpoint) -> None:
             move.into[row : row + len(piece)].copy_(move.changed(piece.to(move.into.device)))
             row += len(piece)
     assert row == len(move.into)
+
+
+def _fill_mx(move: Move, place: ScaledWeight, codes_RI: Tensor, powers_RG: Tensor) -> None:
+    """Fill up whole blocks with zeros."""
+    exponents_RG = powers_RG.view(torch.uint8)
+    if (most := int(exponents_RG.max())) > MX_MOST:
+        raise ValueError(f"tensor {move.name} has a scale of 2^{most - 127}; want 2^{MX_MOST - 127} at most")
+    more = place.stored_columns - codes_RI.shape[1]
+    place.numbers_NJ.copy_(packed(F.pad(codes_RI, (0, more))))
+    place.scales_GN.copy_(with_powers(exponents_RG))
 
 
 def reordered_for_cpu(weights: Weights) -> Weights:

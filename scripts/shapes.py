@@ -68,6 +68,43 @@ def _experts(dense: dict[str, Any], **experts: int | bool) -> dict[str, Any]:
     return {**dense, "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **experts}
 
 
+def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
+    """Experts in MXFP4."""
+    return {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "eos_token_id": 200002,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "num_local_experts": experts,
+        "pad_token_id": 199999,
+        "quantization_config": {"quant_method": "mxfp4"},
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 201088,
+    }
+
+
 def _fp8(plain: dict[str, Any]) -> dict[str, Any]:
     """The same with a scale for each block of its projections' numbers."""
     blocks = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -99,6 +136,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": _30B_A3B,
     "qwen3-30b-a3b-fp8": _fp8(_30B_A3B),
     "qwen3-30b-a3b-awq": _awq(_30B_A3B),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
 }

@@ -19,6 +19,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -177,6 +178,18 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         # The rotary part twice: transformers before 5.18 leaves `rotary_dim` unread.
         {"head_dim": 24, "rotary_dim": 12, **_rope("default", partial_rotary_factor=0.5)}
         | {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 40},
+    ),
+    "gpt-oss": (
+        GptOssConfig,
+        {
+            "head_dim": 24,
+            "num_attention_heads": 6,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "sliding_window": 12,
+            "swiglu_limit": 1.5,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=128, truncate=False),
+        },
     ),
     "granite": (
         GraniteConfig,

@@ -25,10 +25,11 @@ class Heads:
     window: int = 0
     softcap: float = 0.0
     alibi: bool = False
+    sinks: bool = False
 
     def __str__(self) -> str:
         options = [f"window{self.window}"] * bool(self.window) + ["softcap"] * bool(self.softcap)
-        options += ["alibi"] * self.alibi
+        options += ["alibi"] * self.alibi + ["sinks"] * self.sinks
         return "-".join([f"{self.num_q}q{self.num_kv}kv", f"{self.dim}d", f"page{self.page}", *options])
 
 
@@ -43,6 +44,7 @@ class PagedCache:
     cells: torch.dtype | None = None
     """What the cache holds, if not `dtype`."""
     slopes_H: Tensor | None = field(init=False, default=None)
+    sinks_H: Tensor | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         heads, page = self.heads, self.heads.page
@@ -67,10 +69,14 @@ class PagedCache:
         self.table = table.int().to(self.device)
         if heads.alibi:
             self.slopes_H = torch.rand(heads.num_q, device=self.device)
+        if heads.sinks:
+            # As much as hundreds of keys have together, or next to nothing.
+            self.sinks_H = (torch.rand(heads.num_q) * 8 - 2).to(self.device, self.dtype)
 
     @property
     def _options(self) -> dict[str, object]:
-        return {"window": self.heads.window, "softcap": self.heads.softcap, "alibi_slopes_H": self.slopes_H}
+        options = {"window": self.heads.window, "softcap": self.heads.softcap}
+        return {**options, "alibi_slopes_H": self.slopes_H, "sinks_H": self.sinks_H}
 
     def queries(self, count: int) -> Tensor:
         return torch.randn(count, self.heads.num_q, self.heads.dim).to(self.device, self.dtype)
@@ -126,7 +132,11 @@ class PagedCache:
         hidden = distance < 0
         if heads.window:
             hidden |= distance >= heads.window
-        return torch.einsum("htl,lhd->thd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
+        weights = scores.masked_fill(hidden, float("-inf")).exp()
+        total = weights.sum(-1, keepdim=True)
+        if self.sinks_H is not None:
+            total += self.sinks_H.double().exp()[:, None, None]
+        return torch.einsum("htl,lhd->thd", weights / total, v)
 
 
 def assert_near(cache: PagedCache, q_THD: Tensor, got: Tensor, chunks: list[tuple[int, int, int]], near: float) -> None:

@@ -1,12 +1,13 @@
 """Random weights of eight bits and four, and the numbers that they stand for, column by column."""
 
+import math
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import ScaledWeight, packed, stored, with_zeros
+from tercet.triton_kernels.scaled_weight import E8M0, ScaledWeight, packed, stored, with_powers, with_zeros
 
 META = torch.device("meta")
 
@@ -23,6 +24,15 @@ def scaled(
         return ScaledWeight(packed(numbers), with_zeros((scales / 6).to(of_scales), zeros, dtype), dtype, of_scales)
     numbers = torch.randn(N, K, device=device).mul_(64).clamp_(-448, 448).to(FP8)
     return ScaledWeight(stored(numbers), scales / 64, dtype)
+
+
+def mx(N: int, K: int, device: str = "cpu") -> ScaledWeight:
+    """The same in MXFP4."""
+    codes = torch.randint(0, 16, (N, -(-K // 128) * 128), device=device)
+    codes[:, K:] = 0
+    size = round(math.log2(K**-0.5 / 2.5)) + 127
+    powers = torch.randint(size - 2, size + 3, (N, K // 32), device=device).to(torch.uint8)
+    return ScaledWeight(packed(codes), with_powers(powers), torch.bfloat16, E8M0, K)
 
 
 def place(column: int) -> int:
@@ -50,6 +60,13 @@ def unrounded(w: ScaledWeight) -> Tensor:
     bytes_NJ = w.numbers_NJ.view(torch.uint8)[:, torch.tensor(places, device=w.device)]
     if four:
         numbers = torch.where(within < 64, bytes_NJ % 16, bytes_NJ // 16).double()
+        if w.is_mx:
+            values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device=w.device)
+            numbers = values[numbers.long() % 8] * torch.where(numbers > 7, -1, 1)
+            columns = torch.arange(w.shape[1], device=w.device)
+            byte = torch.tensor([0, 2, 1, 3], device=w.device)[columns % 128 // 32]
+            powers = (scales.T[:, columns // 128] >> (byte * 8)) & 255
+            return torch.ldexp(numbers, powers - 253)
         halves = scales.view(torch.int16).view(*scales.shape, 2)
         types = (w.of_scales, w.dtype)
         scales, zeros = (halves[..., i].contiguous().view(kind).double() for i, kind in enumerate(types))

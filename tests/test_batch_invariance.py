@@ -202,6 +202,7 @@ def test_draws_and_log_probabilities() -> None:
 HEADS = [
     Heads(4, 2, 32, 32),
     Heads(3, 1, 16, 16, window=40, softcap=5.0),
+    Heads(2, 1, 16, 16, sinks=True),
 ] if INTERPRETED else [
     Heads(16, 8, 128, 64),
     Heads(32, 8, 128, 16),
@@ -213,6 +214,8 @@ HEADS = [
     Heads(8, 2, 96, 64),
     Heads(8, 2, 256, 64),
     Heads(8, 2, 256, 64, softcap=20.0),
+    Heads(16, 2, 64, 64, sinks=True),
+    Heads(16, 2, 64, 64, window=128, sinks=True),
 ]  # fmt: skip
 LENGTHS = [1, 31, 64, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 77] + [4500] * (not INTERPRETED)
 

@@ -26,7 +26,7 @@ from whole_engine import GREEDY, generate
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 FAMILIES = ["phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
-FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2"]
+FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 
@@ -40,6 +40,7 @@ def larger(family: str, folder: Path) -> Path:
         "glm4-moe": {"n_routed_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 192},
         "dots1": {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 128},
         "minimax-m2": {"num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64},
+        "gpt-oss": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
         "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
     }.get(family, {})
     heads = {} if family in ("phi3", "granite", "olmo2", "olmo3", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}

@@ -100,7 +100,7 @@ group.close()
 """
 
 
-WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2"]
+WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from tercet.triton_kernels.sample import sample
         long("qwen3-moe", True),
         long("qwen2-moe", False),
         ("glm4-moe", True),
+        ("gpt-oss", False),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

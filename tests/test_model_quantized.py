@@ -163,7 +163,8 @@ O_PROJ = "model.layers.0.self_attn.o_proj."
         ),
         ("packed 4", {"weight_shape": None}, "weight_packed is .*; want weight_shape beside it"),
         ("packed 4", {"weight_shape": torch.tensor([64, 40])}, "weight_packed is .* for 64 x 40 of them"),
-        ("packed 4", {"weight_packed": torch.zeros(64, 8, dtype=torch.uint8)}, "is of type U8; supported: "),
+        ("packed 4", {"weight_packed": torch.zeros(64, 8, dtype=torch.uint8)}, "packed is uint8 .* want words of type"),
+        ("packed 4", {"weight_packed": torch.zeros(64, 8, dtype=torch.int16)}, "is of type I16; supported: "),
         ("packed 4", {"weight_scale": torch.ones(64, 3)}, "weight_scale is .* groups of which 64 columns are"),
         (
             "packed 4, order",

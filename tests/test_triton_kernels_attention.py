@@ -23,6 +23,8 @@ OPTIONS: list[dict[str, Any]] = [
     {"softcap": 3.0},
     {"alibi_slopes_H": True},
     {"window": 9, "softcap": 2.0, "alibi_slopes_H": True},
+    {"sinks_H": True},
+    {"window": 7, "sinks_H": True},
 ]
 
 
@@ -36,6 +38,8 @@ class Paged:
         self.options = dict(options)
         if "alibi_slopes_H" in options:
             self.options["alibi_slopes_H"] = torch.rand(num_heads)
+        if "sinks_H" in options:
+            self.options["sinks_H"] = torch.rand(num_heads) * 8 - 2
         num_pages = SLOTS * PAGES_EACH + 1
         self.k_cache = torch.full((num_pages, num_kv_heads, page, head_dim), float("nan")).to(cells)
         self.v_cache = self.k_cache.clone()
@@ -59,7 +63,9 @@ class Paged:
                 scores = cap * torch.tanh(scores / cap)
             if "alibi_slopes_H" in self.options:
                 scores -= self.options["alibi_slopes_H"][head] * (position - torch.arange(first, position + 1))
-            out[head] = scores.softmax(0) @ self.values[slot][seen, head // self.group]
+            weights = scores.exp()
+            total = weights.sum() + (self.options["sinks_H"][head].exp() if "sinks_H" in self.options else 0)
+            out[head] = weights / total @ self.values[slot][seen, head // self.group]
         return out
 
 
@@ -113,6 +119,13 @@ def test_decode_and_prefill(
     prefill_attention(q, *caches, slots, starts, begins, SCALE, work=few, out=last, **paged.options)
     ends = (begins[1:] - 1)[counts > 0].long()
     assert torch.equal(last[ends], out[ends])
+
+
+def test_layers_of_other_sinks_share_a_plan() -> None:
+    one, other = (Scoring(SCALE, 5, sinks_H=torch.rand(3)) for _ in range(2))
+    assert len({one, other}) == 1
+    assert Scoring(SCALE).is_plain
+    assert not Scoring(SCALE, sinks_H=torch.rand(3)).is_plain
 
 
 @pytest.mark.parametrize("cells", [torch.float32, FP8])

@@ -21,15 +21,23 @@ def ints(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
 
 
-def decode(page_table: Tensor, decode_slots: Tensor, decode_lengths: Tensor, alibi_slopes: Tensor) -> None:
-    decode_attention(Q, *CACHES, page_table, decode_slots, decode_lengths, 0.1, alibi_slopes_H=alibi_slopes)
+def decode(
+    page_table: Tensor, decode_slots: Tensor, decode_lengths: Tensor, alibi_slopes: Tensor, sinks: Tensor
+) -> None:
+    of_heads = {"alibi_slopes_H": alibi_slopes, "sinks_H": sinks}
+    decode_attention(Q, *CACHES, page_table, decode_slots, decode_lengths, 0.1, **of_heads)
 
 
 def prefill(
-    page_table: Tensor, chunk_slots: Tensor, chunk_starts: Tensor, query_starts: Tensor, alibi_slopes: Tensor
+    page_table: Tensor,
+    chunk_slots: Tensor,
+    chunk_starts: Tensor,
+    query_starts: Tensor,
+    alibi_slopes: Tensor,
+    sinks: Tensor,
 ) -> None:
-    chunks = chunk_slots, chunk_starts, query_starts
-    prefill_attention(Q, *CACHES, page_table, *chunks, 0.1, alibi_slopes_H=alibi_slopes)
+    chunks, of_heads = (chunk_slots, chunk_starts, query_starts), {"alibi_slopes_H": alibi_slopes, "sinks_H": sinks}
+    prefill_attention(Q, *CACHES, page_table, *chunks, 0.1, **of_heads)
 
 
 def prologue(
@@ -52,10 +60,10 @@ def fused(page_table: Tensor, cos_sin: Tensor, q_norm_weight: Tensor, k_norm_wei
 _TURNS = {"cos_sin": torch.zeros(90, D), "q_norm_weight": torch.zeros(D), "k_norm_weight": torch.zeros(D)}
 _ROWS = {"page_table": ints(3, 5), "decode_slots": ints(B), "decode_lengths": ints(B)}
 _CHUNKS = {"page_table": ints(3, 5), "chunk_slots": ints(2), "chunk_starts": ints(2), "query_starts": ints(3)}
-_SLOPES = {"alibi_slopes": torch.zeros(HEADS)}
+_OF_HEADS = {"alibi_slopes": torch.zeros(HEADS), "sinks": torch.zeros(HEADS)}
 GOOD: dict[Callable[..., None], dict[str, Tensor]] = {
-    decode: {**_ROWS, **_SLOPES},
-    prefill: {**_CHUNKS, **_SLOPES},
+    decode: {**_ROWS, **_OF_HEADS},
+    prefill: {**_CHUNKS, **_OF_HEADS},
     prologue: {"positions": ints(B), "kv_slots": torch.arange(B), **_TURNS, "rows": ints(1)},
     plan: _ROWS,
     fused: {"page_table": ints(3, 5), **_TURNS},
@@ -68,8 +76,9 @@ def bad_calls() -> Iterator[Any]:
             bad = {"got a tensor on meta, wanted cpu": tensor.to("meta"), "got shape .*, wanted": tensor[None]}
             if tensor.numel() > 1:
                 bad["got strides .*, wanted contiguous"] = torch.stack((tensor, tensor), -1).flatten(-2)[..., ::2]
-            if name not in _SLOPES:  # of which a kernel reads every type
-                bad[f"got torch.float16, wanted .*{tensor.dtype}"] = tensor.half()
+            # Of what heads have a kernel reads every type of float.
+            other = tensor.double() if name in _OF_HEADS else tensor.half()
+            bad[f"got {other.dtype}, wanted .*{tensor.dtype}"] = other
             for words, wrong in bad.items():
                 yield pytest.param(call, name, wrong, words, id=f"{call.__name__}-{name}-{words.split()[1]}")
 

@@ -45,13 +45,16 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         long(89, 16, 8, 128, 300, {}),
         (89, 8, 2, 256, 300, {"softcap": 30.0}),
         (89, 64, 1, 192, 300, {}),
+        (90, 64, 8, 64, 300, {"sinks_H": True}),
+        (89, 64, 8, 64, 300, {"window": 128, "sinks_H": True}),
+        long(80, 8, 8, 80, 300, {"sinks_H": True}),
     ],
 )
 def test_compile(
     capability: int, heads: int, kv_heads: int, head_dim: int, num_tokens: int, options: dict[str, Any]
 ) -> None:  # fmt: skip
-    if "alibi_slopes_H" in options:
-        options = options | {"alibi_slopes_H": meta(heads, dtype=torch.float32)}
+    of_heads = {"alibi_slopes_H": torch.float32, "sinks_H": torch.bfloat16}
+    options = options | {name: meta(heads, dtype=dtype) for name, dtype in of_heads.items() if name in options}
     caches = meta(100, kv_heads, 64, head_dim), meta(100, kv_heads, 64, head_dim)
     table, indices, cos_sin = (
         meta(9, 64, dtype=torch.int32),
@@ -103,14 +106,18 @@ def test_few_queries_behind_many(heads: int, deep: int, most: int, more: int) ->
     assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
 
 
-@pytest.mark.parametrize(("capability", "options"), [(80, {}), (89, {"softcap": 30.0}), (90, {"softcap": 30.0})])
-def test_few_queries_behind_many_elsewhere(capability: int, options: dict[str, float]) -> None:
+@pytest.mark.parametrize(
+    ("capability", "options"),
+    [(80, {}), (89, {"softcap": 30.0}), (90, {"softcap": 30.0}), (90, {"sinks_H": meta(16)})],
+    ids=["80-plain", "89-softcap", "90-softcap", "90-sinks"],
+)
+def test_few_queries_behind_many_elsewhere(capability: int, options: dict[str, Any]) -> None:
     q, cache = meta(64, 16, 128), meta(100, 8, 64, 128)
     table, chunks, begins = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32), meta(6, dtype=torch.int32)
     with compiling_for(capability) as kernels:
-        scoring = Scoring(0.1, **options)  # type: ignore[arg-type]
+        scoring = Scoring(0.1, **options)
         work = attention.plan_prefill(chunks, chunks, begins, 64, 16, cache, scoring, deep=DEEPER)
-        attention.prefill_attention(q, cache, cache, table, chunks, chunks, begins, 0.1, work=work, **options)  # type: ignore[arg-type]
+        attention.prefill_attention(q, cache, cache, table, chunks, chunks, begins, 0.1, work=work, **options)
         windowed = attention.plan_prefill(chunks, chunks, begins, 64, 16, cache, Scoring(0.1, 100), deep=DEEPER)
     names = [kernel.name for kernel in kernels]
     assert names == ["_cut_kernel", "_part_kernel", "_prefill_kernel", "_merge_kernel", "_cut_kernel"]

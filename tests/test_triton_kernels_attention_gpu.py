@@ -29,6 +29,9 @@ HEADS = [
     Heads(14, 2, 96, 128),
     Heads(8, 2, 256, 64),
     Heads(8, 4, 256, 16, window=600, softcap=30.0),
+    Heads(64, 8, 64, 64, sinks=True),
+    Heads(64, 8, 64, 64, window=128, sinks=True),
+    Heads(6, 2, 80, 16, softcap=20.0, alibi=True, sinks=True),
 ]
 
 
@@ -73,7 +76,16 @@ def test_prefill(heads: Heads, cells: torch.dtype | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "heads", [*HEADS[:2], *HEADS[4:6], Heads(64, 8, 128, 64), Heads(28, 4, 128, 64), Heads(2, 1, 64, 128)], ids=str
+    "heads",
+    [
+        *HEADS[:2],
+        *HEADS[4:6],
+        Heads(64, 8, 128, 64),
+        Heads(28, 4, 128, 64),
+        Heads(2, 1, 64, 128),
+        Heads(8, 1, 64, 64, sinks=True),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize(("deep", "cells"), [(DEEP, None), (DEEPER, None), (DEEPER, FP8)])
 def test_few_queries_behind_many(heads: Heads, deep: int, cells: torch.dtype | None) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
+from tercet.triton_kernels.clamped_gate import clamped_gate
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out, deal_out_reference, most_tiles
@@ -184,6 +185,46 @@ def test_sums(place: Place, tokens: int, each: int, width: int) -> None:
     place.check_rounded(sum_experts(x, wide), exact)
 
 
+@pytest.mark.parametrize(("tokens", "each", "inner"), [(1, 1, 64), (9, 4, 1000), (5, 3, 1440)])
+def test_gates_within_limits(place: Place, tokens: int, each: int, inner: int) -> None:
+    num_experts, limit, slope = 6, 1.75, 1.3
+    x, bias = place.random(tokens * each, 2 * inner) * 3, place.random(num_experts, 2 * inner)
+    experts = torch.randint(num_experts, (tokens, each)).int()
+    experts[tokens // 2 + 1 :] = num_experts  # as padding has
+    there = (experts.flatten() < num_experts).to(place.device)
+    own = bias[experts.flatten().clamp(max=num_experts - 1).long()]
+    for added in (None, bias):
+        both = x.double() if added is None else x.double() + own.double()
+        gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)
+        exact = (up + 1) * gate * torch.sigmoid(slope * gate)
+        got = clamped_gate(x, experts.to(place.device), added, limit, slope, num_experts)
+        assert (gate == limit).any(), "limits have been met"
+        place.check_rounded(got[there], exact[there])
+
+
+def test_what_experts_add_to_their_pairs(place: Place) -> None:
+    tokens, each, width, num_experts = 7, 3, 1030, 5
+    x, weights = place.random(tokens * each, width), place.random(tokens, each).abs()
+    experts, bias = torch.randint(num_experts, (tokens, each)).int(), place.random(num_experts, width)
+    exact = x.double().view(tokens, each, width) + bias[experts.long()].double()
+    exact = (exact * weights.double()[:, :, None]).sum(1)
+    got = sum_experts(x, weights, experts_TK=experts.to(place.device), bias_ED=bias)
+    place.check_rounded(got, exact)
+    experts[-1] = num_experts  # as padding has: nothing is read for them
+    assert torch.equal(sum_experts(x, weights, None, experts.to(place.device), bias)[:-1], got[:-1])
+
+
+def test_several_pairs_of_a_row(place: Place) -> None:
+    """As the gate's product has them, without its end."""
+    x, w = place.random(5, 48), place.random(4, 40, 48) * 48**-0.5
+    experts = torch.stack([torch.randperm(4)[:3] for _ in range(5)]).int()
+    exact = exact_rows(x, w, experts, 3)
+    for tile in (1, 16):
+        got = matmul_experts(x, w, deal_out(experts.to(place.device), 4, tile), 3)
+        roundings = 1e-5 if place.dtype == torch.float32 else 6e-3 if place.dtype == torch.float16 else 3e-2
+        torch.testing.assert_close(got.double(), exact, rtol=roundings, atol=roundings)
+
+
 @pytest.mark.parametrize(
     ("run", "message"),
     [
@@ -202,6 +243,22 @@ def test_sums(place: Place, tokens: int, each: int, width: int) -> None:
         (lambda: _multiply(w=torch.zeros(4, 8, 6).half()), "w: got torch.float16, wanted torch.float32"),
         (lambda: sum_experts(torch.zeros(5, 8), torch.zeros(2, 2)), "x: got shape [5, 8], wanted [4, *]"),
         (lambda: sum_experts(torch.zeros(4, 8), torch.zeros(2, 2).half()), "weights: got torch.float16, wanted"),
+        (
+            lambda: clamped_gate(torch.zeros(4, 6), torch.zeros(2, 2).int(), torch.zeros(3, 5), 7.0, 1.0, 3),
+            "bias: got shape [3, 5], wanted [3, 6]",
+        ),
+        (
+            lambda: clamped_gate(torch.zeros(4, 5), torch.zeros(2, 2).int(), None, 7.0, 1.0, 3),
+            "x: got 5 columns, wanted gate and up in turns",
+        ),
+        (
+            lambda: clamped_gate(torch.zeros(4, 6), torch.zeros(2, 2), None, 7.0, 1.0, 3),
+            "experts: got torch.float32, wanted torch.int32",
+        ),
+        (
+            lambda: sum_experts(torch.zeros(4, 8), torch.zeros(2, 2), bias_ED=torch.zeros(3, 8)),
+            "experts: got none, wanted those whose biases are added",
+        ),
     ],
 )  # fmt: skip
 def test_bad_input(run: Callable[[], object], message: str) -> None:
@@ -239,12 +296,15 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             _, wide = route(logits, 8, normed=True, rows=rows, **biased)  # type: ignore[arg-type]
             route(meta(tokens, 256, dtype=torch.float32), 8, normed=True, paired=True, **biased)  # type: ignore[arg-type]
             sum_experts(meta(tokens * 10, 2048), wide, rows)
+            biases = meta(128, 2048)
+            sum_experts(meta(tokens * 8, 2048), weights, rows, experts, biases)
+            clamped_gate(meta(tokens * 8, 2048), experts, biases, 7.0, 1.702, 128)
             route(meta(tokens, 61), 4, normed=False, shared=4, gated=True)
         for kernel in kernels:
             assert kernel.asm["cubin"]
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
         names |= {kernel.name for kernel in kernels}
-    assert len(names) == 7 + (capability == 90)
+    assert len(names) == 8 + (capability == 90)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter's own tests")

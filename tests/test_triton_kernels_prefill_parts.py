@@ -120,7 +120,13 @@ def attend(scores_HL: Tensor, values_HLD: Tensor) -> tuple[Tensor, Tensor, Tenso
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
 @pytest.mark.parametrize(
     "heads",
-    [Heads(2, 1, 64, 16), Heads(2, 2, 80, 64, softcap=5.0), Heads(1, 1, 16, 32, alibi=True), Heads(7, 1, 32, 128)],
+    [
+        Heads(2, 1, 64, 16),
+        Heads(2, 2, 80, 64, softcap=5.0),
+        Heads(1, 1, 16, 32, alibi=True),
+        Heads(2, 1, 24, 32, sinks=True),
+        Heads(7, 1, 32, 128),
+    ],
     ids=str,
 )
 def test_few_queries_behind_many(heads: Heads, dtype: torch.dtype) -> None:

@@ -1,6 +1,7 @@
 """Products of tokens with experts' weights of eight bits and four, near what the numbers give that they stand for."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
-from scaled_weights import META, meant, of_meta, scaled, unrounded
+from scaled_weights import META, meant, mx, of_meta, on_meta, scaled, unrounded
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
@@ -63,12 +64,53 @@ def test_products(
             )
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAVE_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "each", "width", "inner"),
+    [
+        (1, 32, 4, 2880, 2880),
+        (7, 4, 2, 96, 160),
+        (33, 6, 3, 128, 2080),
+        (64, 128, 4, 2880, 1440),
+        (900, 4, 2, 416, 608),
+        (300, 32, 4, 2880, 2880),
+        (2500, 4, 2, 1056, 320),
+    ],
+)
+def test_products_in_mxfp4(tokens: int, num_experts: int, each: int, width: int, inner: int) -> None:
+    """As without an end, which these experts have by themselves; the same bits as with plain weights."""
+    x = torch.randn(tokens, width, device="cuda").bfloat16()
+    experts = torch.stack([torch.randperm(num_experts)[:each] for _ in range(tokens)]).int()
+    experts[tokens // 2 + 1 :] = num_experts  # as padding has
+    there = (experts.flatten() < num_experts).cuda()
+    gate_up, down = mx(num_experts * 2 * inner, width, "cuda"), mx(num_experts * width, inner, "cuda")
+    sorted_tile = expert_tile(tokens * each, num_experts, gate_up, deterministic=True)
+    for tile in (1, sorted_tile):
+        work = deal_out(experts.cuda(), num_experts, tile)
+        own = meant(gate_up).view(num_experts, -1, width)
+        projected = matmul_experts(x, gate_up, work, each)
+        exact = exact_rows(x, own, experts, each)
+        torch.testing.assert_close(projected[there].double(), exact[there], rtol=3e-2, atol=3e-2)
+        given = torch.where(there[:, None], projected[:, :inner], float("nan")).contiguous()
+        others = meant(down).view(num_experts, -1, inner)
+        back = matmul_experts(given, down, work)
+        exact = exact_rows(given, others, experts, 1)
+        torch.testing.assert_close(back[there].double(), exact[there], rtol=3e-2, atol=3e-2)
+        if tile > 1 and torch.cuda.get_device_capability()[0] == 9:  # in plain order
+            assert torch.equal(projected[there], matmul_experts(x, own, work, each)[there])
+            assert torch.equal(back[there], matmul_experts(given, others, work)[there])
+
+
 def test_bad_input() -> None:
     work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
 
     def multiply(rows: int) -> Tensor:
         return matmul_experts_silu_and_mul(torch.zeros(2, 64), scaled(rows, 64, 1, torch.float32), work, 1)
 
+    for columns, dtype in ((64, torch.float16), (40, torch.bfloat16)):
+        with pytest.raises(ValueError, match=f"w: got {columns} columns of MXFP4 for {dtype}, wanted those of experts"):
+            matmul_experts(torch.zeros(2, columns, dtype=dtype), mx(8, columns), work)
     with pytest.raises(ValueError, match="w: got 7 rows, wanted as many for each of 4 experts"):
         multiply(7)
     with pytest.raises(ValueError, match="w: got 3 rows, wanted gate and up rows in turns"):
@@ -84,9 +126,26 @@ def test_compile(tile: int, four: bool, capability: int) -> None:
     with compiling_for(capability) as kernels:
         matmul_experts_silu_and_mul(x, of_meta(16 * 1536, 2048, 16, four=four), ExpertWork(pairs, experts, tile, 16), 8)
     (kernel,) = kernels
+    check_tiles(kernel, capability, "8" if four else "4")
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("capability", [89, 90])
+@pytest.mark.parametrize("tile", [16, 32, 128])
+def test_compile_mxfp4(tile: int, capability: int) -> None:
+    """Of columns that fill no block."""
+    x = torch.empty(64, 2080, dtype=torch.bfloat16, device=META)
+    pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (32 * tile, 32))
+    with compiling_for(capability) as kernels:
+        matmul_experts(x, on_meta(mx(16 * 96, 2080)), ExpertWork(pairs, experts, tile, 16), 4)
+    (kernel,) = kernels
+    check_tiles(kernel, capability, "8")
+
+
+def check_tiles(kernel: Any, capability: int, together: str) -> None:
     assert kernel.asm["cubin"]
     if capability == 89:  # operands lie as `dealt_columns` says
-        assert set(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"])) == {"8" if four else "4"}
+        assert set(re.findall(r"kWidth = (\d+)", kernel.asm["ttgir"])) == {together}
     waits = [line for line in kernel.asm["ttgir"].splitlines() if "warp_group_dot_wait" in line]
     assert bool(waits) == (capability == 90)
     assert all("pendings = 0" in line for line in waits)

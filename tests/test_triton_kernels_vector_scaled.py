@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ptx_machine import Machine
-from scaled_weights import META, on_meta, scaled, unrounded
+from scaled_weights import META, mx, on_meta, scaled, unrounded
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork
@@ -60,12 +60,17 @@ def test_one_row(
     assert distance(out, wanted) < NEAR[dtype]
 
 
-@pytest.mark.parametrize(("four", "gate"), [(False, True), (True, False), (True, True), (False, False)])
-def test_experts(four: bool, gate: bool) -> None:
+FP8, FOUR, MX = "FP8", "four bits", "MXFP4"
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize(("kind", "K"), [(FP8, 1280), (FOUR, 1280), (MX, 1280), (MX, 32), (MX, 2080)])
+def test_experts(kind: str, K: int, gate: bool) -> None:
     """Each pair's row with the weights of its expert, and nothing where that is none."""
-    num_experts, N, K = 5, 10, 1280
+    num_experts, N = 5, 10
     experts = torch.tensor([3, 5, 0, 4, -1, 3], dtype=torch.int32)
-    w, x = scaled(num_experts * N, K, 10, BF16, four=four), torch.randn(3 if gate else 6, K).to(BF16)
+    w = mx(num_experts * N, K) if kind == MX else scaled(num_experts * N, K, 10, BF16, four=kind == FOUR)
+    x = torch.randn(3 if gate else 6, K).to(BF16)
     out = torch.full((6, N // 2 if gate else N), float("nan"), dtype=BF16)
     work = ExpertWork(None, experts.to(META), 1, num_experts)
     with compiling_for(90) as kernels:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from covering import long
 from ptx_machine import Copied, Machine
-from scaled_weights import META, meant, on_meta, scaled
+from scaled_weights import META, meant, mx, on_meta, scaled
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork
@@ -79,7 +79,16 @@ def test_products(
     [long(8, True, 90), long(8, False, 90), long(16, True, 89), long(8, False, 89)],
 )
 def test_experts(groups: int, four: bool, capability: int) -> None:
-    w, x = scaled(EXPERTS * N, K, groups, torch.bfloat16, four=four), rows(WORK.tile)
+    check_experts(scaled(EXPERTS * N, K, groups, torch.bfloat16, four=four), capability)
+
+
+@pytest.mark.parametrize("capability", [90, long(80)])
+def test_experts_in_mxfp4(capability: int) -> None:
+    check_experts(mx(EXPERTS * N, K), capability)
+
+
+def check_experts(w: ScaledWeight, capability: int) -> None:
+    x = rows(WORK.tile)
     work = replace(WORK, pairs_Q=WORK.pairs_Q.to(META), experts_N=WORK.experts_N.to(META))
     with compiling_for(capability) as kernels:
         matmul_experts(x.to(META), on_meta(w), work)

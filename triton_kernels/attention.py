@@ -66,18 +66,20 @@ def decode_attention(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes_H: Tensor | None = None,
+    sinks_H: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """[B, H, D] -> [B, H, D]: row b attends to the first `decode_lengths_B[b]` positions of slot `decode_slots_B[b]`.
 
     Rows of length 0 give zeros. Writes `out` if given and the memory in `work`; softmax in fp32. `work`: planned for
-    these rows, once for all layers of a step with this window; without it the call plans for itself. Graph-safe.
+    these rows, once for all layers of a step with this window; without it the call plans for itself. `sinks_H`: see
+    `Scoring`. Graph-safe.
     """
-    _check(q_BHD, k_cache, v_cache, page_table_SM, alibi_slopes_H)
+    _check(q_BHD, k_cache, v_cache, page_table_SM, alibi_slopes_H, sinks_H)
     check_indices("decode_slots", decode_slots_B, q_BHD, q_BHD.shape[0])
     check_indices("decode_lengths", decode_lengths_B, q_BHD, q_BHD.shape[0])
     out = _output(q_BHD, out)
-    scoring = Scoring(scale, window, softcap, alibi_slopes_H)
+    scoring = Scoring(scale, window, softcap, alibi_slopes_H, sinks_H)
     if not q_BHD.shape[0]:
         return out
     if use_kernels(q_BHD):
@@ -106,21 +108,23 @@ def prefill_attention(
     window: int = 0,
     softcap: float = 0.0,
     alibi_slopes_H: Tensor | None = None,
+    sinks_H: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """[T, H, D] -> [T, H, D], causal: tokens `query_starts_C1[c]` and on are chunk c's, at positions
     `chunk_starts_C[c]` and on of slot `chunk_slots_C[c]`.
 
     Tokens of no chunk give zeros. Writes `out` if given and mutates nothing else; softmax in fp32. `work`: planned for
-    these chunks, once for all layers of a step; without it the call plans for itself. Graph-safe.
+    these chunks, once for all layers of a step; without it the call plans for itself. `sinks_H`: see `Scoring`.
+    Graph-safe.
     """
-    _check(q_THD, k_cache, v_cache, page_table_SM, alibi_slopes_H)
+    _check(q_THD, k_cache, v_cache, page_table_SM, alibi_slopes_H, sinks_H)
     C = len(chunk_slots_C)
     check_indices("chunk_slots", chunk_slots_C, q_THD, C)
     check_indices("chunk_starts", chunk_starts_C, q_THD, C)
     check_indices("query_starts", query_starts_C1, q_THD, C + 1)
     out = _output(q_THD, out)
-    scoring = Scoring(scale, window, softcap, alibi_slopes_H)
+    scoring = Scoring(scale, window, softcap, alibi_slopes_H, sinks_H)
     if not q_THD.shape[0]:
         return out
     if use_kernels(q_THD):
@@ -194,7 +198,8 @@ def _output(q: Tensor, out: Tensor | None) -> Tensor:
 
 
 def _check(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, alibi_slopes_H: Tensor | None
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, alibi_slopes_H: Tensor | None,
+    sinks_H: Tensor | None,
 ) -> None:  # fmt: skip
     check_dtype("q", q, *FLOATS)
     check_shape("q", q, None, None, None)
@@ -205,7 +210,9 @@ def _check(
     if q.shape[1] % k_cache.shape[1]:
         raise ValueError(f"q: got {q.shape[1]} heads, wanted a multiple of the cache's {k_cache.shape[1]}")
     check_indices("page_table", page_table_SM, q, None, None)
-    if alibi_slopes_H is not None:
-        check_shape("alibi_slopes", alibi_slopes_H, q.shape[1])
-        check_contiguous("alibi_slopes", alibi_slopes_H)
-        check_device("alibi_slopes", alibi_slopes_H, q)
+    for name, numbers_H in (("alibi_slopes", alibi_slopes_H), ("sinks", sinks_H)):
+        if numbers_H is not None:
+            check_shape(name, numbers_H, q.shape[1])
+            check_dtype(name, numbers_H, *FLOATS)
+            check_contiguous(name, numbers_H)
+            check_device(name, numbers_H, q)

@@ -9,7 +9,7 @@ size, S slots, M pages of a slot; caches are [page, kv head, token of the page, 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +28,14 @@ class Scoring:
     """How many positions back a query sees, its own included; 0: all."""
     softcap: float = 0.0
     alibi_slopes_H: Tensor | None = None
+    sinks_H: Tensor | None = field(default=None, compare=False)
+    """One score more of each q head's queries, not scaled, of no key: weights of values add up to less than one. Each
+    layer has its own, and what is planned for one layer serves all whose scorings are equal: they are no part of it."""
 
     @property
     def is_plain(self) -> bool:
-        return not self.window and not self.softcap and self.alibi_slopes_H is None
+        extras = self.alibi_slopes_H, self.sinks_H
+        return not self.window and not self.softcap and all(extra is None for extra in extras)
 
 
 def decode_attention_reference(
@@ -156,4 +160,8 @@ def _weights(q: Tensor, k: Tensor, positions: Tensor, scoring: Scoring, num_quer
     hidden = distances < 0
     if scoring.window:
         hidden |= distances >= scoring.window
-    return scores.masked_fill_(hidden, -math.inf).softmax(-1).flatten(-3, -2)
+    scores = scores.masked_fill_(hidden, -math.inf)
+    if scoring.sinks_H is not None:
+        sinks = scoring.sinks_H.float().view(*scores.shape[-4:-2], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), -1)
+    return scores.softmax(-1)[..., : k.shape[-2]].flatten(-3, -2)

@@ -21,6 +21,7 @@ from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.sinks import begin_with_sinks
 from tercet.triton_kernels.tiles import dot_block, next_power_of_2
 
 _FIXED_SPLIT = 512
@@ -154,12 +155,12 @@ def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: Dec
 
 @triton.jit(do_not_specialize=["M", "num_programs"], do_not_specialize_on_alignment=["M", "num_programs"])
 def _decode_kernel(
-    q_ptr, k_ptr, v_ptr, page_table_ptr, items_ptr, num_items_ptr, slopes_ptr, partial_ptr, stats_ptr, out_ptr,
-    scale, softcap, M, num_programs,
+    q_ptr, k_ptr, v_ptr, page_table_ptr, items_ptr, num_items_ptr, slopes_ptr, sinks_ptr, partial_ptr, stats_ptr,
+    out_ptr, scale, softcap, M, num_programs,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, PERSISTENT: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (num_programs,): each program takes one pair of a split and a kv head, or every num_programs-th one.
 
@@ -199,6 +200,9 @@ def _decode_kernel(
         q = as_factor(q, q.dtype, k_ptr.dtype.element_ty)
         largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
         weight = tl.zeros((BLOCK_G,), tl.float32)
+        if SINKS:
+            # Of a row's splits the last counts them.
+            largest, weight = begin_with_sinks(sinks_ptr, q_heads, (heads < G) & (end == length))
         acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
         for start in tl.range(first, end, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
@@ -262,15 +266,16 @@ def launch_decode_attention(
     if not work.fixed:
         num_programs = work.items_I8.shape[0] * kv_heads
     overlap = overlap_options(q_BHD)
-    slopes = scoring.alibi_slopes_H
+    slopes, sinks = scoring.alibi_slopes_H, scoring.sinks_H
     _decode_kernel[(num_programs,)](
         q_BHD, k_cache, v_cache, page_table_SM, work.items_I8, work.num_items_1,
-        q_BHD if slopes is None else slopes, work.partial_IHD, work.stats_IH2, out_BHD,
+        q_BHD if slopes is None else slopes, q_BHD if sinks is None else sinks,
+        work.partial_IHD, work.stats_IH2, out_BHD,
         scoring.scale, scoring.softcap, page_table_SM.shape[1], num_programs,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=min(page_size, tile),
         BLOCK_G=dot_block(H // kv_heads), BLOCK_D=dot_block(D),
         PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
-        ALIBI=slopes is not None, PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3,
-        num_warps=2, **overlap,
+        ALIBI=slopes is not None, SINKS=sinks is not None,
+        PRECISION="ieee" if q_BHD.dtype == torch.float32 else "tf32", STAGES=3, num_warps=2, **overlap,
     )  # fmt: skip
     merge_splits(work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, out_BHD)

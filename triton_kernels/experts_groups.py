@@ -43,14 +43,14 @@ def _multiply(
 @gluon.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["num_tiles"])
 def experts_groups_kernel(
     x_ptr, w_desc, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, PER_ROW: gl.constexpr, N: gl.constexpr,
-    K: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr, BLOCK_M: gl.constexpr,
-    STAGES: gl.constexpr, GATED: gl.constexpr, X_LAYOUT: gl.constexpr, PDL: gl.constexpr,
+    K: gl.constexpr, X: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr,
+    BLOCK_M: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, X_LAYOUT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles, of BLOCK_M places by three times 64
     columns, those of an expert that are there.
 
     ROWS: of all experts' weights. GROUP columns share a scale; what `w_desc` has in a block divides it, or 64 with
-    FOUR, where halves have their own. It divides K, too.
+    FOUR, where halves have their own. It divides K, too, of which x has the first X columns.
     """
     BLOCK_K: gl.constexpr = w_desc.block_shape[1] * (2 if FOUR else 1)
     EPILOGUE: gl.constexpr = GATE if GATED else STORE
@@ -78,7 +78,7 @@ def experts_groups_kernel(
             ),
             (
                 gather_stages,
-                (x_ptr, w_desc, pairs_ptr, tile_experts_ptr, x_ring, w_ring, free, full, num_tiles, PER_ROW, N, K,
+                (x_ptr, w_desc, pairs_ptr, tile_experts_ptr, x_ring, w_ring, free, full, num_tiles, PER_ROW, N, K, X,
                  FOUR, PDL),
             ),
         ],

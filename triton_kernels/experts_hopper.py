@@ -89,7 +89,7 @@ def experts_hopper_kernel(
             ),
             (
                 gather_stages,
-                (x_ptr, w_desc, pairs_ptr, tile_experts_ptr, x_ring, w_ring, free, full, num_tiles, PER_ROW, N, K,
+                (x_ptr, w_desc, pairs_ptr, tile_experts_ptr, x_ring, w_ring, free, full, num_tiles, PER_ROW, N, K, K,
                  four_bits, PDL),
             ),
         ],

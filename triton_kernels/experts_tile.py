@@ -61,11 +61,12 @@ def experts_kernel(
 @triton.jit
 def scaled_experts_kernel(
     x_ptr, w_ptr, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, PER_ROW: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr, TOGETHER: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
+    K: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
+    TOGETHER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The same with weights of eight bits or four, which are the tall side (`matmul_scaled.py`). ROWS: of all experts'
-    weights. BLOCK_K divides K."""
+    weights. BLOCK_K divides K, of which x has the first X columns."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -77,12 +78,13 @@ def scaled_experts_kernel(
         pairs = tl.load(pairs_ptr + tile * BLOCK_M + tl.arange(0, BLOCK_M))
         rows = tl.maximum(pairs, 0) // PER_ROW
         w_rows = expert * N + tl.minimum(start_n + tl.arange(0, BLOCK_N), N - 1)
-        x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * K + dealt_columns(BLOCK_K, TOGETHER)[:, None]
+        columns = dealt_columns(BLOCK_K, TOGETHER)
+        x_ptrs = x_ptr + rows.to(tl.int64)[None, :] * X + columns[:, None]
         w_ptrs = w_ptr + w_rows.to(tl.int64)[:, None] * (K // each) + tl.arange(0, BLOCK_K // each)[None, :]
         scale_ptrs = scales_ptr + w_rows
         acc_NM = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in range(0, K, BLOCK_K):
-            x = tl.load(x_ptrs + k)
+            x = tl.load(x_ptrs + k, mask=(columns < X - k)[:, None], other=0.0) if X < K else tl.load(x_ptrs + k)
             w = tl.load(w_ptrs + k // each)
             wide = load_wide(w, scale_ptrs, k, ROWS, GROUP, FOUR, BLOCK_K, x.dtype, TOGETHER)
             acc_NM = awaited(tl.dot(wide, x, acc_NM))

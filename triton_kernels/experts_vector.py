@@ -81,10 +81,10 @@ def experts_vector_kernel(
 @gluon.jit
 def experts_vector_scaled_kernel(
     x_ptr, w_ptr, scales_ptr, experts_ptr, out_ptr, PER_ROW: gl.constexpr, N: gl.constexpr, K: gl.constexpr,
-    ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr, BLOCK_N: gl.constexpr, GATE: gl.constexpr,
-    PDL: gl.constexpr,
+    X: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr, BLOCK_N: gl.constexpr,
+    GATE: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The same with weights of eight bits or four."""
+    """The same with weights of eight bits or four. Of their K columns x has the first X."""
     WIDTH: gl.constexpr = 32 if FOUR else 16
     L: gl.constexpr = layout_of_vectors(BLOCK_N, gl.num_warps())
     pair, start_n, expert, there = _who(experts_ptr, N, ROWS, BLOCK_N, GATE, PDL)
@@ -92,7 +92,7 @@ def experts_vector_scaled_kernel(
     num_units = gl.where(there, K // WIDTH, 0)
     w_ptrs, scale_ptrs, words, scales = begin_vectors(w_ptr, scales_ptr, rows, num_units, ROWS, K, GROUP, WIDTH, L)
     _await_rows(GATE, PDL)
-    x_ptr += (pair // PER_ROW).to(gl.int64) * K
-    y_N = end_vectors(x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, ROWS, K, GROUP, FOUR, WIDTH, L)
+    x_ptr += (pair // PER_ROW).to(gl.int64) * X
+    y_N = end_vectors(x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, ROWS, K, X, GROUP, FOUR, WIDTH, L)
     out_ptr += pair.to(gl.int64) * (N // 2 if GATE else N)
     store_vector(y_N, start_n, gl.where(there, N, 0), out_ptr, GATE)

@@ -41,10 +41,10 @@ def make_gathered_ring(
 @gluon.jit
 def gather_stages(
     x_ptr, w_desc, pairs_ptr, tile_experts_ptr, x_ring, w_ring, free, full, num_tiles, PER_ROW: gl.constexpr,
-    N: gl.constexpr, K: gl.constexpr, FOUR: gl.constexpr, PDL: gl.constexpr,
+    N: gl.constexpr, K: gl.constexpr, X: gl.constexpr, FOUR: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Fill the ring, stage after stage, tile after tile: a stage of rows is said to be there when _LATE more are on
-    their way."""
+    their way. Of K columns x has the first X; the others are zeros."""
     STAGES: gl.constexpr = x_ring.shape[0]
     BLOCK_M: gl.constexpr = x_ring.shape[1]
     BLOCK_K: gl.constexpr = x_ring.shape[2]
@@ -62,12 +62,16 @@ def gather_stages(
         if expert >= 0:
             start_n = expert * N + index % num_n * WIDTH
             rows = gl.maximum(gl.load(pairs_ptr + tile * BLOCK_M + places), 0) // PER_ROW
-            x_ptrs = x_ptr + rows.to(gl.int64)[:, None] * K + columns[None, :]
+            x_ptrs = x_ptr + rows.to(gl.int64)[:, None] * X + columns[None, :]
             for k in range(0, K, BLOCK_K):
                 stage = count % STAGES
                 mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
                 fetch_weights(w_desc, w_ring, full, stage, start_n, k, BYTES, FOUR)
-                async_copy.async_copy_global_to_shared(x_ring.index(stage), x_ptrs + k)
+                if X < K:
+                    there = (columns < X - k)[None, :]
+                    async_copy.async_copy_global_to_shared(x_ring.index(stage), x_ptrs + k, mask=there)
+                else:
+                    async_copy.async_copy_global_to_shared(x_ring.index(stage), x_ptrs + k)
                 async_copy.commit_group()
                 if count >= _LATE:
                     async_copy.wait_group(_LATE)

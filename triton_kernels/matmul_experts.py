@@ -108,21 +108,21 @@ def matmul_experts_silu_and_mul(x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, 
     return out_PF
 
 
-def matmul_experts(x_PK: Tensor, w_ENK: Weight, work: ExpertWork) -> Tensor:
-    """Each pair's own row with its expert's weights: [P, K] x [E, N, K] -> [P, N]. As above."""
-    N = _check(x_PK, w_ENK, work)
-    out_PN = x_PK.new_empty(x_PK.shape[0], N)
-    if use_kernels(x_PK):
-        _launch(x_PK, w_ENK, work, out_PN, 1, gate=False)
+def matmul_experts(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, pairs_each: int = 1) -> Tensor:
+    """Each pair's row with its expert's weights: [M, K] x [E, N, K] -> [M * pairs_each, N]. As above."""
+    N = _check(x_MK, w_ENK, work)
+    out_PN = x_MK.new_empty(x_MK.shape[0] * pairs_each, N)
+    if use_kernels(x_MK):
+        _launch(x_MK, w_ENK, work, out_PN, pairs_each, gate=False)
     else:
         w_ENK = _plain(w_ENK, work)
         for expert, pairs in _by_expert(work):
-            out_PN[pairs] = F.linear(x_PK[pairs], w_ENK[expert])
+            out_PN[pairs] = F.linear(x_MK[pairs // pairs_each], w_ENK[expert])
     return out_PN
 
 
 def _plain(w_ENK: Weight, work: ExpertWork) -> Tensor:
-    return plain(w_ENK).view(work.num_experts, -1, w_ENK.shape[-1])
+    return w_ENK if isinstance(w_ENK, Tensor) else plain(w_ENK).unflatten(0, (work.num_experts, -1))
 
 
 def _by_expert(work: ExpertWork) -> list[tuple[int, Tensor]]:
@@ -136,7 +136,8 @@ def _by_expert(work: ExpertWork) -> list[tuple[int, Tensor]]:
 
 
 def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row: int, *, gate: bool) -> None:
-    N, K = math.prod(w_ENK.shape[:-1]) // work.num_experts, x_MK.shape[1]
+    N = math.prod(w_ENK.shape[:-1]) // work.num_experts
+    K = w_ENK.stored_columns if isinstance(w_ENK, ScaledWeight) else w_ENK.shape[-1]
     num_tiles, pairs_each = len(work.experts_N), len(out) // work.num_experts
     if not num_tiles:
         return
@@ -152,7 +153,8 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
         if x_MK.dtype.itemsize == 2 and pairs_each <= _MOST_WIDENED:
             _launch_scaled(x_MK, w_ENK, work, out, gate, fixed)
             return
-        w_ENK = plain(w_ENK)
+        w_ENK = plain(w_ENK).contiguous()
+        fixed["K"] = K = x_MK.shape[1]
     w_RK = w_ENK.view(-1, K)
     if work.tile == 128 and pairs_each >= _MANY and K % 64 == 0 and can_use_tma(x_MK, w_RK):
         experts_hopper_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 256)),)](
@@ -181,7 +183,8 @@ def _launch_vectors(
         return
     words = w_ENK.numbers_NJ.view(torch.int32)
     experts_vector_scaled_kernel[(len(work.experts_N) * cdiv(N, _ROWS_OF_VECTOR),)](
-        x_MK, words, w_ENK.scales_GN, work.experts_N, out, GROUP=w_ENK.group, FOUR=w_ENK.kind, BLOCK_N=_ROWS_OF_VECTOR,
+        x_MK, words, w_ENK.scales_GN, work.experts_N, out, GROUP=w_ENK.group, FOUR=w_ENK.kind, X=x_MK.shape[1],
+        BLOCK_N=_ROWS_OF_VECTOR,
         num_warps=min(next_power_of_2(cdiv(words.shape[1], 256)), 4), **fixed,
     )  # fmt: skip
 
@@ -192,9 +195,9 @@ def _launch_scaled(
     blocks = _scaled_blocks(work.tile, w_RK)
     together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
     scaled_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], blocks.n),)](
-        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, ROWS=len(w_RK), GROUP=w_RK.group,
-        FOUR=w_RK.kind, TOGETHER=together, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate, num_warps=blocks.warps,
-        num_stages=blocks.stages, **fixed,
+        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, X=x_MK.shape[1], ROWS=len(w_RK),
+        GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate,
+        num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
     )  # fmt: skip
 
 
@@ -207,7 +210,7 @@ def _launch_groups(
     num_tiles = len(work.experts_N)
     experts_groups_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(fixed["N"], GROUPS_WIDTH)),)](
         x_MK, hopper_descriptor(w_RK.numbers_NJ, 64, block_k // each), w_RK.scales_GN, work.pairs_Q, work.experts_N,
-        out, num_tiles, ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, GATED=gate,
+        out, num_tiles, ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, X=x_MK.shape[1], GATED=gate,
         STAGES=min(_RING_BYTES // stage_bytes, 8), X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, block_k),
         num_warps=4, **fixed,
     )  # fmt: skip
@@ -241,7 +244,7 @@ def _check(x_MK: Tensor, w_ENK: Weight, work: ExpertWork) -> int:
         check_shape("w", w_ENK, work.num_experts, None, x_MK.shape[1])
         check_same("w", w_ENK, x_MK)
         return w_ENK.shape[1]
-    check_weight("w", w_ENK, x_MK, None, x_MK.shape[1])
+    check_weight("w", w_ENK, x_MK, None, x_MK.shape[1], of_experts=True)
     N, left = divmod(len(w_ENK), work.num_experts)
     if left:
         raise ValueError(f"w: got {len(w_ENK)} rows, wanted as many for each of {work.num_experts} experts")

@@ -41,6 +41,19 @@ def _unpacking_four() -> str:
     return " ".join([*lines, "}"])
 
 
+def _unpacking_mx() -> str:
+    """The same order. A number's three bits are moved to where the exponent of fp16 ends and its fraction begins, its
+    fourth to the sign: 2^14 times too small."""
+    lines = ["{ .reg .b16 left, right; .reg .b32 moved, sign, two;"]
+    for first, shift in ((0, 12), (2, 8), (4, 4), (6, 0)):
+        lines += [
+            f"shl.b32 moved, $8, {shift}; and.b32 sign, moved, 0x80008000; shr.u32 moved, moved, 3;",
+            f"lop3.b32 two, moved, 0x0e000e00, sign, 0xea; {_parting('two', first)}",
+        ]
+    return " ".join([*lines, "}"])
+
+
+_UNPACK_MX = gl.constexpr(_unpacking_mx())
 _UNPACK_FP8, _UNPACK_FOUR = gl.constexpr(_unpacking_fp8()), gl.constexpr(_unpacking_four())
 
 
@@ -54,12 +67,12 @@ def _along(axis, layout):
 
 
 @gluon.jit
-def _load_met(x_ptr, k, columns, K: gl.constexpr, HALVES: gl.constexpr):
+def _load_met(x_ptr, k, columns, X: gl.constexpr, HALVES: gl.constexpr):
     """Numbers of x in the order of the bytes that they meet (`stored` in scaled_weight.py): [U, W, 4, HALVES]. Of four
     bits a byte has two: for its lower bits, and for its upper ones."""
     WARPS: gl.constexpr = gl.num_warps()
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4, 4, HALVES], [32, 1, 1, 1], [WARPS, 1, 1, 1], [3, 2, 1, 0])
-    x = gl.load(x_ptr + k + columns, mask=columns < K - k, other=0.0)
+    x = gl.load(x_ptr + k + columns, mask=columns < X - k, other=0.0)
     apart = gl.reshape(x, (x.shape[0] // (64 * HALVES), HALVES, 4, 2, 4, 2))
     met = gl.reshape(gl.permute(apart, (0, 4, 2, 3, 5, 1)), (x.shape[0] // (16 * HALVES), 4, 4, HALVES))
     return gl.convert_layout(met, LAYOUT)
@@ -106,6 +119,28 @@ def _sums_of_four(words, scales, x, HALVED: gl.constexpr, FOUR: gl.constexpr, LA
     sums = v0 * y0 + (w2 * x2 + (w0 * x0 + (low + high)))  # in the order in which numbers come: others take registers
     sums = v1 * y1 + (w3 * x3 + (w1 * x1 + (v2 * y2 + sums)))
     return _scaled(v3 * y3 + sums, of_low + of_high, scales[0], BF16, FOUR)
+
+
+@gluon.jit
+def _sums_of_mx(words, scales, x, LAYOUT: gl.constexpr):
+    """The same of MXFP4: of each block's four powers of two the first two are for words 0 and 1 of each unit, for their
+    lower bits and for the upper ones, the others for words 2 and 3."""
+    low, high = gl.split(to_fp32(x))
+    x0, x1, x2, x3 = _by_byte(low, LAYOUT)
+    y0, y1, y2, y3 = _by_byte(high, LAYOUT)
+    w0, w2, v0, v2, w1, w3, v1, v3 = gl.inline_asm_elementwise(
+        _UNPACK_MX, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r", [words], _FLOATS_OF_FOUR, True, 1
+    )
+    low = w3 * x3 + (w1 * x1 + (w2 * x2 + w0 * x0))
+    high = v3 * y3 + (v1 * y1 + (v2 * y2 + v0 * y0))
+    powers = gl.expand_dims(scales, 2) >> (gl.arange(0, 4, _along(2, LAYOUT))[None, None, :] // 2 * 16)
+    return gl.sum(low * _power(powers) + high * _power(powers >> 8), 2)
+
+
+@gluon.jit
+def _power(words):
+    """By the lowest byte of words, less what `with_powers` adds and what `_unpacking_mx` leaves off, in fp32."""
+    return (((words & 255) - 112) << 23).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -187,21 +222,23 @@ def begin_vectors(
 
 @gluon.jit
 def end_vectors(
-    x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, ROWS: gl.constexpr, K: gl.constexpr, GROUP: gl.constexpr,
-    FOUR: gl.constexpr, WIDTH: gl.constexpr, L: gl.constexpr,
+    x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, ROWS: gl.constexpr, K: gl.constexpr, X: gl.constexpr,
+    GROUP: gl.constexpr, FOUR: gl.constexpr, WIDTH: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """The products of the row at `x_ptr` with those of the weights, [N], in fp32."""
+    """The products of the row at `x_ptr`, of X columns, with those of the weights, [N], in fp32."""
     WARPS: gl.constexpr = gl.num_warps()
     BLOCK_K: gl.constexpr = 32 * WARPS * WIDTH
     units, of_scales = _units(L)
     columns = gl.arange(0, BLOCK_K, gl.BlockedLayout([8], [32], [WARPS], [0]))
     acc = gl.zeros(scales[0].shape, gl.float32, gl.SliceLayout(2, L))
     for k in gl.static_range(0, K, BLOCK_K):
-        x = _load_met(x_ptr, k, columns, K, WIDTH // 16)
+        x = _load_met(x_ptr, k, columns, X, WIDTH // 16)
         if k:  # not ahead of the barrier that x needs: registers for two steps would leave room for fewer programs
             words = _load_words(w_ptrs, units, k, num_units, WIDTH)
             scales = _load_scales(scale_ptrs, of_scales, k, ROWS, K, GROUP, WIDTH)
-        if FOUR:
+        if FOUR == 3:
+            acc += _sums_of_mx(words, scales[0], x, L)
+        elif FOUR:
             acc += _sums_of_four(words, scales, x, _halved(GROUP, WIDTH), FOUR, L)
         else:
             acc += _sums_of_fp8(words, scales[0], x, L)
@@ -225,7 +262,7 @@ def vector_scaled_kernel(
     w_ptrs, scale_ptrs, words, scales = begin_vectors(w_ptr, scales_ptr, n, num_units, N, K, GROUP, WIDTH, L)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    y_N = end_vectors(x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, N, K, GROUP, FOUR, WIDTH, L)
+    y_N = end_vectors(x_ptr, w_ptrs, scale_ptrs, words, scales, num_units, N, K, K, GROUP, FOUR, WIDTH, L)
     _finish(y_N, n, start_n, bias_ptr, out_ptr, N, EPILOGUE, HAS_BIAS)
 
 

@@ -24,6 +24,7 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.prefill_fp8 import fp8_prefill_kernel
 from tercet.triton_kernels.prefill_hopper import hopper_prefill_kernel
 from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
+from tercet.triton_kernels.sinks import begin_with_sinks
 from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next_power_of_2
 
 _TILE = 64
@@ -99,11 +100,12 @@ def _attend(
 
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _prefill_kernel(
-    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, slopes_ptr, out_ptr, partial_ptr, stats_ptr, scale, softcap, M,
+    q_ptr, k_cache, v_cache, page_table_ptr, tiles_ptr, slopes_ptr, sinks_ptr, out_ptr, partial_ptr, stats_ptr,
+    scale, softcap, M,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, KEYS: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
-    RECORD: tl.constexpr, PDL: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    TMA: tl.constexpr, RECORD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (H, tiles): one program owns one tile of queries of one head, or writes the zeros of a tile of padding.
 
@@ -136,9 +138,11 @@ def _prefill_kernel(
         whole = low
         if WINDOW == 0:
             whole = (first_query + 1) // TILE * TILE
+        first_tile = 0
         num_parts = 1
         if PARTS:
-            low = tl.load(record_ptr + 6) * KEYS
+            first_tile = tl.load(record_ptr + 6)
+            low = first_tile * KEYS
             whole = tl.minimum(tl.maximum(whole, low), length)
             num_parts = tl.load(record_ptr + 7)
         tokens = tl.arange(0, TILE)
@@ -147,6 +151,11 @@ def _prefill_kernel(
             slope = tl.load(slopes_ptr + head)
         largest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
         weight = tl.zeros((BLOCK_Q,), tl.float32)
+        if SINKS:
+            # Of a tile's parts the first counts it.
+            sink, one = begin_with_sinks(sinks_ptr, head, first_tile == 0)
+            largest = tl.full((BLOCK_Q,), sink, tl.float32)
+            weight = tl.full((BLOCK_Q,), one, tl.float32)
         acc = tl.zeros((BLOCK_Q, BLOCK_D), tl.float32)
         for start in tl.range(low, whole, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
@@ -231,7 +240,7 @@ def _launch(
     kv_heads, page_size = k_cache.shape[1:3]
     half = q_THD.dtype.itemsize == 2
     tile = min(page_size, 64 if half and D <= 128 else 16 if _is_tight(k_cache) else 32)
-    slopes = scoring.alibi_slopes_H
+    slopes, sinks = scoring.alibi_slopes_H, scoring.sinks_H
     # A tile of a page is one block of memory: the copy engine fetches it whole.
     tma = is_hopper(q_THD.device) and half and dot_block(D) == D
     keys, values = k_cache, v_cache
@@ -239,11 +248,12 @@ def _launch(
         keys = TensorDescriptor.from_tensor(k_cache.view(-1, D), [tile, D])
         values = TensorDescriptor.from_tensor(v_cache.view(-1, D), [tile, D])
     _prefill_kernel[(H, work.num_tiles)](
-        q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes, out_THD,
-        *_sums(work, out_THD), scoring.scale, scoring.softcap, page_table_SM.shape[1],
+        q_THD, keys, values, page_table_SM, work.tiles_N8, q_THD if slopes is None else slopes,
+        q_THD if sinks is None else sinks, out_THD, *_sums(work, out_THD), scoring.scale, scoring.softcap,
+        page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
         BLOCK_D=dot_block(D), PARTS=work.parts is not None, KEYS=KEYS, WINDOW=scoring.window,
-        SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, TMA=tma,
+        SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, SINKS=sinks is not None, TMA=tma,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
         num_warps=4, **overlap_options(q_THD),
     )  # fmt: skip

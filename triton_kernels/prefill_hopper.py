@@ -136,10 +136,8 @@ def attend(
         known = gl.load(record_ptr + 5)
         # Parts have so many tiles that only the first of all, or a last one, has keys that some query does not see.
         begin = 0
-        num_parts = 1
         if PARTS:
             begin = gl.load(record_ptr + 6)
-            num_parts = gl.load(record_ptr + 7)
         last = gl.cdiv(seen, TILE)
         end = (last - 1) * TILE
         # Of its last tile a group may see none of the second piece, which is left out then.
@@ -193,8 +191,11 @@ def attend(
         count += 1
 
         # Of the queries nothing is needed any more.
-        if num_parts > 1:
-            store_part(acc, largest, weight, partial_ptr, stats_ptr, record * BLOCK_Q + OFFSET, head, H, D)
+        if PARTS:  # one branch for both would be shorter: Triton 3.6 cannot compile the store of parts that never are
+            if gl.load(record_ptr + 7) > 1:
+                store_part(acc, largest, weight, partial_ptr, stats_ptr, record * BLOCK_Q + OFFSET, head, H, D)
+            else:
+                store_rows(acc, weight, queries, out_ptr, first, num_queries, head, H, D)
         else:
             store_rows(acc, weight, queries, out_ptr, first, num_queries, head, H, D)
         fence_async_shared()

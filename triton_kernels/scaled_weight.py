@@ -1,13 +1,14 @@
 """Weights of eight bits or four beside their scales, and the plain numbers that they stand for.
 
 One in FP8 stands for itself times the scale of its row and its group of columns; one of four bits, 0 to 15, for itself
-less that group's zero, times its scale: rounded once. Kernels that read such weights make those numbers on the way
-(`widen.py`), and so give the bits of products with plain weights.
+less that group's zero, times its scale: rounded once. In MXFP4, which experts may be in, 0 to 15 are codes of numbers,
+and a group of 32 columns has a power of two: what they stand for is exact. Kernels that read such weights make those
+numbers on the way (`widen.py`), and so give the bits of products with plain weights.
 
 Shape suffixes: N output size (rows), K reduced size (columns), J bytes of a row, G groups of columns, I columns of one.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,18 +19,33 @@ BYTES = 64
 """Of a row, which have an order of their own: those are together that one thread brings to the matrix units."""
 UNITS = {torch.bfloat16: 0x43, torch.float16: 0x64}
 """Bytes behind which the bits of a byte are units of a large number: 128 of bfloat16, 1024 of float16."""
+E8M0 = torch.float8_e8m0fnu
+"""Powers of two, by their exponents: scales of MXFP4."""
+MX_GROUP = 32
+MX_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""By three bits; the fourth is the sign."""
+MX_MOST = 128
+"""The largest exponent of a group, as E8M0 has it, that kernels know: numbers beyond are no weights."""
+_MX_ORDER = [0, 2, 1, 3]
+_MX_FIRST = 126
+"""What is added to exponents: a number's bits, moved into a bfloat16, are 2^126 times too small."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledWeight:
     """`numbers_NJ`: in FP8 as `stored` has them, or of four bits as `packed` does. `scales_GN`: in fp32, or beside four
     bits as `with_zeros` has them; of groups that follow each other, K / G columns each, of whole rows where G is one.
-    `dtype`: of the numbers that it stands for; `of_scales`: those beside four bits, that or fp16."""
+    `dtype`: of the numbers that it stands for; `of_scales`: those beside four bits, that or fp16.
+
+    In MXFP4 `of_scales` is E8M0, scales are as `with_powers` has them, four in a word, and columns are filled up to
+    whole blocks: `columns` of them are the matrix's."""
 
     numbers_NJ: Tensor
     scales_GN: Tensor
     dtype: torch.dtype
     of_scales: torch.dtype = torch.float32
+    columns: int = 0
+    """0: as many as there are."""
 
     @property
     def four_bits(self) -> bool:
@@ -37,13 +53,23 @@ class ScaledWeight:
 
     @property
     def kind(self) -> int:
-        """As kernels are told: 0 is FP8, 1 of four bits, 2 of four bits with scales of another type."""
+        """As kernels are told: 0 is FP8, 1 of four bits, 2 of four bits with scales of another type, 3 MXFP4."""
+        if self.is_mx:
+            return 3
         return (1 if self.of_scales == self.dtype else 2) if self.four_bits else 0
 
     @property
+    def is_mx(self) -> bool:
+        return self.of_scales == E8M0
+
+    @property
     def shape(self) -> torch.Size:
-        N, J = self.numbers_NJ.shape
-        return torch.Size((N, 2 * J if self.four_bits else J))
+        return torch.Size((len(self.numbers_NJ), self.columns or self.stored_columns))
+
+    @property
+    def stored_columns(self) -> int:
+        """With those that fill up."""
+        return self.numbers_NJ.shape[1] * (2 if self.four_bits else 1)
 
     @property
     def device(self) -> torch.device:
@@ -51,13 +77,13 @@ class ScaledWeight:
 
     @property
     def group(self) -> int:
-        """Columns that share a scale."""
-        return self.shape[1] // len(self.scales_GN)
+        """Columns that share a scale, or of MXFP4 a word of them."""
+        return self.stored_columns // len(self.scales_GN)
 
     @property
     def widest(self) -> int:
         """Columns of the widest tiles that K is made of."""
-        return next(BYTES * blocks for blocks in (4, 2, 1) if self.shape[1] % (BYTES * blocks) == 0)
+        return next(BYTES * blocks for blocks in (4, 2, 1) if self.stored_columns % (BYTES * blocks) == 0)
 
     @property
     def widest_of_one_scale(self) -> int:
@@ -73,7 +99,7 @@ class ScaledWeight:
 
     def __getitem__(self, rows: slice) -> "ScaledWeight":
         """Some rows: a view."""
-        return ScaledWeight(self.numbers_NJ[rows], self.scales_GN[:, rows], self.dtype, self.of_scales)
+        return replace(self, numbers_NJ=self.numbers_NJ[rows], scales_GN=self.scales_GN[:, rows])
 
 
 Weight = Tensor | ScaledWeight
@@ -98,6 +124,15 @@ def with_zeros(scales_GN: Tensor, zeros_GN: Tensor, dtype: torch.dtype) -> Tenso
     return words_GN | (zeros_GN.to(torch.int32) | UNITS[dtype] << 8) << 16
 
 
+def with_powers(powers_NG: Tensor) -> Tensor:
+    """Words of int32 for E8M0's bytes: [blocks, N]. Of a block's four groups of columns they are in the order 0, 2, 1
+    and 3: two of them lie in the same bytes."""
+    N, G = powers_NG.shape
+    bytes_NB4 = powers_NG.new_full((N, -(-G // 4), 4), _MX_FIRST)
+    bytes_NB4.view(N, -1)[:, :G] = powers_NG + _MX_FIRST
+    return bytes_NB4[..., _MX_ORDER].view(torch.int32)[..., 0].t().contiguous()
+
+
 def expand_reference(w_NK: ScaledWeight) -> Tensor:
     """The numbers that it stands for, in PyTorch."""
     scales_GN = w_NK.scales_GN
@@ -105,6 +140,10 @@ def expand_reference(w_NK: ScaledWeight) -> Tensor:
     if w_NK.four_bits:
         halves_NBJ = numbers_NK.unflatten(1, (-1, BYTES))
         numbers_NK = torch.stack((halves_NBJ & 15, halves_NBJ >> 4), 2).flatten(1)
+        if w_NK.is_mx:
+            bytes_NB4 = scales_GN.t().flatten().view(torch.uint8).view(len(w_NK), -1, 4)[..., _MX_ORDER]
+            numbers_NK = mx_numbers(numbers_NK, bytes_NB4.flatten(1).int() - _MX_FIRST - 127)
+            return numbers_NK[:, : w_NK.shape[1]].to(w_NK.dtype)
         zeros_GN = scales_GN >> 16 & 0xFF
         scales_GN = scales_GN.to(torch.int16).view(w_NK.of_scales).float()
     numbers_NGI = numbers_NK.float().unflatten(1, (len(scales_GN), -1))
@@ -114,27 +153,40 @@ def expand_reference(w_NK: ScaledWeight) -> Tensor:
     return expanded_NK
 
 
-def check_weight(name: str, w_NK: Weight, x: Tensor, N: int | None, K: int) -> None:
-    """[N, K], contiguous, on x's device; of x's type, or of eight bits or four beside scales for it."""
+def mx_numbers(codes_NK: Tensor, exponents_NG: Tensor) -> Tensor:
+    """What numbers of MXFP4 stand for, in fp32: by 0 to 15 and their groups' powers of two."""
+    table = torch.tensor(MX_NUMBERS + tuple(-number for number in MX_NUMBERS), device=codes_NK.device)
+    numbers_NGI = table[codes_NK.int()].unflatten(1, (-1, MX_GROUP))
+    return torch.ldexp(numbers_NGI, exponents_NG[..., None]).flatten(1)
+
+
+def check_weight(name: str, w_NK: Weight, x: Tensor, N: int | None, K: int, *, of_experts: bool = False) -> None:
+    """[N, K], contiguous, on x's device; of x's type, or of eight bits or four beside scales for it. Of experts it may
+    be MXFP4."""
     if isinstance(w_NK, Tensor):
         check_shape(name, w_NK, N, K)
         check_same(name, w_NK, x)
         return
     numbers, scales, four = w_NK.numbers_NJ, w_NK.scales_GN, w_NK.four_bits
+    if w_NK.is_mx and (not of_experts or x.dtype != torch.bfloat16 or K % MX_GROUP):
+        wanted = f"wanted those of experts, for bfloat16, {MX_GROUP} or a multiple of them"
+        raise ValueError(f"{name}: got {K} columns of MXFP4 for {x.dtype}, {wanted}")
     if w_NK.shape[1] != K or numbers.ndim != 2 or N not in (None, len(w_NK)):
         raise ValueError(f"{name}: got {list(w_NK.shape)} numbers, wanted [{'*' if N is None else N}, {K}]")
     check_shape(f"{name}'s scales", scales, None, len(w_NK))
-    if not len(scales) or K % len(scales):
-        raise ValueError(f"{name}'s scales: got {len(scales)} groups, wanted a number that divides {K}")
+    stored_columns = w_NK.stored_columns
+    if not len(scales) or stored_columns % len(scales) or (w_NK.is_mx and len(scales) * 2 * BYTES != stored_columns):
+        wanted = f"one for {2 * BYTES} columns" if w_NK.is_mx else f"a number that divides {stored_columns}"
+        raise ValueError(f"{name}'s scales: got {len(scales)} groups, wanted {wanted}")
     if w_NK.dtype != x.dtype:
         raise ValueError(f"{name}: got numbers that stand for {w_NK.dtype}, wanted {x.dtype}")
     if four:
         check_dtype(name, x, *UNITS)
-        known = dict.fromkeys((x.dtype, torch.float16))
+        known = dict.fromkeys((x.dtype, torch.float16, E8M0))
         if w_NK.of_scales not in known:
             raise ValueError(f"{name}'s scales: got {w_NK.of_scales}, wanted {' or '.join(map(str, known))}")
     least = 2 * BYTES if four else BYTES
-    if K % least or w_NK.group % BYTES:
+    if stored_columns % least or w_NK.group % BYTES:
         wanted = f"wanted multiples of {least} and {BYTES}"
         raise ValueError(f"{name}: got {K} columns in groups of {w_NK.group}, {wanted}")
     for part, tensor, *dtypes in (

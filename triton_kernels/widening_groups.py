@@ -52,7 +52,11 @@ def _load_scales(scale_ptrs, k, N: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.c
 def _widen(numbers, scales, more, dtype: gl.constexpr, FOUR: gl.constexpr, OPERAND: gl.constexpr):
     """Rows 2 i and 2 i + 1 of each 16 go to rows i and i + 8: their sums, two output columns, will be one thread's."""
     if FOUR:
-        wide = widen_four(numbers, scales[:, None], more[:, None], dtype, FOUR == 2, 1)
+        words = scales[:, None]
+        if FOUR == 3:  # half of the word for each eight bytes
+            columns = gl.arange(0, numbers.shape[1], gl.SliceLayout(0, numbers.type.layout))
+            words = words >> ((columns >> 3 & 1) << 4)[None, :]
+        wide = widen_four(numbers, words, more[:, None], dtype, FOUR, 1)
     else:
         wide = in_order((numbers.to(gl.float32) * scales[:, None]).to(dtype), 1)
     K: gl.constexpr = wide.shape[1]

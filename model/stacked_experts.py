@@ -1,0 +1,112 @@
+"""A checkpoint that has the matrices of all experts of a layer in one tensor, as one in which each has its own.
+
+They lie there as inputs by outputs, in plain numbers; or in MXFP4 as outputs by inputs: blocks of 32 numbers of four
+bits, two in a byte, and a power of two for each block.
+
+Shape suffixes: R rows (outputs), I inputs, G groups of them.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from tercet.model.safetensors_files import PLAIN
+from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs
+from tercet.model.weights import Checkpoint
+from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
+
+
+class Files(Checkpoint, Protocol):
+    """Tensors as they are stored."""
+
+    def dtype_of(self, name: str) -> torch.dtype | None: ...
+
+
+class _Matrix(NamedTuple):
+    """One expert's: in which tensor it lies, as which of it, and whether that is in MXFP4; rows and columns."""
+
+    stack: str
+    expert: int
+    packed: bool
+    shape: tuple[int, int]
+
+
+class StackedExperts:
+    """As the files, but for experts. ValueError names what does not fit together."""
+
+    def __init__(self, files: Files, device: torch.device) -> None:
+        """`device`: where numbers are made, which the weights are for."""
+        self.source = files.source
+        self._files, self._device = files, device
+        self._matrices: dict[str, _Matrix] = {}
+        self._plain: dict[str, tuple[int, ...]] = {}
+        shapes = files.shapes()
+        for name, shape in shapes.items():
+            path, _, last = name.rpartition(".experts.")
+            if path and last.endswith("_proj") and len(shape) == 3:
+                count, columns, rows = shape
+                self._add(f"{path}.experts", last, count, name, packed=False, shape=(rows, columns))
+            elif path and last.endswith("_proj_blocks"):
+                stack = name.removesuffix("_blocks")
+                self._check_packed(stack, shapes)
+                count, rows, groups, _ = shape
+                last = last.removesuffix("_blocks")
+                self._add(f"{path}.experts", last, count, stack, packed=True, shape=(rows, groups * MX_GROUP))
+            elif not (path and last.endswith("_proj_scales") and f"{name.removesuffix('scales')}blocks" in shapes):
+                if files.dtype_of(name) not in PLAIN:
+                    raise self._wrong(name, "plain numbers")
+                self._plain[name] = shape
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._plain | {name: matrix.shape for name, matrix in self._matrices.items()}
+
+    def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
+        matrix = self._matrices.get(name)
+        if matrix is None:
+            yield from self._files.read(name, dim, start, stop)
+            return
+        if matrix.packed:
+            rows = self._packed_rows(matrix)
+            yield rows.rows(start, stop).expanded() if dim == 0 else rows.expanded()[:, start:stop]
+        else:
+            yield self._of_expert(matrix.stack, matrix.expert).t().narrow(dim, start, stop - start)
+
+    def quantized(self) -> Set[str]:
+        return {name for name, matrix in self._matrices.items() if matrix.packed}
+
+    def stored_as(self) -> Kept:
+        return dict.fromkeys(self.quantized(), StoredAs(4, MX_GROUP, E8M0))
+
+    def read_scaled(self, name: str, dim: int, start: int, stop: int) -> Iterator[ScaledRows]:
+        rows = self._packed_rows(self._matrices[name])
+        yield rows.rows(start, stop) if dim == 0 else rows.columns(start, stop)
+
+    def _packed_rows(self, matrix: _Matrix) -> ScaledRows:
+        """All. Of a byte the low bits are first."""
+        blocks_RGB = self._of_expert(f"{matrix.stack}_blocks", matrix.expert)
+        scales_RG = self._of_expert(f"{matrix.stack}_scales", matrix.expert).view(E8M0)
+        return ScaledRows(torch.stack((blocks_RGB & 15, blocks_RGB >> 4), -1).flatten(1), scales_RG, None)
+
+    def _of_expert(self, stack: str, index: int) -> Tensor:
+        """A copy: what comes is overwritten by the next read."""
+        (piece,) = self._files.read(stack, 0, index, index + 1)
+        return piece[0].to(self._device, copy=True)
+
+    def _add(self, path: str, last: str, count: int, stack: str, *, packed: bool, shape: tuple[int, int]) -> None:
+        for index in range(count):
+            self._matrices[f"{path}.{index}.{last}.weight"] = _Matrix(stack, index, packed, shape)
+
+    def _check_packed(self, stack: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        blocks, scales = f"{stack}_blocks", f"{stack}_scales"
+        if self._files.dtype_of(blocks) is not torch.uint8 or len(shapes[blocks]) != 4 or shapes[blocks][3] != 16:
+            raise self._wrong(blocks, "bytes of shape [experts, rows, groups, 16]")
+        if scales not in shapes:
+            raise self._wrong(blocks, f"{scales} beside it")
+        if self._files.dtype_of(scales) is not torch.uint8 or shapes[scales] != shapes[blocks][:3]:
+            raise self._wrong(scales, f"bytes of shape {list(shapes[blocks][:3])}")
+
+    def _wrong(self, name: str, wanted: str) -> ValueError:
+        kind = str(self._files.dtype_of(name)).removeprefix("torch.")
+        return ValueError(f"{self.source}: tensor {name} is {kind} {list(self._files.shapes()[name])}; want {wanted}")
