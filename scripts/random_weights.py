@@ -3,7 +3,7 @@
 import torch
 
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import ScaledWeight, with_zeros
+from tercet.triton_kernels.scaled_weight import BYTES, E8M0, MX_GROUP, ScaledWeight, with_powers, with_zeros
 
 KINDS = {"fp8": 8, "four bits": 4}
 _GROUP = 128
@@ -20,3 +20,11 @@ def random_weight(bits: int, rows: int, columns: int) -> ScaledWeight:
     return ScaledWeight(
         numbers, with_zeros((scales / 6).bfloat16(), zeros, torch.bfloat16), torch.bfloat16, torch.bfloat16
     )
+
+
+def random_mxfp4(rows: int, columns: int) -> ScaledWeight:
+    """The same in MXFP4: of what fills up columns numbers are no zeros, which takes as long."""
+    blocks = -(-columns // (2 * BYTES))
+    numbers = torch.randint(0, 256, (rows, blocks * BYTES), dtype=torch.uint8, device="cuda")
+    powers = torch.randint(119, 122, (rows, columns // MX_GROUP), device="cuda").to(torch.uint8)
+    return ScaledWeight(numbers, with_powers(powers), torch.bfloat16, E8M0, columns)

@@ -1,7 +1,7 @@
 """Rows of the kernel bench for models of many experts: a layer's block, from the choice of experts to their sum.
 
 The product that routes is left out: it is one of many small ones. Routes are random, so nearly even. Of one model also
-with weights of eight bits and four.
+with weights of eight bits and four, and gpt-oss as it is stored and in plain numbers.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from random_weights import KINDS, random_weight
+from random_weights import KINDS, random_mxfp4, random_weight
+from tercet.triton_kernels.clamped_gate import clamped_gate
 from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
 from tercet.triton_kernels.route import route
@@ -20,6 +21,7 @@ from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sum_experts import sum_experts
 
 _SHAPES = (("30b-a3b", 128, 8, 2048, 768), ("mixtral", 8, 2, 4096, 14336))
+_GPT_OSS = "gpt-oss-20b", 32, 4, 2880
 _COPIES = 6
 
 
@@ -33,12 +35,20 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         in_all = num_experts * 2 * inner, num_experts * hidden
         scaled = random_weight(bits, in_all[0], hidden), random_weight(bits, in_all[1], inner)
         yield from _rows(stopwatch, name, f" {kind}", num_experts, each, *scaled)
+    name, num_experts, each, size = _GPT_OSS
+    gate_up = stopwatch.cut(0, num_experts, 2 * size, size)
+    yield from _rows(stopwatch, name, "", num_experts, each, gate_up, stopwatch.cut(5, num_experts, size, size))
+    stored = random_mxfp4(num_experts * 2 * size, size), random_mxfp4(num_experts * size, size)
+    yield from _rows(stopwatch, name, " mxfp4", num_experts, each, *stored)
 
 
 def _rows(
     stopwatch: Stopwatch, name: str, kind: str, num_experts: int, each: int, gate_up: Weight, down: Weight
 ) -> Iterator[Row]:  # fmt: skip
     hidden, inner = gate_up.shape[-1], down.shape[-1]
+    biases = None
+    if name == _GPT_OSS[0]:
+        biases = stopwatch.cut(9, num_experts, 2 * inner), stopwatch.cut(10, num_experts, hidden)
     for tokens in (1, 8, 64, 256, 2048, 8192):
         x = stopwatch.cut(1 << 20, tokens, hidden)
         logits = [torch.randn(tokens, num_experts, device="cuda", dtype=x.dtype) for _ in range(_COPIES)]
@@ -46,7 +56,7 @@ def _rows(
         touched = sum(len(one.unique()) for one in routes) / _COPIES
         num_bytes = touched / num_experts * (gate_up.nbytes + down.nbytes) + 2 * x.nbytes
         num_flops = 6.0 * tokens * each * inner * hidden
-        run = partial(_block, logits, x, num_experts, gate_up, down, each)
+        run = partial(_block, logits, x, num_experts, gate_up, down, biases, each)
         shape = f"{name} T={tokens}, {touched:.0f} of {num_experts}"
         yield Row(f"experts{kind}", shape, run, _COPIES, num_bytes, num_flops, nodes=12 if tokens <= 512 else 6)
         tile = expert_tile(tokens * each, num_experts, gate_up, down)
@@ -55,12 +65,17 @@ def _rows(
 
 
 def _block(
-    logits: list[Tensor], x: Tensor, num_experts: int, gate_up: Weight, down: Weight, each: int, index: int
+    logits: list[Tensor], x: Tensor, num_experts: int, gate_up: Weight, down: Weight,
+    biases: tuple[Tensor, Tensor] | None, each: int, index: int,
 ) -> None:  # fmt: skip
     experts, weights = route(logits[index], each, normed=True)
     work = deal_out(experts, num_experts, expert_tile(experts.numel(), num_experts, gate_up, down))
-    gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
-    sum_experts(matmul_experts(gated, down, work), weights)
+    if biases is None:
+        gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+        sum_experts(matmul_experts(gated, down, work), weights)
+        return
+    gated = clamped_gate(matmul_experts(x, gate_up, work, each), experts, biases[0], 7.0, 1.702, num_experts)
+    sum_experts(matmul_experts(gated, down, work), weights, None, experts, biases[1])
 
 
 def _deal(routes: list[Tensor], num_experts: int, tile: int, index: int) -> None:

@@ -1,19 +1,18 @@
 """Experts that lie in one tensor a layer, plain or in MXFP4: read as transformers reads them, refused where they do not
 fit together."""
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
 from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
 from llama_fields import LLAMA
+from mxfp4_checkpoints import in_mxfp4
 from paged_sequences import Sequences, make_decoder
 from quantized_checkpoints import change
 from tercet.model.checkpoint import open_model, parse_settings
@@ -35,36 +34,8 @@ BLOCKS = "model.layers.1.mlp.experts.gate_up_proj_blocks"
 SCALES = "model.layers.1.mlp.experts.gate_up_proj_scales"
 
 
-def in_mxfp4(folder: Path) -> tuple[Path, Path]:
-    """The tiny model with experts in MXFP4, by that format's definition; and with the numbers that they stand for."""
-    stored, plain = (Path(shutil.copytree(checkpoint("gpt-oss"), folder / name)) for name in ("stored", "plain"))
-    tensors = load_file(stored / "model.safetensors")
-    parts, meant = dict(tensors), dict(tensors)
-    for name, tensor in tensors.items():
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            del parts[name]
-            parts[f"{name}_blocks"], parts[f"{name}_scales"], meant[name] = _quantized(tensor)
-    save_file(parts, stored / "model.safetensors", {"format": "pt"})
-    save_file(meant, plain / "model.safetensors", {"format": "pt"})
-    config = json.loads((stored / "config.json").read_text())
-    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head", "model.embed_tokens"]}
-    (stored / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
-    return stored, plain
-
-
-def _quantized(tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[E, I, R] -> blocks, scales, and what they stand for. The largest of a block is at most 6 by its power of two."""
-    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-    groups = tensor.transpose(1, 2).unflatten(2, (-1, 32))
-    powers = torch.ceil(torch.log2(groups.abs().amax(-1, keepdim=True) / 6)).clamp(-20, 20)
-    codes = (groups[..., None] * torch.exp2(-powers)[..., None] - values).abs().argmin(-1)
-    blocks = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
-    meant = (values[codes] * torch.exp2(powers)).flatten(2).transpose(1, 2)
-    return blocks.contiguous(), (powers[..., 0] + 127).to(torch.uint8), meant.contiguous()
-
-
 def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
-    stored, plain = in_mxfp4(tmp_path)
+    stored, plain = in_mxfp4(checkpoint("gpt-oss"), tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(
         stored, dtype=torch.float32, quantization_config=Mxfp4Config(dequantize=True)
     )
@@ -86,7 +57,7 @@ def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dim", [0, 1])
 def test_slices_are_those_of_the_whole(dim: int, tmp_path: Path) -> None:
     """Also where a slice of columns cuts a block, as that of a rank may."""
-    _, tensors = open_model(in_mxfp4(tmp_path)[0], CPU)
+    _, tensors = open_model(in_mxfp4(checkpoint("gpt-oss"), tmp_path)[0], CPU)
     _, plain = open_model(tmp_path / "plain", CPU)
     for name in ("gate_up_proj", "down_proj"):
         stack = f"model.layers.2.mlp.experts.{name}"
@@ -101,7 +72,7 @@ def test_slices_are_those_of_the_whole(dim: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "kept"), [(1, {"gate_up", "down"}), (2, {"gate_up"})])
 def test_what_is_kept_as_stored(size: int, kept: set[str], tmp_path: Path) -> None:
     """On each rank the numbers that it would have had expanded; what cuts a group of columns is expanded."""
-    config, tensors = open_model(in_mxfp4(tmp_path)[0], CPU)
+    config, tensors = open_model(in_mxfp4(checkpoint("gpt-oss"), tmp_path)[0], CPU)
     assert isinstance(tensors, ScaledCheckpoint)
     assert len(tensors.stored_as()) == len(tensors.quantized()) == 3 * 6 * 2
     for rank in range(size):
@@ -121,7 +92,7 @@ def test_what_is_kept_as_stored(size: int, kept: set[str], tmp_path: Path) -> No
 
 
 def test_numbers_that_are_no_weights_are_refused(tmp_path: Path) -> None:
-    stored, _ = in_mxfp4(tmp_path)
+    stored, _ = in_mxfp4(checkpoint("gpt-oss"), tmp_path)
     scales = load_file(stored / "model.safetensors")[SCALES]
     scales[4, 100, 1] = 129
     change(stored, {SCALES: scales})
@@ -146,7 +117,7 @@ def test_numbers_that_are_no_weights_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_fit_together(changes: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
-    stored, _ = in_mxfp4(tmp_path)
+    stored, _ = in_mxfp4(checkpoint("gpt-oss"), tmp_path)
     change(stored, changes)
     with pytest.raises(ValueError, match=message):
         load_decoder(open_for(stored, CPU), Group.single(CPU))
