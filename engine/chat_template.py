@@ -17,6 +17,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.harmony import CHANNEL, MESSAGE
+from tercet.engine.harmony_turns import EFFORTS, described, harmony_turns
 from tercet.engine.refusal import short
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
@@ -52,6 +54,7 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         with_tools = source if tool_use is None else tool_use
         self._takes_tools = "tools" in with_tools
+        self._is_harmony = CHANNEL in source and MESSAGE in source
         self.tool_format = self._find_tool_format(with_tools)
         self.reasoning_format = self._find_reasoning_format(source)
 
@@ -59,6 +62,10 @@ class ChatTemplate:
         """The prompt for the assistant's next turn, or as `options.ending` says."""
         template_kwargs = _heard(options.template_kwargs)
         turns = [_as_dict(message) for message in messages]
+        tools = [dict(tool) for tool in options.tools]
+        if self._is_harmony:
+            turns, tools = harmony_turns(turns), [*described(tools)]
+            template_kwargs = _with_effort(template_kwargs)
         end = _mark_end(turns) if options.ending == "continued" else None
         if options.tools and not self._takes_tools:
             raise TemplateRefused(f"tools has {len(options.tools)}; want none: the chat template does not show them")
@@ -67,7 +74,7 @@ class ChatTemplate:
             prompt = template.render(
                 messages=turns,
                 add_generation_prompt=options.ending == "reply",
-                tools=[dict(tool) for tool in options.tools] or None,
+                tools=tools or None,
                 documents=None,
                 **self._special_tokens,
                 **template_kwargs,
@@ -77,10 +84,14 @@ class ChatTemplate:
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
             # A template is a program: what it stumbles over is about these messages, not about the engine.
             raise TemplateRefused(f"the chat template failed on the messages: {error}") from None
+        if self._is_harmony:
+            _check_shown(turns, prompt)
         return prompt if end is None else _cut(prompt, end)
 
     def _find_tool_format(self, source: str) -> ToolFormat:
         """Templates say how calls of earlier turns are written: so will the model write its own."""
+        if self._is_harmony:
+            return "harmony"
         if "<tool_call>" in source:
             return "qwen3_coder" if "<function=" in source else "glm" if "<arg_key>" in source else "hermes"
         if "<minimax:tool_call>" in source:
@@ -107,6 +118,8 @@ class ChatTemplate:
         return re.search(r"\[TOOL_CALLS\]\s*f\b", prompt) is not None
 
     def _find_reasoning_format(self, source: str) -> ReasoningFormat:
+        if self._is_harmony:
+            return "harmony"
         if "</think>" not in source:
             return "none"
         if not self._opens_thought({"thinking": True}):
@@ -135,6 +148,25 @@ def _heard(template_kwargs: dict[str, Any]) -> dict[str, Any]:
         names = " and ".join(name for name in _THINKS if name in template_kwargs)
         raise TemplateRefused(f"chat_template_kwargs has {short(told)} for {names}; want true or false under one name")
     return {**template_kwargs, **dict.fromkeys(_THINKS, told[0])}
+
+
+def _with_effort(template_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """As the model has learned it."""
+    if "reasoning_effort" not in template_kwargs:
+        return template_kwargs
+    effort = template_kwargs["reasoning_effort"]
+    if effort not in EFFORTS:
+        raise TemplateRefused(f"reasoning_effort is {short(effort)}; want low, medium or high, with this model")
+    return {**template_kwargs, "reasoning_effort": EFFORTS[effort]}
+
+
+def _check_shown(turns: Sequence[dict[str, Any]], prompt: str) -> None:
+    """Templates of the harmony format pass over the system's later turns."""
+    for turn in turns[1:]:
+        if turn["role"] == "system" and turn["content"].strip() not in prompt:
+            raise TemplateRefused(
+                "messages has a turn of the system behind others, which the chat template does not show; want it first"
+            )
 
 
 def _as_dict(message: ChatMessage) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def _reason(generation: Generation, num_calls: int) -> FinishReason:
 
 
 def _choice(index: int, generation: Generation, reader: ChatReader, with_ids: bool, later: Later) -> ChatChoice:
-    deltas = [*reader.feed(generation.text), *reader.finish()]
+    deltas = [*reader.feed(generation.text, generation.token_ids), *reader.finish()]
     content = "".join(delta.content for delta in deltas if delta.content is not None)
     reasoning = "".join(delta.reasoning_content for delta in deltas if delta.reasoning_content is not None)
     calls = [msgspec.structs.replace(call, index=msgspec.UNSET) for delta in deltas for call in delta.tool_calls or ()]
@@ -102,7 +102,7 @@ class _ChatChunks(Chunks[ChatChunkChoice]):
         self._prompt_ids = self._prompt_ids or piece.prompt_token_ids
         if reader is None:
             reader = self._readers[index] = self._new_reader()
-        deltas = reader.feed(piece.text)
+        deltas = reader.feed(piece.text, piece.token_ids)
         if piece.generation is not None:
             deltas += reader.finish()
         if ((self._with_ids and piece.token_ids) or piece.logprobs) and not deltas:

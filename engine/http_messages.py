@@ -1,6 +1,6 @@
 """POST /v1/messages and /v1/messages/count_tokens: a conversation's next turn, in Anthropic's shapes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -79,7 +79,7 @@ class _Message(Teller):
         self._blocks = blocks
 
     def whole(self, generation: Generation) -> MessageOut:
-        content = content_of(self._said(generation.text, is_last=True))
+        content = content_of(self._said(generation.text, generation.token_ids, is_last=True))
         end = ending(generation, self._blocks.num_calls)
         usage = message_usage(self._answer.usage([generation]))
         return self._as_body(content, end.stop_reason, end.stop_sequence, usage)
@@ -90,7 +90,8 @@ class _Message(Teller):
         return [MessageStart(self._as_body([], None, None, usage))]
 
     async def go_on(self, piece: Piece) -> list[MessagesEvent]:
-        told: list[MessagesEvent] = [*self._said(piece.text, is_last=piece.generation is not None)]
+        said = self._said(piece.text, piece.token_ids, is_last=piece.generation is not None)
+        told: list[MessagesEvent] = [*said]
         if piece.generation is not None:
             usage = message_usage(self._answer.usage([piece.generation]))
             told += [MessageDelta(ending(piece.generation, self._blocks.num_calls), usage), MessageStop()]
@@ -99,8 +100,8 @@ class _Message(Teller):
     def fail(self, error: ApiError) -> MessagesEvent:
         return in_anthropics_form(error, self._request_id)
 
-    def _said(self, text: str, *, is_last: bool) -> Iterator[BlockEvent]:
-        for delta in self._reader.feed(text):
+    def _said(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Iterator[BlockEvent]:
+        for delta in self._reader.feed(text, token_ids):
             yield from self._blocks.add(delta)
         if is_last:
             for delta in self._reader.finish():

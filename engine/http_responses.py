@@ -14,12 +14,9 @@ from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
-from tercet.engine.http_tools import marks_of
 from tercet.engine.http_turn import Turn, turn_of
-from tercet.engine.lark import Marks
 from tercet.engine.openai_answers import PromptTokensDetails
 from tercet.engine.openai_logprobs import Later, Rows
-from tercet.engine.reasoning import CLOSE
 from tercet.engine.responses_answers import (
     Completed,
     Created,
@@ -54,12 +51,10 @@ async def respond(request: Request, door: Door) -> Any:
     chat = body.to_chat()
     turn = await turn_of(chat, door)
     answer = Answer(request, door, "resp_", [turn.messages], turn.params, chat, turn.options)
-    with as_http(chat.names):  # asked ahead: in a drain, the tokenizer ends with the last answer
-        marks = {} if turn.reasoning == "none" else await marks_of(door)
     if body.stream:
-        return EventStream(typed_events(answer, _Response(body, door, turn, answer, marks), chat.names))
+        return EventStream(typed_events(answer, _Response(body, door, turn, answer), chat.names))
     later: Later = []
-    response = _Response(body, door, turn, answer, marks, later)
+    response = _Response(body, door, turn, answer, later)
     with as_http(chat.names):
         (generation,) = await unless_gone(request.receive, answer.whole())
         return json_answer(_encode(await response.whole(generation)), later)
@@ -69,10 +64,9 @@ class _Response(Teller):
     """One answer, whole or as it comes."""
 
     def __init__(
-        self, body: ResponsesRequest, door: Door, turn: Turn, answer: Answer, marks: Marks, later: Later | None = None
+        self, body: ResponsesRequest, door: Door, turn: Turn, answer: Answer, later: Later | None = None
     ) -> None:
         """`later`: see `Output`."""
-        self._marks = marks
         self._door = door
         self._answer = answer
         self._reader = turn.reader()
@@ -103,7 +97,7 @@ class _Response(Teller):
         )
 
     async def whole(self, generation: Generation) -> Response:
-        for _ in self._read(generation.text, generation.logprobs, generation):
+        for _ in self._read(generation.text, generation.token_ids, generation.logprobs, generation):
             pass
         return await self._ended(generation, generation.token_ids)
 
@@ -113,7 +107,7 @@ class _Response(Teller):
 
     async def go_on(self, piece: Piece) -> list[Event]:
         self._token_ids += piece.token_ids
-        told = list(self._read(piece.text, piece.logprobs, piece.generation))
+        told = list(self._read(piece.text, piece.token_ids, piece.logprobs, piece.generation))
         if piece.generation is not None:
             response = await self._ended(piece.generation, self._token_ids)
             kind = Completed if response.status == "completed" else Incomplete
@@ -125,14 +119,17 @@ class _Response(Teller):
         response = msgspec.structs.replace(self._begun, status="failed", error=failure, output=self._output.items)
         return Failed(sequence_number=self._output.next_number(), response=response)
 
-    def _read(self, text: str, rows: Rows | None, end: Generation | None) -> Iterator[Event]:
-        deltas = self._reader.feed(text)
+    def _read(self, text: str, token_ids: Sequence[int], rows: Rows | None, end: Generation | None) -> Iterator[Event]:
+        told = self._reader.read(text, token_ids)
         if end is not None:
-            deltas += self._reader.finish()
+            told += self._reader.read_rest()
         if self._said is not None:
             self._said.feed(text, rows or ())
-        for delta in deltas:
-            said = [] if self._said is None else self._said.take(delta.reasoning_content or delta.content or "")
+        for delta, span in told:
+            said: Rows = []
+            if self._said is not None:
+                text = delta.reasoning_content or delta.content or ""
+                said = self._said.take(text) if span is None else self._said.take_at(*span)
             yield from self._output.add(delta, said)
         if end is not None:
             yield from self._output.finish("incomplete" if end.reason == "length" else "completed")
@@ -161,9 +158,9 @@ class _Response(Teller):
         thoughts = [item for item in self._output.items if isinstance(item, ReasoningItem)]
         if not thoughts:
             return 0
-        close = self._marks.get(CLOSE)
-        if close is not None:
-            return token_ids.index(close) + 1 if close in token_ids else len(token_ids)
+        known = self._reader.num_thought(token_ids)
+        if known is not None:
+            return known
         # Spelled, it may share tokens with its neighbours. What the tokenizer adds is there both times.
         thought = "".join(part.text for item in thoughts for part in item.content)
         tokenize = self._door.client.tokenize

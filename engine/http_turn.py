@@ -10,14 +10,18 @@ import msgspec
 
 from tercet.engine.after_thought import after_thought
 from tercet.engine.chat_reader import ChatReader
+from tercet.engine.harmony import HEADERS
+from tercet.engine.harmony_forms import after_analysis, final_message
 from tercet.engine.http_door import Door
-from tercet.engine.http_errors import as_http, from_engine
+from tercet.engine.http_errors import ApiError, as_http, from_engine
 from tercet.engine.http_tools import marks_of, with_tools
+from tercet.engine.lark import Marks
 from tercet.engine.marked_calls import Schemas
-from tercet.engine.openai_messages import Tool
+from tercet.engine.openai_messages import Tool, ending_of
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.reasoning import CLOSE, OPEN
 from tercet.engine.refusal import Refusal
+from tercet.engine.request_check import stop_strings
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 from tercet.ipc.client import RequestRefused
 from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
@@ -34,10 +38,12 @@ class Turn(NamedTuple):
     tools: ToolFormat
     most_calls: int | None
     schemas: Schemas
+    marks: Marks
 
     def reader(self) -> ChatReader:
         """Of one answer."""
-        return ChatReader(self.reasoning, self.tools, self.most_calls, self.schemas)
+        goes_on = self.options.ending == "continued"
+        return ChatReader(self.reasoning, self.tools, self.most_calls, self.schemas, self.marks, goes_on=goes_on)
 
 
 async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
@@ -45,12 +51,13 @@ async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
     options, messages = body.to_options(), body.to_prompt()
     goes_on = options.ending == "continued"
     reasoning = _goes_on(messages[-1].content or "", door) if goes_on else _reasoning_format(body, door)
-    with as_http({"prompt": "tools"}):
+    with as_http({"prompt": "tools"}):  # asked ahead: in a drain, the tokenizer ends with the last answer
+        marks = {} if reasoning == "none" else await marks_of(door)
         params = await _params(body, door, reasoning, may_think=not goes_on and _may_think(body, door))
     tools = door.info.tool_format if body.uses_tools else "none"
     most_calls = 1 if body.parallel_tool_calls is False else None
     schemas = {tool.function.name: _arguments_of(tool) for tool in body.tools or ()}
-    return Turn(messages, params, options, reasoning, tools, most_calls, schemas)
+    return Turn(messages, params, options, reasoning, tools, most_calls, schemas, marks)
 
 
 def _arguments_of(tool: Tool) -> Mapping[str, Any]:
@@ -67,6 +74,8 @@ async def _params(
     try:
         if body.uses_tools:
             params = await with_tools(params, body, door)
+        if reasoning == "harmony":
+            return await _in_messages(params, body, door)
         if params.structured is None or not (opened or may_think):
             return params
         form = after_thought(params.structured, await marks_of(door), opened=opened)
@@ -75,8 +84,35 @@ async def _params(
     return msgspec.structs.replace(params, structured=form)
 
 
+async def _in_messages(params: SamplingParams, body: ChatCompletionRequest, door: Door) -> SamplingParams:
+    """For an answer in the harmony format, whose marks are special tokens and have to be in the text to be read."""
+    params = msgspec.structs.replace(params, skip_special_tokens=False)
+    ending = ending_of(body.add_generation_prompt, body.continue_final_message)
+    for text in stop_strings(params) if ending != "continued" else ():
+        if any(text in header for header in HEADERS):
+            name = body.names.get("stop", "stop")
+            raise ApiError(
+                400, f"{name} has {text!r}, which stands ahead of whatever this model says; want another", param=name
+            )
+    if params.structured is None or (ending == "continued" and not body.uses_tools):
+        return params
+    if ending == "continued":
+        given = "tool_choice" if body.must_call else body.names["structured"]
+        raise ApiError(
+            400,
+            f"{given} came with tools and an answer that goes on; want neither a call that must come, nor a strict "
+            "tool, nor a form beside tools where the last turn goes on, or another last turn",
+            param=given,
+        )
+    form = params.structured if body.uses_tools else final_message(params.structured, await marks_of(door))
+    form = after_analysis(form, await marks_of(door), has_begun=ending == "reply")
+    return msgspec.structs.replace(params, structured=form)
+
+
 def _goes_on(begun: str, door: Door) -> ReasoningFormat:
     """What has begun is what is said, unless it has begun to think."""
+    if door.info.reasoning_format == "harmony":
+        return "harmony"
     opened = begun.rfind(OPEN) > begun.rfind(CLOSE)
     return "think_opened" if opened and door.info.reasoning_format != "none" else "none"
 

@@ -283,8 +283,10 @@ def _formats(codec: TextCodec, config: EngineConfig) -> tuple[ToolFormat, Reason
     shown = (asked, tools) == ("mistral", "mistral_named")  # which of Mistral's ways, the template says
     if asked != "auto" and not shown:
         tools = asked
+    if (tools == "harmony") != (reasoning == "harmony"):  # its messages hold both; it is read as a whole, or not
+        reasoning = "harmony" if tools in ("harmony", "none") else "none"
     if config.reasoning_parser == "none":
-        reasoning = "none"
+        tools, reasoning = "none" if tools == "harmony" else tools, "none"
     elif config.reasoning_parser == "think" and reasoning == "none":
         reasoning = "think"
     return tools, reasoning

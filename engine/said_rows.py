@@ -36,7 +36,11 @@ class SaidRows:
     def take(self, said: str) -> list[Row]:
         """Rows of the tokens that say so. One that ends in what comes next is not told again."""
         begin = max(self._text.find(said, self._told), self._told)
-        end = self._told = begin + len(said)
+        return self.take_at(begin, begin + len(said))
+
+    def take_at(self, begin: int, end: int) -> list[Row]:
+        """Those of a part whose place is known: from one character to before another, none of them taken yet."""
+        self._told = end
         taken = []
         while self._rows and self._place < end:
             row = self._rows.popleft()

@@ -19,6 +19,7 @@ from tercet.engine.chat_template import ChatTemplate
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
+from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
 from tercet.engine.pieces import Pieces
 from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage, ChatOptions
@@ -121,7 +122,10 @@ def _from_gguf(path: Path) -> TextCodec:
             names[f"{name}_token"] = token
     ends = [metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
     special = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    ends += [special[name] for name in _TURN_ENDS if name in special]
+    if CHANNEL in special:  # there one ends a message, behind which others follow
+        ends = [end for end in ends if end != special.get(END)]
+    turn_ends = (RETURN, CALL) if CHANNEL in special else _TURN_ENDS
+    ends += [special[name] for name in turn_ends if name in special]
     keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
     return _codec(
         tokenizer,

@@ -48,7 +48,7 @@ def tool_reader(tool_format: ToolFormat, schemas: Schemas) -> ToolReader:
             return _LlamaReader()
         case "mistral" | "mistral_named":
             return _MistralReader()
-        case "none":
+        case "harmony" | "none":  # harmony's calls are found where its messages are
             return _PlainReader()
 
 
@@ -58,6 +58,11 @@ def held_back(text: str, marker: str) -> int:
         if marker.startswith(text[-length:]):
             return length
     return 0
+
+
+def read_call(name: str, arguments: str) -> Call | None:
+    """None if the arguments are no JSON object that a client could read."""
+    return _call(name, _parsed(arguments))
 
 
 class _PlainReader(ToolReader):

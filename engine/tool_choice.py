@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from tercet.engine.harmony import MARKS as HARMONY_MARKS
+from tercet.engine.harmony_forms import any_messages, call_rules, final_message
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks, in_lark, named
 from tercet.engine.marked_forms import MARKS as MARKS_WITHIN
@@ -41,7 +43,8 @@ _EACH_CLOSED = ("hermes", "qwen3_coder", "glm")
 """Of those, where each call has such marks to itself."""
 _STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
 """Marks that a text may have anywhere, whatever the model means by them."""
-_MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", *_STRAY, *MARKS_WITHIN)
+_OPENING_MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+_MARKS = (*_OPENING_MARKS, *_STRAY, *MARKS_WITHIN, *HARMONY_MARKS)
 
 
 async def find_marks(tokenize: Tokenize) -> Marks:
@@ -80,6 +83,8 @@ def strict_calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *
 
     Where they have an end there may be `several` in any case: text may follow a call, and calls that.
     """
+    if tool_format == "harmony":
+        return any_messages(_held(tools), marks)
     opening = _OPENINGS.get(tool_format)
     if opening is None:
         raise ApiError(
@@ -108,6 +113,7 @@ def call_or(
 ) -> Structured:
     """Calls of tools, those of strict ones as their schemas want them, or what `answer` allows. Raises `Refusal`."""
     calls = _calls(_held(tools), tool_format, marks, several=several)
+    answer = final_message(answer, marks) if tool_format == "harmony" else answer
     return Structured(
         grammar=f"start: {_opening(tool_format, marks)} calls | answer\nanswer: {in_lark(answer)}\n{calls}"
     )
@@ -127,7 +133,7 @@ def _opening(tool_format: ToolFormat, marks: Marks) -> str:
 def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, several: bool) -> str:
     """The rule `calls`, and what it needs: a call of any of the tools, from after its opening on.
 
-    If `several` may come, more behind it; of Llama 3 there is one.
+    If `several` may come, more behind it; of Llama 3 and harmony there is one.
     """
     opening = _opening(tool_format, marks)
     match tool_format:
@@ -150,6 +156,8 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
             else:
                 calls = f'calls: "\\n" marked{"+" if several else ""} {closing}\n'
             return calls + marked_rules(tools, STYLES[tool_format], marks)
+        case "harmony":  # which ends an answer with a call
+            return call_rules(tools, marks)
         case "none":
             raise AssertionError("calls of a model that has no way to write any")
 

@@ -8,11 +8,12 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "cancelled"]
-ToolFormat = Literal["none", "hermes", "qwen3_coder", "glm", "minimax", "llama3", "mistral", "mistral_named"]
-"""mistral: a list of calls. mistral_named: a name and its arguments for each."""
-ReasoningFormat = Literal["none", "think", "think_opened", "think_by_default", "think_on_request"]
+ToolFormat = Literal["none", "hermes", "qwen3_coder", "glm", "minimax", "llama3", "mistral", "mistral_named", "harmony"]
+"""mistral: a list of calls. mistral_named: a name and its arguments for each. harmony: messages to functions."""
+ReasoningFormat = Literal["none", "think", "think_opened", "think_by_default", "think_on_request", "harmony"]
 """think: between <think> and </think>. The others: the same, and the prompt has opened it already; always, unless the
-template is told not to think, or if it is told to."""
+template is told not to think, or if it is told to. harmony: in messages of their own, which only skip_special_tokens
+false shows."""
 
 
 class Usage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -12,7 +12,8 @@ import msgpack
 import pytest
 import zmq
 
-from checkpoints import VOCAB_SIZE, checkpoint, random_prompts, reference_greedy
+from checkpoints import checkpoint, random_prompts, reference_greedy
+from families import VOCAB_SIZE
 from raw_client import RawClient
 from tercet.engine.llm import LLM
 from whole_engine import bytes_of_pages, tiny_engine, wait_until_empty

@@ -5,6 +5,7 @@ import json
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from harmony_style import TEMPLATE as HARMONY
 from mistral_style import LISTED, NAMED
 from tercet.engine.chat_template import ChatTemplate, TemplateRefused
 from tercet.engine.errors import UnsupportedModel
@@ -201,6 +202,7 @@ def test_tools_are_rendered_as_transformers_does() -> None:
         ("{% if tools %}[TOOL_CALLS]{% endif %}{{ raise_exception('no') }}</think>", ("mistral", "think")),
         ("{{ '<think>' if thinking is not defined or thinking else '</think>' }}", ("none", "think_by_default")),
         ("{{ '<think>' if enable_thinking else '</think>' }}", ("none", "think_on_request")),
+        (HARMONY, ("harmony", "harmony")),
     ],
 )
 def test_a_template_shows_how_its_model_writes(source: str, formats: tuple[str, str]) -> None:

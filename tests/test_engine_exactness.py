@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from checkpoints import FAMILIES, checkpoint, random_prompts, reference_greedy, tokenizer
+from checkpoints import checkpoint, random_prompts, reference_greedy, tokenizer
 from covering import long
+from families import FAMILIES
 from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client

@@ -81,6 +81,22 @@ def test_what_ends_a_text_of_a_gguf_file(tmp_path: Path) -> None:
     assert load_codec(tmp_path / "model.gguf").eos_ids == (3, 4, 5, 6)
 
 
+def test_what_ends_a_text_in_the_harmony_format(tmp_path: Path) -> None:
+    """Whatever the file says: `<|end|>` ends one message of several."""
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab", "<|return|>", "<|end|>", "<|channel|>", "<|call|>"])
+    writer.add_token_types([1, 1, 1, 3, 3, 3, 3])
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(3)
+    writer.add_eot_token_id(4)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    assert load_codec(tmp_path / "model.gguf").eos_ids == (3, 6)
+
+
 def test_templates_of_a_gguf_file(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tokenizer_model("gpt2")

@@ -15,7 +15,8 @@ import pytest
 import torch
 from msgspec import structs
 
-from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint
+from checkpoints import checkpoint, make_checkpoint
+from families import VOCAB_SIZE
 from tercet.engine.llm import LLM, RequestOutput
 from tercet.engine.trace import Record, Span, read_lane
 from tercet.ipc.messages import SamplingParams

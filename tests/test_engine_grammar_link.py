@@ -14,7 +14,8 @@ import psutil
 import pytest
 from llguidance import LLMatcher
 
-from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from checkpoints import checkpoint, tokenizer
+from families import VOCAB_SIZE
 from tercet.engine import grammar_link
 from tercet.engine.child import remove_sockets
 from tercet.engine.grammar_crew import GrammarCrew

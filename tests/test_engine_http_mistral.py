@@ -16,8 +16,9 @@ from openai import OpenAI
 from tokenizers import AddedToken
 
 from at_once import at_once
-from checkpoints import VOCAB_SIZE, make_checkpoint, tokenizer
+from checkpoints import make_checkpoint, tokenizer
 from daemon import Daemon, free_port
+from families import VOCAB_SIZE
 from mistral_style import LISTED, NAMED, TOKENS
 
 SCHEMAS: dict[str, Any] = {

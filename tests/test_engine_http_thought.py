@@ -18,8 +18,9 @@ from openai.types.chat.chat_completion import Choice
 from openai.types.responses import ResponseReasoningItem
 
 from at_once import at_once
-from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
+from families import VOCAB_SIZE
 
 TEMPLATE = (
     "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"

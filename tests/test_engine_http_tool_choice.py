@@ -17,9 +17,10 @@ from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, ConfigDict
 
 from at_once import at_once
-from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from checkpoints import checkpoint, tokenizer
 from covering import long
 from daemon import Daemon, free_port
+from families import VOCAB_SIZE
 from grammar_fits import fits
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_tools import with_tools

@@ -9,7 +9,8 @@ import pytest
 import torch
 from msgspec import structs
 
-from checkpoints import VOCAB_SIZE, make_checkpoint
+from checkpoints import make_checkpoint
+from families import VOCAB_SIZE
 from launched_kernels import foreign_kernels, launched_kernels
 from plan_driver import GREEDY as GREEDY_STEPS
 from plan_driver import Job, run_jobs

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoints import VOCAB_SIZE, make_checkpoint, reference_model
+from checkpoints import make_checkpoint, reference_model
+from families import VOCAB_SIZE
 from fp8_cache import Fp8Cache
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams

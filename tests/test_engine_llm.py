@@ -21,7 +21,8 @@ import psutil
 import pytest
 import torch
 
-from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from checkpoints import checkpoint, tokenizer
+from families import VOCAB_SIZE
 from tercet.engine import llm as llm_module
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess

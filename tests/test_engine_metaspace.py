@@ -9,7 +9,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from checkpoints import VOCAB_SIZE, make_checkpoint
+from checkpoints import make_checkpoint
+from families import VOCAB_SIZE
 from tercet.engine.llm import LLM
 from tercet.ipc.beam_search import BeamSearchParams
 from tercet.ipc.client import Client, Piece

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoints import VOCAB_SIZE, make_checkpoint
+from checkpoints import make_checkpoint
+from families import VOCAB_SIZE
 from mxfp4_checkpoints import in_mxfp4
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from checkpoints import VOCAB_SIZE, checkpoint, make_checkpoint, random_prompts, reference_model
+from checkpoints import checkpoint, make_checkpoint, random_prompts, reference_model
+from families import VOCAB_SIZE
 from plain_sampling import plain_gumbel
 from raw_client import RawClient
 from tercet.engine.llm import LLM

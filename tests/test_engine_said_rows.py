@@ -62,6 +62,13 @@ def test_each_part_has_its_tokens(seed: int) -> None:
     assert said.take("") == []
 
 
+def test_a_part_whose_place_is_known() -> None:
+    """The same words may stand elsewhere."""
+    said = SaidRows()
+    said.feed("final<m>final", [row(n, token) for n, token in enumerate((b"fi", b"nal", b"<m>", b"fin", b"al"))])
+    assert [one[0].token_id for one in said.take_at(8, 13)] == [3, 4]
+
+
 def test_what_a_text_leaves_out() -> None:
     """Its first space, tokens that are not shown; and bytes that are no character, which are one or one each."""
     for shown in ("Hello \ufffd you", "Hello \ufffd\ufffd you"):

@@ -13,15 +13,8 @@ import anyio.to_thread
 import pytest
 import torch
 
-from checkpoints import (
-    VOCAB_SIZE,
-    checkpoint,
-    make_checkpoint,
-    random_prompts,
-    reference_greedy,
-    reference_model,
-    tokenizer,
-)
+from checkpoints import checkpoint, make_checkpoint, random_prompts, reference_greedy, reference_model, tokenizer
+from families import VOCAB_SIZE
 from tercet.engine.llm import LLM
 from tercet.ipc.beam_search import Beam, BeamSearch, BeamSearchParams, beam_search
 from tercet.ipc.client import Client, RequestRefused

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, Olmo3Config
 
 import checkpoints
-from checkpoints import FAMILIES, checkpoint, reference_model
+from checkpoints import checkpoint, reference_model
+from families import FAMILIES
 from llama_fields import LLAMA
 from tercet.model.config_defaults import FAMILIES as ARCHITECTURES
 from tercet.model.config_json import parse_config, read_config_json

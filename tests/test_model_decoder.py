@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkpoints import FAMILIES, checkpoint, random_prompts, reference_greedy, reference_model
+from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
+from families import FAMILIES
 from paged_sequences import Sequences, make_decoder
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from checkpoints import FAMILIES, checkpoint, reference_model
+from checkpoints import checkpoint, reference_model
+from families import FAMILIES
 from llama_fields import LLAMA
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.rope import rotary_table

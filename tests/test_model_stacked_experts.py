@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Mxfp4Config
 
-from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
+from checkpoints import checkpoint, make_checkpoint, random_prompts, reference_greedy, reference_model
 from llama_fields import LLAMA
 from mxfp4_checkpoints import in_mxfp4
 from paged_sequences import Sequences, make_decoder
@@ -52,6 +52,19 @@ def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
         for sequence, token in zip(got, tokens, strict=True):
             sequence.append(token)
     assert got == wanted
+
+
+def test_limits_of_gates_are_read(tmp_path: Path) -> None:
+    """Such as gates meet: the models' own are out of reach of these."""
+    model = make_checkpoint("gpt-oss", tmp_path / "model", swiglu_limit=1.5, swiglu_alpha=1.1)
+    (ids,) = random_prompts(1, 40, 40, seed=3)
+    with torch.inference_mode():
+        logits, known = (
+            reference_model(path)(torch.tensor([ids])).logits[0, -1] for path in (model, checkpoint("gpt-oss"))
+        )
+    got = Sequences(make_decoder(model), 1).step({}, {0: ids})[0]
+    torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-4 * float(logits.abs().max()))
+    assert not torch.allclose(logits, known, rtol=0.01)
 
 
 @pytest.mark.parametrize("dim", [0, 1])

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Gemma3Config, Mistral3Config
 
-from checkpoints import FAMILIES, SHAPE, random_prompts, randomize
+from checkpoints import random_prompts, randomize
+from families import FAMILIES, SHAPE
 from loaded_weights import load, tensors_of, weight_list
 from paged_sequences import Sequences, make_decoder
 from quantized_checkpoints import Way, fp8, quantized

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen2_5_VLConfig, Qwen2VLConfig, Qwen3VLConfig
 
-from checkpoints import SHAPE, random_prompts, randomize
+from checkpoints import random_prompts, randomize
+from families import SHAPE
 from paged_sequences import Sequences, make_decoder
 from tercet.model.checkpoint import read_config
 

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from checkpoints import VOCAB_SIZE, checkpoint, tokenizer
+from checkpoints import checkpoint, tokenizer
 from daemon import SCRIPTS, free_port
+from families import VOCAB_SIZE
 
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
 

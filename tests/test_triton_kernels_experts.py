@@ -185,23 +185,6 @@ def test_sums(place: Place, tokens: int, each: int, width: int) -> None:
     place.check_rounded(sum_experts(x, wide), exact)
 
 
-@pytest.mark.parametrize(("tokens", "each", "inner"), [(1, 1, 64), (9, 4, 1000), (5, 3, 1440)])
-def test_gates_within_limits(place: Place, tokens: int, each: int, inner: int) -> None:
-    num_experts, limit, slope = 6, 1.75, 1.3
-    x, bias = place.random(tokens * each, 2 * inner) * 3, place.random(num_experts, 2 * inner)
-    experts = torch.randint(num_experts, (tokens, each)).int()
-    experts[tokens // 2 + 1 :] = num_experts  # as padding has
-    there = (experts.flatten() < num_experts).to(place.device)
-    own = bias[experts.flatten().clamp(max=num_experts - 1).long()]
-    for added in (None, bias):
-        both = x.double() if added is None else x.double() + own.double()
-        gate, up = both[:, 0::2].clamp(max=limit), both[:, 1::2].clamp(-limit, limit)
-        exact = (up + 1) * gate * torch.sigmoid(slope * gate)
-        got = clamped_gate(x, experts.to(place.device), added, limit, slope, num_experts)
-        assert (gate == limit).any(), "limits have been met"
-        place.check_rounded(got[there], exact[there])
-
-
 def test_what_experts_add_to_their_pairs(place: Place) -> None:
     tokens, each, width, num_experts = 7, 3, 1030, 5
     x, weights = place.random(tokens * each, width), place.random(tokens, each).abs()
@@ -243,18 +226,6 @@ def test_several_pairs_of_a_row(place: Place) -> None:
         (lambda: _multiply(w=torch.zeros(4, 8, 6).half()), "w: got torch.float16, wanted torch.float32"),
         (lambda: sum_experts(torch.zeros(5, 8), torch.zeros(2, 2)), "x: got shape [5, 8], wanted [4, *]"),
         (lambda: sum_experts(torch.zeros(4, 8), torch.zeros(2, 2).half()), "weights: got torch.float16, wanted"),
-        (
-            lambda: clamped_gate(torch.zeros(4, 6), torch.zeros(2, 2).int(), torch.zeros(3, 5), 7.0, 1.0, 3),
-            "bias: got shape [3, 5], wanted [3, 6]",
-        ),
-        (
-            lambda: clamped_gate(torch.zeros(4, 5), torch.zeros(2, 2).int(), None, 7.0, 1.0, 3),
-            "x: got 5 columns, wanted gate and up in turns",
-        ),
-        (
-            lambda: clamped_gate(torch.zeros(4, 6), torch.zeros(2, 2), None, 7.0, 1.0, 3),
-            "experts: got torch.float32, wanted torch.int32",
-        ),
         (
             lambda: sum_experts(torch.zeros(4, 8), torch.zeros(2, 2), bias_ED=torch.zeros(3, 8)),
             "experts: got none, wanted those whose biases are added",

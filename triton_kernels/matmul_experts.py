@@ -185,8 +185,16 @@ def _launch_vectors(
     experts_vector_scaled_kernel[(len(work.experts_N) * cdiv(N, _ROWS_OF_VECTOR),)](
         x_MK, words, w_ENK.scales_GN, work.experts_N, out, GROUP=w_ENK.group, FOUR=w_ENK.kind, X=x_MK.shape[1],
         BLOCK_N=_ROWS_OF_VECTOR,
-        num_warps=min(next_power_of_2(cdiv(words.shape[1], 256)), 4), **fixed,
+        num_warps=_warps_of_vector(words.shape[1]), **fixed,
     )  # fmt: skip
+
+
+def _warps_of_vector(num_words: int) -> int:
+    """That have eight words a thread or so, but fewer where some of them would have none in the last round."""
+    warps = min(next_power_of_2(cdiv(num_words, 256)), 4)
+    while warps > 1 and cdiv(num_words, 128 * warps) * warps > cdiv(num_words, 64 * warps) * (warps // 2):
+        warps //= 2
+    return warps
 
 
 def _launch_scaled(
@@ -219,6 +227,8 @@ def _launch_groups(
 def _scaled_blocks(tile: int, w_RK: ScaledWeight) -> _Blocks:
     """Fewer bytes a column leave room for more of them."""
     if is_hopper(w_RK.device):
+        if w_RK.four_bits and w_RK.widest == 128:  # no wider tiles: higher ones
+            return _Blocks(n=128, k=128, warps=8, stages=4)
         return _Blocks(n=64, k=min(w_RK.widest, 256), warps=4, stages=4 if w_RK.four_bits else 3)
     stages = 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
     return _Blocks(n=64, k=min(w_RK.widest, 128), warps=4, stages=stages)
