@@ -112,28 +112,23 @@ def _unpacking(kind: str, minus_one: str, *, scales_in_fp16: bool = False) -> st
 
 
 def _unpacking_mx() -> str:
-    """The same of MXFP4, by words whose lowest byte is the low bits' power of two, and the next one the high bits'. A
-    number's three bits are moved to where a bfloat16's exponent ends and its fraction begins, its fourth to the sign;
-    its power makes up for the rest."""
-    lines = [".reg .b32 both, apart, sign, zero, powers, scale, minus_zero;", "mov.b32 zero, 0;"]
-    lines.append("mov.b32 minus_zero, 0x80008000;")
-    for pair in range(2):  # of bytes, with a word each
-        lines += [f"prmt.b32 powers, ${5 + 2 * pair}, ${6 + 2 * pair}, 0x5410;"]
-        lines += [f"prmt.b32 both, $4, zero, {('0x1404', '0x3424')[pair]};"]
-        for out, scaling, moving in ((pair, "shl.b32 scale, powers, 7", 4), (pair + 2, "shr.u32 scale, powers, 1", 0)):
+    """The same of MXFP4, by pairs of powers of two, `_powers`. A number's three bits are moved to where a bfloat16's
+    exponent ends and its fraction begins, its fourth to the sign; its power makes up for the rest."""
+    lines = [".reg .b32 both, apart, sign, zero, minus_zero;", "mov.b32 zero, 0;", "mov.b32 minus_zero, 0x80008000;"]
+    for pair in range(2):  # of bytes, of one row and group
+        lines.append(f"prmt.b32 both, $4, zero, {('0x1404', '0x3424')[pair]};")
+        for out, powers, moving in ((pair, 5 + 2 * pair, 4), (pair + 2, 9 + 2 * pair, 0)):
             lines += [
-                f"{scaling};",
-                "and.b32 scale, scale, 0x7f807f80;",
                 f"shl.b32 apart, both, {moving};",
                 "and.b32 sign, apart, 0x80008000;",
                 "shr.u32 apart, apart, 6;",
                 f"lop3.b32 ${out}, apart, 0x01c001c0, sign, 0xea;",
-                f"fma.rn.bf16x2 ${out}, ${out}, scale, minus_zero;",
+                f"fma.rn.bf16x2 ${out}, ${out}, ${powers}, minus_zero;",
             ]
     return "\n".join(["{", *lines, "}"])
 
 
-_UNPACK_MX, _OPERANDS_OF_MX = tl.constexpr(_unpacking_mx()), tl.constexpr("=&r,=&r,=&r,=&r" + ",r" * 5)
+_UNPACK_MX = tl.constexpr(_unpacking_mx())
 _UNPACK_BF16, _UNPACK_FP16 = tl.constexpr(_unpacking("bf16x2", "bf80")), tl.constexpr(_unpacking("f16x2", "bc00"))
 _UNPACK_MIXED = tl.constexpr(_unpacking("bf16x2", "bf80", scales_in_fp16=True))
 _OPERANDS = tl.constexpr("=&r,=&r,=&r,=&r" + ",r" * 9)
@@ -158,39 +153,45 @@ def _halves(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr):
 
 
 @triton.jit
-def _halves_of_mx(both, words, dtype: tl.constexpr):
+def _halves_of_mx(both, powers, more_powers, dtype: tl.constexpr):
     """The same of MXFP4."""
     if _COMPILED:
         low, high = tl.inline_asm_elementwise(
-            _UNPACK_MX, _OPERANDS_OF_MX, [both, words], dtype=(tl.int16, tl.int16), is_pure=True, pack=4
+            _UNPACK_MX, _OPERANDS, [both, powers, more_powers], dtype=(tl.int16, tl.int16), is_pure=True, pack=4
         )
         return low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
-    return _number_of_mx(both & 15, words).to(dtype), _number_of_mx(both >> 4, words >> 8).to(dtype)
+    return _number_of_mx(both & 15, powers).to(dtype), _number_of_mx(both >> 4, more_powers).to(dtype)
 
 
 @triton.jit
-def _number_of_mx(code, power):
+def _number_of_mx(code, powers):
     size = (code & 7).to(tl.int32)
     size = tl.where(size < 2, size * 0.5, (2 + size % 2).to(tl.float32) * tl.exp2((size // 2 - 2).to(tl.float32)))
-    return tl.where(code > 7, -size, size) * tl.exp2(((power & 0xFF) - 253).to(tl.float32))
+    return tl.where(code > 7, -size, size) * tl.exp2(((powers >> 7 & 0xFF) - 253).to(tl.float32))
+
+
+@triton.jit
+def mx_powers(words):
+    """The power of two in the lowest byte of words (`with_powers`), twice, as bfloat16 has it."""
+    return (words & 0xFF) * 0x800080
 
 
 @triton.jit
 def _spread_powers(words, COLUMNS: tl.constexpr):
     """Of each row's blocks a word, [N, blocks] -> [N, COLUMNS], for their bytes: half of the word for each eight."""
     N: tl.constexpr = words.shape[0]
-    apart = tl.reshape(tl.join(words, words >> 16), (N, words.shape[1], 1, 2, 1))
+    apart = tl.reshape(tl.join(mx_powers(words), mx_powers(words >> 16)), (N, words.shape[1], 1, 2, 1))
     return tl.reshape(tl.broadcast_to(apart, (N, words.shape[1], 4, 2, 8)), (N, COLUMNS))
 
 
 @triton.jit
 def widen_four(both, words, more_words, dtype: tl.constexpr, FOUR: tl.constexpr, TOGETHER: tl.constexpr):
     """A tile of four bits, of whole blocks: [N, J] -> [N, 2 J]. Halves of blocks have their own words, [N, units]; of
-    MXFP4 they have one for both, [N, J]."""
+    MXFP4 those are powers of two, [N, J]."""
     N: tl.constexpr = both.shape[0]
     J: tl.constexpr = both.shape[1]
     if FOUR == 3:
-        low, high = _halves_of_mx(both, words, dtype)
+        low, high = _halves_of_mx(both, words, more_words, dtype)
     else:
         low, high = _halves(both, _spread(words, J), _spread(more_words, J), dtype, FOUR == 2)
     wide = tl.join(in_order(low, TOGETHER), in_order(high, TOGETHER))
@@ -212,6 +213,7 @@ def load_wide(
         if GROUP % (2 * HALF):
             more_words = _load_scales(scale_ptrs, k + HALF, N, GROUP, BLOCK_K, 2 * HALF)
         if FOUR == 3:
+            more_words = _spread_powers(words >> 8, BLOCK_K // 2)
             words = _spread_powers(words, BLOCK_K // 2)
         wide = widen_four(numbers, words, more_words, dtype, FOUR, TOGETHER)
     else:
@@ -248,6 +250,7 @@ def _expand_kernel(
         groups = ((blocks * width + _BYTES) // GROUP).to(tl.int64) * N + row
         more_scales = tl.load(scales_ptr + groups, mask=inside, other=0)[:, None]
         if FOUR == 3:
+            more_scales = _spread_powers(scales >> 8, _BYTES)
             scales = _spread_powers(scales, _BYTES)
         wide = widen_four(numbers, scales, more_scales, out_ptr.dtype.element_ty, FOUR, 1)
     else:

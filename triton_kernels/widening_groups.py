@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
-from tercet.triton_kernels.widen import in_order, widen_four
+from tercet.triton_kernels.widen import in_order, mx_powers, widen_four
 
 OWN = gl.constexpr(64)
 """Rows of weights of a group."""
@@ -52,11 +52,12 @@ def _load_scales(scale_ptrs, k, N: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.c
 def _widen(numbers, scales, more, dtype: gl.constexpr, FOUR: gl.constexpr, OPERAND: gl.constexpr):
     """Rows 2 i and 2 i + 1 of each 16 go to rows i and i + 8: their sums, two output columns, will be one thread's."""
     if FOUR:
-        words = scales[:, None]
+        words, more_words = scales[:, None], more[:, None]
         if FOUR == 3:  # half of the word for each eight bytes
             columns = gl.arange(0, numbers.shape[1], gl.SliceLayout(0, numbers.type.layout))
-            words = words >> ((columns >> 3 & 1) << 4)[None, :]
-        wide = widen_four(numbers, words, more[:, None], dtype, FOUR, 1)
+            half = words >> ((columns >> 3 & 1) << 4)[None, :]
+            words, more_words = mx_powers(half), mx_powers(half >> 8)
+        wide = widen_four(numbers, words, more_words, dtype, FOUR, 1)
     else:
         wide = in_order((numbers.to(gl.float32) * scales[:, None]).to(dtype), 1)
     K: gl.constexpr = wide.shape[1]
