@@ -112,18 +112,21 @@ def _unpacking(kind: str, minus_one: str, *, scales_in_fp16: bool = False) -> st
 
 
 def _unpacking_mx() -> str:
-    """The same of MXFP4, by pairs of powers of two, `_powers`. A number's three bits are moved to where a bfloat16's
-    exponent ends and its fraction begins, its fourth to the sign; its power makes up for the rest."""
-    lines = [".reg .b32 both, apart, sign, zero, minus_zero;", "mov.b32 zero, 0;", "mov.b32 minus_zero, 0x80008000;"]
+    """The same of MXFP4, by pairs of powers of two, `mx_powers`. A product moves a number's three bits to where the
+    exponent of bf16 ends and its fraction begins, and its fourth to the sign: products are had beside what else there is
+    to do with integers. Its power makes up for the rest."""
+    lines = [".reg .b32 both, apart, zero, minus_zero;", "mov.b32 zero, 0;", "mov.b32 minus_zero, 0x80008000;"]
     for pair in range(2):  # of bytes, of one row and group
-        lines.append(f"prmt.b32 both, $4, zero, {('0x1404', '0x3424')[pair]};")
-        for out, powers, moving in ((pair, 5 + 2 * pair, 4), (pair + 2, 9 + 2 * pair, 0)):
+        lines.append(f"prmt.b32 both, $4, zero, {('0x4140', '0x4342')[pair]};")
+        for out, powers, mask, moves in (
+            (pair, 5 + 2 * pair, "0x000f000f", 2**6 + 2**12),
+            (pair + 2, 9 + 2 * pair, "0x00f000f0", 2**2 + 2**8),
+        ):
             lines += [
-                f"shl.b32 apart, both, {moving};",
-                "and.b32 sign, apart, 0x80008000;",
-                "shr.u32 apart, apart, 6;",
-                f"lop3.b32 ${out}, apart, 0x01c001c0, sign, 0xea;",
-                f"fma.rn.bf16x2 ${out}, ${out}, ${powers}, minus_zero;",
+                f"and.b32 apart, both, {mask};",
+                f"mul.lo.u32 apart, apart, {moves};",
+                "and.b32 apart, apart, 0x81c081c0;",
+                f"fma.rn.bf16x2 ${out}, apart, ${powers}, minus_zero;",
             ]
     return "\n".join(["{", *lines, "}"])
 
