@@ -8,11 +8,12 @@ import msgspec
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks
+from tercet.engine.mark_tokens import find_marks
 from tercet.engine.openai_messages import NamedTool, Tool
 from tercet.engine.openai_requests import ChatCompletionRequest
 from tercet.engine.refusal import Refusal
 from tercet.engine.structured_check import check_form
-from tercet.engine.tool_choice import call_or, chosen, find_marks, forced_call, loosened, strict_calls
+from tercet.engine.tool_choice import MARKS, call_or, chosen, forced_call, loosened, strict_calls
 from tercet.ipc.messages import SamplingParams, Structured
 
 _SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named")
@@ -83,5 +84,5 @@ async def _complaint(tools: Sequence[Tool], door: Door) -> str | None:
 async def marks_of(door: Door) -> Marks:
     """What of the marks of calls and reasoning is a token of its own; asked for once."""
     if door.marks is None:
-        door.marks = await find_marks(door.client.tokenize)
+        door.marks = await find_marks(door.client.tokenize, MARKS)
     return door.marks

@@ -19,7 +19,7 @@ from tercet.engine.lark import Marks
 from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_messages import Tool, ending_of
 from tercet.engine.openai_requests import ChatCompletionRequest
-from tercet.engine.reasoning import CLOSE, OPEN
+from tercet.engine.reasoning import CLOSE, OPEN, answer_format
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import stop_strings
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
@@ -50,7 +50,10 @@ async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
     """Raises `ApiError` for what makes no sense."""
     options, messages = body.to_options(), body.to_prompt()
     goes_on = options.ending == "continued"
-    reasoning = _goes_on(messages[-1].content or "", door) if goes_on else _reasoning_format(body, door)
+    if goes_on:
+        reasoning = _goes_on(messages[-1].content or "", door)
+    else:
+        reasoning = answer_format(door.info.reasoning_format, _thinks(body))
     with as_http({"prompt": "tools"}):  # asked ahead: in a drain, the tokenizer ends with the last answer
         marks = {} if reasoning == "none" else await marks_of(door)
         params = await _params(body, door, reasoning, may_think=not goes_on and _may_think(body, door))
@@ -115,16 +118,6 @@ def _goes_on(begun: str, door: Door) -> ReasoningFormat:
         return "harmony"
     opened = begun.rfind(OPEN) > begun.rfind(CLOSE)
     return "think_opened" if opened and door.info.reasoning_format != "none" else "none"
-
-
-def _reasoning_format(body: ChatCompletionRequest, door: Door) -> ReasoningFormat:
-    match door.info.reasoning_format:
-        case "think_by_default":
-            return "think" if _thinks(body) is False else "think_opened"
-        case "think_on_request":
-            return "think_opened" if _thinks(body) else "think"
-        case known:
-            return known
 
 
 def _may_think(body: ChatCompletionRequest, door: Door) -> bool:

@@ -6,6 +6,7 @@ Fed text as it comes, however it is cut. It knows nothing of HTTP.
 from typing import NamedTuple
 
 from tercet.engine.tool_calls import held_back
+from tercet.ipc.answers import ReasoningFormat
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -15,6 +16,17 @@ class Thought(NamedTuple):
 
     reasoning: str
     content: str
+
+
+def answer_format(model: ReasoningFormat, thinks: object = None) -> ReasoningFormat:
+    """Of one answer, of which the template is told whether the model `thinks`, or is told nothing."""
+    match model:
+        case "think_by_default":
+            return "think" if thinks is False else "think_opened"
+        case "think_on_request":
+            return "think_opened" if thinks else "think"
+        case known:
+            return known
 
 
 class ReasoningReader:

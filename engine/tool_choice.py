@@ -5,8 +5,7 @@ It knows the notation of grammars and no HTTP.
 
 import json
 import re
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +21,6 @@ from tercet.engine.tool_schemas import of_arguments, of_call, of_calls
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
 
-Tokenize = Callable[[str], Awaitable[list[int]]]
 _OPENINGS: dict[ToolFormat, str] = {
     "hermes": "<tool_call>",
     "qwen3_coder": "<tool_call>",
@@ -44,18 +42,8 @@ _EACH_CLOSED = ("hermes", "qwen3_coder", "glm")
 _STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
 """Marks that a text may have anywhere, whatever the model means by them."""
 _OPENING_MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-_MARKS = (*_OPENING_MARKS, *_STRAY, *MARKS_WITHIN, *HARMONY_MARKS)
-
-
-async def find_marks(tokenize: Tokenize) -> Marks:
-    """Those that are tokens of their own: a grammar has to name them, and takes no such token for its spelling."""
-    marks = {}
-    for mark in _MARKS:
-        # What the tokenizer adds, such as a beginning of sequence, is there both times.
-        added = Counter(await tokenize(mark * 2)) - Counter(await tokenize(mark))
-        if added.total() == 1:
-            (marks[mark],) = added
-    return marks
+MARKS = (*_OPENING_MARKS, *_STRAY, *MARKS_WITHIN, *HARMONY_MARKS)
+"""Of all formats, of reasoning as well."""
 
 
 def chosen(tools: Sequence[Tool], name: str) -> list[Tool]:

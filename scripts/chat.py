@@ -1,10 +1,12 @@
 """Chat with a model in the terminal: `python scripts/chat.py [MODEL]` (default: the demo model).
 
 `/reset` forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves. `--prompt "…"` answers once on standard
-output. When standard input is no terminal, each of its lines is a turn, and its end is the end.
+output. When standard input is no terminal, each of its lines is a turn, and its end is the end. What a model thinks is
+dim in a terminal, and stands under headings elsewhere.
 """
 
 import io
+import os
 import queue
 import sys
 from collections.abc import Iterator
@@ -12,12 +14,19 @@ from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
 
 import anyio.from_thread
+import msgspec
 
+from answer_display import AnswerDisplay
 from engine_flags import add_engine_flags, engine_config
 from program_parser import ProgramParser
 from start_up_display import StartUpDisplay
+from tercet.engine.chat_reader import NO_MARKS, ChatReader
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
+from tercet.engine.harmony import MARKS
+from tercet.engine.mark_tokens import find_marks
+from tercet.engine.openai_answers import ChatDelta
+from tercet.engine.reasoning import answer_format
 from tercet.engine.standard_files import leave_standard_output, open_standard_files
 from tercet.ipc.client import Client, ClientError
 from tercet.ipc.messages import ChatMessage, SamplingParams
@@ -30,35 +39,48 @@ class Conversation:
         self._client = client
         self._portal = portal
         self._params = params
+        self._marks = NO_MARKS
+        self._reasoning = answer_format(portal.call(client.info).reasoning_format)
+        if self._reasoning == "harmony":  # its marks are special tokens, which texts may also spell
+            self._marks = portal.call(find_marks, client.tokenize, MARKS)
+            self._params = msgspec.structs.replace(params, skip_special_tokens=False)
         self._messages: list[ChatMessage] = []
 
     def reset(self) -> None:
         self._messages = []
 
-    def answer(self, turn: str) -> Iterator[str]:
-        """The pieces of the answer as they come. Leaving the loop early cancels the rest; what came stays said."""
+    def answer(self, turn: str) -> Iterator[ChatDelta]:
+        """The parts of the answer as they come. Leaving the loop early cancels the rest; what came stays said.
+
+        A turn that was only thought about is forgotten: there are templates that refuse an answer without a text.
+        """
         self._messages.append(ChatMessage("user", turn))
-        pieces: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        future = self._portal.start_task_soon(self._stream, tuple(self._messages), pieces)
-        said: list[str] = []
+        deltas: queue.SimpleQueue[ChatDelta | None] = queue.SimpleQueue()
+        future = self._portal.start_task_soon(self._stream, tuple(self._messages), deltas)
+        said: list[ChatDelta] = []
         try:
-            while (piece := pieces.get()) is not None:
-                said.append(piece)
-                yield piece
+            while (delta := deltas.get()) is not None:
+                said.append(delta)
+                yield delta
             _result(future)
         finally:
             future.cancel()
-            if said:
-                self._messages.append(ChatMessage("assistant", "".join(said)))
+            if content := "".join(delta.content or "" for delta in said):
+                thought = "".join(delta.reasoning_content or "" for delta in said)
+                self._messages.append(ChatMessage("assistant", content, reasoning_content=thought or None))
             else:
                 self._messages.pop()
 
-    async def _stream(self, messages: tuple[ChatMessage, ...], pieces: "queue.SimpleQueue[str | None]") -> None:
+    async def _stream(self, messages: tuple[ChatMessage, ...], deltas: "queue.SimpleQueue[ChatDelta | None]") -> None:
+        reader = ChatReader(self._reasoning, "none", None, marks=self._marks)
         try:
-            async for delta in self._client.stream(messages, self._params):
-                pieces.put(delta.text)
+            async for piece in self._client.stream(messages, self._params):
+                for delta in reader.feed(piece.text, piece.token_ids):
+                    deltas.put(delta)
+            for delta in reader.finish():
+                deltas.put(delta)
         finally:
-            pieces.put(None)
+            deltas.put(None)
 
 
 def _result(future: "Future[None]") -> None:
@@ -68,16 +90,22 @@ def _result(future: "Future[None]") -> None:
 
 def say(conversation: Conversation, turn: str) -> bool:
     """Print one answer; False if it failed."""
+    display, ending = AnswerDisplay(colours=_has_colours()), ""
     try:
-        for piece in conversation.answer(turn):
-            print(piece, end="", flush=True)
+        for delta in conversation.answer(turn):
+            print(display.show(delta), end="", flush=True)
     except KeyboardInterrupt:
-        print(" [stopped]", end="")
+        ending = " [stopped]"
     except ClientError as error:
+        print(display.end(), end="", flush=True)
         print(f"\ntercet: {error}", file=sys.stderr)
         return False
-    print(flush=True)
+    print(display.end() + ending, flush=True)
     return True
+
+
+def _has_colours() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def talk(conversation: Conversation) -> None:

@@ -1,15 +1,19 @@
-"""A chat template that shows turns in the harmony format, as particular about them as that of gpt-oss, and its tokens.
+"""A chat template that shows turns in the harmony format, as particular about them as that of gpt-oss, its tokens, and
+a model that is played.
 
 It shows one call of a turn and no later turn of the system, and fails on a content that is null.
 """
 
+from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from tercet.engine.harmony import MARKS
-from tokenizer_process import byte_checkpoint, byte_tokenizer
+from tercet.ipc.step_messages import Ended, Logs
+from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokens
 
 TEMPLATE = """{%- set effort = reasoning_effort if reasoning_effort is defined else 'medium' -%}
 <|start|>system<|message|>{{ 'Effort: ' + effort }}{{ strftime_now('') }}<|end|>
@@ -58,3 +62,17 @@ def harmony_checkpoint(folder: Path) -> Path:
     ends = [tokenizer.token_to_id(mark) for mark in ("<|return|>", "<|call|>")]
     (folder / "generation_config.json").write_bytes(msgspec.json.encode({"eos_token_id": ends}))
     return folder
+
+
+def play(
+    engine: TokenizerProcess, number: int, ids: Sequence[int], *, logged: bool = False, is_whole: bool = True
+) -> None:
+    """A step for each token; the last ends the answer if that `is_whole`."""
+    ends = {harmony_tokenizer().token_to_id(mark) for mark in ("<|return|>", "<|call|>")}
+    for place, token_id in enumerate(ids):
+        ended = Ended(number, "stop" if token_id in ends else "length", token_id if token_id in ends else None, USAGE)
+        step = tokens({number: token_id}, ended if is_whole and place == len(ids) - 1 else None)
+        if logged:  # a log-probability that says its place
+            words = array("f", [-float(place)]).tobytes() + array("i", [1]).tobytes()
+            step = msgspec.structs.replace(step, logs=Logs(array("i", [0]).tobytes(), 0, words))
+        engine.send(step)

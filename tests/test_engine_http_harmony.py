@@ -6,20 +6,17 @@ The tokenizer and HTTP processes are real; the test plays the model, and so know
 import asyncio
 import json
 import re
-from array import array
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
-import msgspec
 import openai
 import pytest
 from anthropic import AsyncAnthropic, BadRequestError
 from openai import AsyncOpenAI
 
-from harmony_style import harmony_checkpoint, harmony_tokenizer
-from tercet.ipc.step_messages import Ended, Logs
-from tokenizer_process import USAGE, TokenizerProcess, tokenizer_process, tokens
+from harmony_style import harmony_checkpoint, harmony_tokenizer, play
+from tokenizer_process import TokenizerProcess, tokenizer_process
 
 TURN: Any = [{"role": "user", "content": "hi"}]
 PARAMETERS = {"type": "object", "properties": {"zone": {"type": "string"}}}
@@ -54,23 +51,10 @@ async def heard(asking: Any, engine: TokenizerProcess, says: str, *, logged: boo
     """What comes of a question to a model that says so, and the prompt that the model got."""
     asked = asyncio.ensure_future(asking)
     submit = await asyncio.to_thread(engine.next_submit)
-    await asyncio.to_thread(play, engine, submit.number, says, logged=logged)
+    await asyncio.to_thread(play, engine, submit.number, harmony_tokenizer().encode(says).ids, logged=logged)
     answer = await asked
     prompt = harmony_tokenizer().decode(memoryview(submit.prompt_ids).cast("i").tolist(), skip_special_tokens=False)
     return ([one async for one in answer] if hasattr(answer, "__aiter__") else answer), prompt
-
-
-def play(engine: TokenizerProcess, number: int, says: str, *, logged: bool) -> None:
-    """A step for each byte and mark; one that ends the text ends the answer."""
-    ids = harmony_tokenizer().encode(says).ids
-    ends = {harmony_tokenizer().token_to_id(mark) for mark in ("<|return|>", "<|call|>")}
-    for place, token_id in enumerate(ids):
-        ended = Ended(number, "stop" if token_id in ends else "length", token_id if token_id in ends else None, USAGE)
-        step = tokens({number: token_id}, ended if place == len(ids) - 1 else None)
-        if logged:  # a log-probability that says its place
-            words = array("f", [-float(place)]).tobytes() + array("i", [1]).tobytes()
-            step = msgspec.structs.replace(step, logs=Logs(array("i", [0]).tobytes(), 0, words))
-        engine.send(step)
 
 
 async def chat(engine: TokenizerProcess, client: AsyncOpenAI, says: str, **request: Any) -> tuple[Any, str]:
