@@ -102,6 +102,13 @@ def test_products_in_mxfp4(tokens: int, num_experts: int, each: int, width: int,
             assert torch.equal(back[there], matmul_experts(given, others, work)[there])
 
 
+@pytest.mark.skipif(INTERPRETED, reason="none are alone there")
+def test_few_pairs_of_mxfp4_are_alone() -> None:
+    w = on_meta(mx(128 * 2, 64))
+    assert [pairs for pairs in range(1, 65) if expert_tile(pairs, 128, w, w) == 1] == list(range(1, 13))
+    assert expert_tile(12, 23, w, w) > 1
+
+
 def test_bad_input() -> None:
     work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
 

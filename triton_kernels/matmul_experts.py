@@ -42,6 +42,8 @@ _RING_BYTES = 224 * 1024
 _MOST_WIDENED = 192
 """Pairs of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile,
 other than by warp groups."""
+_MOST_ALONE_OF_MX = 12
+"""Pairs by themselves of MXFP4: its numbers take more instructions there, and more pairs more than tiles do."""
 _ROWS_OF_VECTOR = 8
 """Of weights of eight bits or four, for a pair that is alone."""
 _MANY = 512
@@ -85,6 +87,8 @@ def _are_alone(num_pairs: int, num_experts: int, weights: Sequence[Weight], agai
     """
     for_each = 4 if any(isinstance(w_ENK, Tensor) for w_ENK in weights) else 2
     few = for_each * num_pairs <= num_experts and 2 * for_each * again <= num_pairs
+    if any(isinstance(w_ENK, ScaledWeight) and w_ENK.is_mx for w_ENK in weights):
+        few = few and num_pairs <= _MOST_ALONE_OF_MX
     return few and all(isinstance(w_ENK, Tensor) or can_be_vector(w_ENK) for w_ENK in weights)
 
 

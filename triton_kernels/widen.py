@@ -113,8 +113,8 @@ def _unpacking(kind: str, minus_one: str, *, scales_in_fp16: bool = False) -> st
 
 def _unpacking_mx() -> str:
     """The same of MXFP4, by pairs of powers of two, `mx_powers`. A product moves a number's three bits to where the
-    exponent of bf16 ends and its fraction begins, and its fourth to the sign: products are had beside what else there is
-    to do with integers. Its power makes up for the rest."""
+    exponent of bf16 ends and its fraction begins, and its fourth to the sign: there is more room for products than for
+    shifts. Its power makes up for the rest."""
     lines = [".reg .b32 both, apart, zero, minus_zero;", "mov.b32 zero, 0;", "mov.b32 minus_zero, 0x80008000;"]
     for pair in range(2):  # of bytes, of one row and group
         lines.append(f"prmt.b32 both, $4, zero, {('0x4140', '0x4342')[pair]};")
