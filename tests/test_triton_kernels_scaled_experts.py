@@ -169,11 +169,12 @@ def test_compile_alone(capability: int, four: bool) -> None:
         work = ExpertWork(None, experts, 1, 128)
         gated = matmul_experts_silu_and_mul(x, w, work, 8)
         matmul_experts(x.new_empty(24, 768), w, work)
+        matmul_experts(x, w, work, 8)
     assert gated.shape == (24, 501)
-    assert [kernel.metadata.name for kernel in kernels] == ["experts_vector_scaled_kernel"] * 2
-    # Only the first of them waits for who was chosen before it loads weights.
+    assert [kernel.metadata.name for kernel in kernels] == ["experts_vector_scaled_kernel"] * 3
+    # First products alone wait for who was chosen before they load weights, with a gate at their end or without.
     ahead = ["ld.global" in kernel.asm["ptx"].partition("griddepcontrol.wait")[0] for kernel in kernels]
-    assert ahead == [capability < 90, True]
+    assert ahead == [capability < 90, True, capability < 90]
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")

@@ -103,7 +103,7 @@ def matmul_experts_silu_and_mul(x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, 
         raise ValueError(f"w: got {N} rows, wanted gate and up rows in turns: an even number")
     out_PF = x_MK.new_empty(x_MK.shape[0] * pairs_each, N // 2)
     if use_kernels(x_MK):
-        _launch(x_MK, w_E2FK, work, out_PF, pairs_each, gate=True)
+        _launch(x_MK, w_E2FK, work, out_PF, pairs_each, first=True, gate=True)
     else:
         w_E2FK = _plain(w_E2FK, work)
         for expert, pairs in _by_expert(work):
@@ -112,12 +112,15 @@ def matmul_experts_silu_and_mul(x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, 
     return out_PF
 
 
-def matmul_experts(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, pairs_each: int = 1) -> Tensor:
-    """Each pair's row with its expert's weights: [M, K] x [E, N, K] -> [M * pairs_each, N]. As above."""
+def matmul_experts(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, pairs_each: int | None = None) -> Tensor:
+    """Each pair's row with its expert's weights: [M, K] x [E, N, K] -> [M * pairs_each, N], of the first product. As
+    above. Without `pairs_each` each pair has its own row: that is the second, behind one that knew the pairs' experts.
+    """
     N = _check(x_MK, w_ENK, work)
+    first, pairs_each = pairs_each is not None, pairs_each or 1
     out_PN = x_MK.new_empty(x_MK.shape[0] * pairs_each, N)
     if use_kernels(x_MK):
-        _launch(x_MK, w_ENK, work, out_PN, pairs_each, gate=False)
+        _launch(x_MK, w_ENK, work, out_PN, pairs_each, first=first, gate=False)
     else:
         w_ENK = _plain(w_ENK, work)
         for expert, pairs in _by_expert(work):
@@ -139,7 +142,9 @@ def _by_expert(work: ExpertWork) -> list[tuple[int, Tensor]]:
     return [(expert, pairs[pairs >= 0].long()) for expert, pairs in found]
 
 
-def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row: int, *, gate: bool) -> None:
+def _launch(
+    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row: int, *, first: bool, gate: bool
+) -> None:  # fmt: skip
     N = math.prod(w_ENK.shape[:-1]) // work.num_experts
     K = w_ENK.stored_columns if isinstance(w_ENK, ScaledWeight) else w_ENK.shape[-1]
     num_tiles, pairs_each = len(work.experts_N), len(out) // work.num_experts
@@ -147,7 +152,7 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
         return
     fixed = {"PER_ROW": per_row, "N": N, "K": K, **overlap_options(x_MK)}
     if work.pairs_Q is None:
-        _launch_vectors(x_MK, w_ENK, work, out, gate, fixed)
+        _launch_vectors(x_MK, w_ENK, work, out, first, gate, fixed)
         return
     fixed["BLOCK_M"] = work.tile
     if isinstance(w_ENK, ScaledWeight):
@@ -175,10 +180,10 @@ def _launch(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row:
 
 
 def _launch_vectors(
-    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
+    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, first: bool, gate: bool, fixed: dict[str, Any]
 ) -> None:
     N, K = fixed["N"], fixed["K"]
-    fixed |= {"ROWS": N * work.num_experts, "GATE": gate}
+    fixed |= {"ROWS": N * work.num_experts, "GATE": gate, "FIRST": first}
     if isinstance(w_ENK, Tensor):
         blocks = _Blocks(n=4, k=1024, warps=2, stages=1) if K >= 1024 else _Blocks(n=8, k=256, warps=1, stages=1)
         experts_vector_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
