@@ -92,7 +92,7 @@ _BILLIONS = {
     "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.2, "qwen3-32b": 32.8,
     "qwen3-30b-a3b": 30.5, "qwen3-30b-a3b-fp8": 30.5, "qwen3-30b-a3b-awq": 30.5,
     "qwen3-0.6b-fp8": 0.6, "qwen3-8b-fp8": 8.2, "qwen3-8b-awq": 8.2,
-    "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0,
+    "llama-3.2-1b": 1.24, "llama-3.1-8b": 8.0, "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8,
 }  # fmt: skip
 
 
