@@ -14,6 +14,7 @@ from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
+from tercet.engine.http_tools import marks_of
 from tercet.engine.http_turn import Turn, turn_of
 from tercet.engine.openai_answers import PromptTokensDetails
 from tercet.engine.openai_logprobs import Later, Rows
@@ -50,6 +51,9 @@ async def respond(request: Request, door: Door) -> Any:
     door.check_model(body.model)
     chat = body.to_chat()
     turn = await turn_of(chat, door)
+    if turn.reasoning != "none":  # to count thoughts; asked ahead: in a drain, the tokenizer ends with the last answer
+        with as_http(chat.names):
+            turn = turn._replace(marks=await marks_of(door))
     answer = Answer(request, door, "resp_", [turn.messages], turn.params, chat, turn.options)
     if body.stream:
         return EventStream(typed_events(answer, _Response(body, door, turn, answer), chat.names))

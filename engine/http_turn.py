@@ -54,8 +54,8 @@ async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
         reasoning = _goes_on(messages[-1].content or "", door)
     else:
         reasoning = answer_format(door.info.reasoning_format, _thinks(body))
-    with as_http({"prompt": "tools"}):  # asked ahead: in a drain, the tokenizer ends with the last answer
-        marks = {} if reasoning == "none" else await marks_of(door)
+    with as_http({"prompt": "tools"}):
+        marks = await marks_of(door) if reasoning == "harmony" else {}
         params = await _params(body, door, reasoning, may_think=not goes_on and _may_think(body, door))
     tools = door.info.tool_format if body.uses_tools else "none"
     most_calls = 1 if body.parallel_tool_calls is False else None

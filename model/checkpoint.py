@@ -38,10 +38,8 @@ def parse_settings(raw: Mapping[str, Any]) -> tuple[ModelConfig, Quantization | 
     config = parse_config(text_part_of(plain) if has_text_part(plain) else plain)
     if quantization is not None and (quantization.way == "mxfp4") != has_stacked_experts(config):
         supported = "all but mxfp4" if quantization.way == "mxfp4" else "mxfp4"
-        method = raw["quantization_config"]["quant_method"]
-        raise ValueError(
-            f"config.json: quantization_config.quant_method is {method!r}; supported for {config.family}: {supported}"
-        )
+        said = f"quantization_config.quant_method is {quantization.method!r}"
+        raise ValueError(f"config.json: {said}; supported for {config.family}: {supported}")
     return config, quantization
 
 

@@ -54,10 +54,9 @@ class Experts:
     """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
     shared_gated: bool = False
     """Those count by a sigmoid of the token's own; else one."""
-    with_biases: bool = False
-    """Of what chooses, and of each one's matrices."""
     clamp: Clamp | None = None
-    """How gates are kept within limits; None: they are SiLU's."""
+    """How gates are kept within limits; all matrices have biases then, that of what chooses too. None: gates are
+    SiLU's, and nothing has a bias."""
     layers: frozenset[int]
     """Which layers have them; others have one MLP."""
     names: ExpertNames

@@ -69,7 +69,6 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         scale=scale,
         shared=_shared_of_size(config, size) if family == "qwen2_moe" else shared,
         shared_gated=family == "qwen2_moe",
-        with_biases=family == "gpt_oss",
         clamp=clamp,
         layers=layers,
         names=EXPERT_NAMES[family],

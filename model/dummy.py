@@ -48,9 +48,10 @@ class DummyCheckpoint:
         """And how many rows share a scale."""
         if quantization is not None:
             for name, shape in self._shapes.items():
-                if quantization.way == "mxfp4" and ".experts." not in name:
-                    continue
-                if name.endswith("_proj.weight") and (how := _stored_as(quantization, shape[1], dtype)) is not None:
+                if (
+                    name.endswith("_proj.weight")
+                    and (how := _stored_as(quantization, name, shape[1], dtype)) is not None
+                ):
                     self._scaled[name] = how
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -110,12 +111,12 @@ class DummyCheckpoint:
         return generator
 
 
-def _stored_as(quantization: Quantization, columns: int, dtype: torch.dtype) -> tuple[StoredAs, int] | None:
+def _stored_as(quantization: Quantization, name: str, columns: int, dtype: torch.dtype) -> tuple[StoredAs, int] | None:
     """None: plain, as what is stored in other ways is once it is read."""
     if not quantization.is_fp8 and (quantization.bits != 4 or quantization.ordered):
         return None
     if quantization.way == "mxfp4":
-        return None if columns % MX_GROUP else (StoredAs(4, MX_GROUP, E8M0), 1)
+        return (StoredAs(4, MX_GROUP, E8M0), 1) if ".experts." in name and columns % MX_GROUP == 0 else None
     rows, group = quantization.block or (1, quantization.group_size or columns)
     group = min(group, columns)
     way = StoredAs(8, group, torch.float32) if quantization.is_fp8 else StoredAs(4, group, dtype)

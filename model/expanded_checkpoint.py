@@ -6,7 +6,6 @@ they mean is known by `quantized_matrices.py`.
 
 import logging
 from collections.abc import Iterator, Mapping, Set
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from tercet.model.quantization import Quantization
 from tercet.model.quantized_matrices import PackedMatrix, QuantizedMatrix, ScaledMatrix, TransposedMatrix
 from tercet.model.safetensors_files import PLAIN
 from tercet.model.scaled_rows import Kept, ScaledRows
-from tercet.model.weights import Checkpoint
+from tercet.model.weights import Files, misfit
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +22,6 @@ _CPU = torch.device("cpu")
 _OF_ACTIVATIONS = {"input_scale", "activation_scale", "input_zero_point"}
 """Not needed: activations keep the model's own type."""
 _OF_THE_CACHE = {"q_scale", "k_scale", "v_scale", "output_scale"}
-
-
-class Files(Checkpoint, Protocol):
-    """Tensors as they are stored."""
-
-    def dtype_of(self, name: str) -> torch.dtype | None: ...
 
 
 class ExpandedCheckpoint:
@@ -112,8 +105,7 @@ class _Module:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def wrong(self, part: str, wanted: str) -> ValueError:
-        tensor, kind = f"{self._name}.{part}", str(self.dtype(part)).removeprefix("torch.")
-        return ValueError(f"{self._files.source}: tensor {tensor} is {kind} {list(self._shapes[part])}; want {wanted}")
+        return misfit(self._files, f"{self._name}.{part}", wanted)
 
 
 def _matrix(module: _Module, quantization: Quantization) -> QuantizedMatrix | None:

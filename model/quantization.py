@@ -5,7 +5,7 @@ Knows settings; reads no tensor (`quantized_matrices.py`). What is not supported
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 log = logging.getLogger(__name__)
@@ -29,6 +29,8 @@ class Quantization:
     block: tuple[int, int] | None = None
     is_fp8: bool = False
     """As far as settings say; tensors tell by themselves."""
+    method: str = ""
+    """What settings call it."""
 
 
 def quantization_of(raw: Mapping[str, Any]) -> Quantization | None:
@@ -41,7 +43,7 @@ def quantization_of(raw: Mapping[str, Any]) -> Quantization | None:
         raise ValueError(f"config.json: quantization_config is {found if found[1:] else settings!r}; want one object")
     take = _Settings(settings)
     method = take.one_of("quant_method", *_WAYS)
-    quantization = _WAYS[method](take)
+    quantization = replace(_WAYS[method](take), method=method)
     take.name_the_rest()
     return quantization
 

@@ -52,7 +52,7 @@ class ScaledRows(NamedTuple):
         """What they stand for, in fp32. `group_I`: of each column, unless groups are neighbours, as many in each."""
         numbers, scales, zeros = self
         if scales.dtype is E8M0:
-            return mx_numbers(numbers, scales.view(torch.uint8).int() - 127)
+            return mx_numbers(numbers, scales.view(torch.uint8))
         if numbers.dtype is FP8:  # which knows no arithmetic
             numbers = numbers.float()
         if group_I is None:  # as nearly always: to index takes longer

@@ -156,7 +156,7 @@ class ShardBuilder:
             for matrix in (gate_up_RD, down_RF)
         )
         router_LD, bias_E = self._router(block, experts)
-        if not experts.with_biases:
+        if experts.clamp is None:
             return ExpertWeights(router_LD, None, bias_E, gate_up_E2FD, None, down_EDF, None)
         gate_up_bias_E2F = self._empty(experts.count, 2 * part)
         self._share(f"{block}experts.{names.gate_up}_bias", 2 * whole, gate_up_bias_E2F)

@@ -7,21 +7,15 @@ Shape suffixes: R rows (outputs), I inputs, G groups of them.
 """
 
 from collections.abc import Iterator, Mapping, Set
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tercet.model.safetensors_files import PLAIN
 from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs
-from tercet.model.weights import Checkpoint
+from tercet.model.weights import Files, misfit
 from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
-
-
-class Files(Checkpoint, Protocol):
-    """Tensors as they are stored."""
-
-    def dtype_of(self, name: str) -> torch.dtype | None: ...
 
 
 class _Matrix(NamedTuple):
@@ -56,7 +50,7 @@ class StackedExperts:
                 self._add(f"{path}.experts", last, count, stack, packed=True, shape=(rows, groups * MX_GROUP))
             elif not (path and last.endswith("_proj_scales") and f"{name.removesuffix('scales')}blocks" in shapes):
                 if files.dtype_of(name) not in PLAIN:
-                    raise self._wrong(name, "plain numbers")
+                    raise misfit(self._files, name, "plain numbers")
                 self._plain[name] = shape
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -101,12 +95,8 @@ class StackedExperts:
     def _check_packed(self, stack: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         blocks, scales = f"{stack}_blocks", f"{stack}_scales"
         if self._files.dtype_of(blocks) is not torch.uint8 or len(shapes[blocks]) != 4 or shapes[blocks][3] != 16:
-            raise self._wrong(blocks, "bytes of shape [experts, rows, groups, 16]")
+            raise misfit(self._files, blocks, "bytes of shape [experts, rows, groups, 16]")
         if scales not in shapes:
-            raise self._wrong(blocks, f"{scales} beside it")
+            raise misfit(self._files, blocks, f"{scales} beside it")
         if self._files.dtype_of(scales) is not torch.uint8 or shapes[scales] != shapes[blocks][:3]:
-            raise self._wrong(scales, f"bytes of shape {list(shapes[blocks][:3])}")
-
-    def _wrong(self, name: str, wanted: str) -> ValueError:
-        kind = str(self._files.dtype_of(name)).removeprefix("torch.")
-        return ValueError(f"{self.source}: tensor {name} is {kind} {list(self._files.shapes()[name])}; want {wanted}")
+            raise misfit(self._files, scales, f"bytes of shape {list(shapes[blocks][:3])}")

@@ -49,6 +49,18 @@ class Checkpoint(Protocol):
         ...
 
 
+class Files(Checkpoint, Protocol):
+    """Tensors as they are stored."""
+
+    def dtype_of(self, name: str) -> torch.dtype | None: ...
+
+
+def misfit(files: Files, name: str, wanted: str) -> ValueError:
+    """That a tensor, which there is, is not as it has to be."""
+    kind = str(files.dtype_of(name)).removeprefix("torch.")
+    return ValueError(f"{files.source}: tensor {name} is {kind} {list(files.shapes()[name])}; want {wanted}")
+
+
 @runtime_checkable
 class ScaledCheckpoint(Checkpoint, Protocol):
     """One of which matrices may be kept as they are stored."""

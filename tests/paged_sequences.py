@@ -60,6 +60,16 @@ class Sequences:
         self.page_table_SM = shuffled.view(self.count, pages_each).to(torch.int32)
         self.computed = [0] * self.count
 
+    def greedy(self, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
+        """So many tokens behind each, all of them side by side."""
+        tokens = self.step({}, dict(enumerate(prompts))).argmax(1).tolist()
+        answers = [[token] for token in tokens]
+        for _ in range(num_tokens - 1):
+            tokens = self.step(dict(enumerate(tokens)), {}).argmax(1).tolist()
+            for answer, token in zip(answers, tokens, strict=True):
+                answer.append(token)
+        return answers
+
     def step(self, decodes: dict[int, int], chunks: dict[int, list[int]], *, pad_b: int = 0, pad_t: int = 0) -> Tensor:
         """Run one step: `decodes` slot -> token, `chunks` slot -> tokens; logits of each row's last token."""
         ids, positions, slots, lengths = [], [], [], []

@@ -15,6 +15,7 @@ from llama_fields import LLAMA
 from mxfp4_checkpoints import in_mxfp4
 from paged_sequences import Sequences, make_decoder
 from quantized_checkpoints import change
+from shapes import SHAPES
 from tercet.model.checkpoint import open_model, parse_settings
 from tercet.model.config import Clamp
 from tercet.model.load import load_decoder, open_for
@@ -44,14 +45,7 @@ def test_mxfp4_is_read_as_transformers_reads_it(tmp_path: Path) -> None:
             assert torch.equal(theirs.get_parameter(name).float(), tensor)
     prompts = random_prompts(6, 5, 40, seed=9)
     wanted = reference_greedy(plain, prompts, 24)
-    run = Sequences(make_decoder(stored), len(prompts))
-    tokens = run.step({}, dict(enumerate(prompts))).argmax(1).tolist()
-    got = [[token] for token in tokens]
-    for _ in range(23):
-        tokens = run.step(dict(enumerate(tokens)), {}).argmax(1).tolist()
-        for sequence, token in zip(got, tokens, strict=True):
-            sequence.append(token)
-    assert got == wanted
+    assert Sequences(make_decoder(stored), len(prompts)).greedy(prompts, 24) == wanted
 
 
 def test_limits_of_gates_are_read(tmp_path: Path) -> None:
@@ -138,31 +132,10 @@ def test_what_does_not_fit_together(changes: dict[str, Tensor | None], message: 
 
 def test_what_openai_writes_is_known(caplog: pytest.LogCaptureFixture) -> None:
     """As in the files of gpt-oss-20b and 120b."""
-    said = {
-        "attention_bias": True,
-        "experts_per_token": 4,
-        "head_dim": 64,
-        "hidden_act": "silu",
-        "initial_context_length": 4096,
-        "max_position_embeddings": 131072,
-        "num_experts_per_tok": 4,
-        "num_local_experts": 32,
-        "output_router_logits": False,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
-        "rope_theta": 150000,
-        "router_aux_loss_coef": 0.9,
-        "sliding_window": 128,
-        "swiglu_limit": 7.0,
-        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]},
-    }
-    config, quantization = parse_settings({**GPT_OSS, **said})
+    own = {"experts_per_token": 4, "initial_context_length": 4096, "router_aux_loss_coef": 0.9}
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    said = {**SHAPES["gpt-oss-20b"], **own, "num_hidden_layers": 3, "quantization_config": settings}
+    config, quantization = parse_settings(said)
     assert quantization is not None
     assert quantization.way == "mxfp4"
     assert config.experts is not None
@@ -179,6 +152,7 @@ def test_what_openai_writes_is_known(caplog: pytest.LogCaptureFixture) -> None:
     ("fields", "message"),
     [
         ({"quantization_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'; supported for gpt_oss: mxfp4"),
+        ({"compression_config": {"quant_method": "fp8"}}, "quant_method is 'fp8'; supported for gpt_oss: mxfp4"),
         ({"swiglu_limit": 0}, "swiglu_limit is 0; want a number over 0"),
         ({"num_local_experts": 3}, "num_experts_per_tok is 4; want no more than there are experts"),
         (

@@ -142,7 +142,7 @@ def expand_reference(w_NK: ScaledWeight) -> Tensor:
         numbers_NK = torch.stack((halves_NBJ & 15, halves_NBJ >> 4), 2).flatten(1)
         if w_NK.is_mx:
             bytes_NB4 = scales_GN.t().flatten().view(torch.uint8).view(len(w_NK), -1, 4)[..., _MX_ORDER]
-            numbers_NK = mx_numbers(numbers_NK, bytes_NB4.flatten(1).int() - _MX_FIRST - 127)
+            numbers_NK = mx_numbers(numbers_NK, bytes_NB4.flatten(1) - _MX_FIRST)
             return numbers_NK[:, : w_NK.shape[1]].to(w_NK.dtype)
         zeros_GN = scales_GN >> 16 & 0xFF
         scales_GN = scales_GN.to(torch.int16).view(w_NK.of_scales).float()
@@ -153,11 +153,11 @@ def expand_reference(w_NK: ScaledWeight) -> Tensor:
     return expanded_NK
 
 
-def mx_numbers(codes_NK: Tensor, exponents_NG: Tensor) -> Tensor:
-    """What numbers of MXFP4 stand for, in fp32: by 0 to 15 and their groups' powers of two."""
+def mx_numbers(codes_NK: Tensor, powers_NG: Tensor) -> Tensor:
+    """What numbers of MXFP4 stand for, in fp32: by 0 to 15 and E8M0's bytes."""
     table = torch.tensor(MX_NUMBERS + tuple(-number for number in MX_NUMBERS), device=codes_NK.device)
     numbers_NGI = table[codes_NK.int()].unflatten(1, (-1, MX_GROUP))
-    return torch.ldexp(numbers_NGI, exponents_NG[..., None]).flatten(1)
+    return torch.ldexp(numbers_NGI, powers_NG[..., None].int() - 127).flatten(1)
 
 
 def check_weight(name: str, w_NK: Weight, x: Tensor, N: int | None, K: int, *, of_experts: bool = False) -> None:
