@@ -60,7 +60,7 @@ _SIZES = ["B", "T", "S", "L", "M", "num_pages"]
 
 
 @triton.jit
-def _kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, padding):
+def kv_slot(page_table_ptr, slot, position, alive, page_size, M, num_pages, padding):
     """Where a token's K and V go; `padding` says where in page 0 those that go nowhere do."""
     index = position // page_size
     page = tl.load(page_table_ptr + slot.to(tl.int64) * M + index, mask=alive & (index < M), other=0)
@@ -96,8 +96,8 @@ def _prepare_kernel(
         ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=alive, other=0)
         tl.store(input_ids_ptr + row, ids, mask=mask)
         tl.store(positions_ptr + row, position, mask=mask)
-        kv_slot = _kv_slot(page_table_ptr, slot, position, alive, PAGE, M, num_pages, row)
-        tl.store(kv_slots_ptr + row, kv_slot, mask=mask)
+        cell = kv_slot(page_table_ptr, slot, position, alive, PAGE, M, num_pages, row)
+        tl.store(kv_slots_ptr + row, cell, mask=mask)
         tl.store(decode_lengths_ptr + row, tl.where(alive, length, 0), mask=mask)
         tl.store(sample_rows_ptr + row, row, mask=mask)
         tl.store(sample_positions_ptr + row, tl.where(alive & (length < L), length, -1), mask=mask)
@@ -121,8 +121,8 @@ def _prepare_kernel(
         ids = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=inside, other=0)
         tl.store(input_ids_ptr + B + token, ids, mask=mask)
         tl.store(positions_ptr + B + token, position, mask=mask)
-        kv_slot = _kv_slot(page_table_ptr, slot, position, inside, PAGE, M, num_pages, token)
-        tl.store(kv_slots_ptr + B + token, kv_slot, mask=mask)
+        cell = kv_slot(page_table_ptr, slot, position, inside, PAGE, M, num_pages, token)
+        tl.store(kv_slots_ptr + B + token, cell, mask=mask)
         if tile == num_decode_tiles:
             tl.store(query_starts_ptr + chunk, end - chunk_length, mask=chunk_mask)
             tl.store(query_starts_ptr + C, tl.sum(chunk_length, 0))
