@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use
 
     from tercet.model.compile_ahead import Steps
     from tercet.model.load import Opened
+    from tercet.model.runner_settings import GuessSettings
     from tercet.triton_kernels.dispatch import Gpu
 
 DONE, FAILED = b".", b"x"
@@ -55,8 +56,23 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         max_num_batched_tokens=config.max_num_batched_tokens,
         page_size=config.page_size,
         deterministic=config.deterministic,
+        guesses=guess_settings(config),
         kept=opened.kept,
         num_landings=num_landings(config.run_ahead, config.max_lease),
+    )
+
+
+def guess_settings(config: EngineConfig) -> "GuessSettings | None":
+    """How far an engine's runners try what may come next."""
+    from tercet.model.runner_settings import GuessSettings
+
+    if (asked := config.speculative_config) is None:
+        return None
+    return GuessSettings(
+        num_guesses=asked.num_speculative_tokens,
+        shortest=asked.prompt_lookup_min,
+        longest=asked.prompt_lookup_max,
+        most_slots=min(asked.disable_by_batch_size, config.max_num_seqs),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import msgspec
 
 from tercet.engine.http_address import check_http
+from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.addresses import check_listen_address
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.keys import check_key
@@ -63,6 +64,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Batch invariance, to the bit."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    speculative_config: SpeculativeConfig | None = None
+    """Try tokens that may come next, several in a step; a map of its fields will do. The tokens are the same."""
 
     keep_cores_awake: bool | None = None
     """While a first token is awaited; None: where a GPU computes and no container's quota of processor time counts it.
@@ -102,6 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Folder where each process records what it did when; `scripts/bench.py trace` makes a picture of it."""
 
     def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "speculative_config", speculative_config(self.speculative_config))
         for name in ("model", "served_model_name"):
             if getattr(self, name) == "":
                 raise ValueError(f"{_flag(name)} is empty; want a name")

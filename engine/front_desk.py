@@ -219,6 +219,8 @@ class FrontDesk:
             live.generated.append(token_id)
             touched[number] = live
             end = ended.get(number)
+            if end is not None and live.num_generated < end.usage.num_generated_tokens:
+                end = None  # another token of it follows
             # The token that ended a request is among its ids, but its text is not part of the answer.
             if end is None or end.stop_id is None or live.keeps_stop:
                 live.fresh_text.append(detokenizer.push(token_id))

@@ -103,6 +103,10 @@ class Metrics:
         yield "prefix_cache_queries_total", "counter", "Prompt tokens looked up.", info.num_prefix_queries
         yield "prefix_cache_hits_total", "counter", "Prompt tokens that had been computed.", info.num_prefix_hits
         yield "steps_total", "counter", "Steps of the engine.", info.num_steps
+        drafts = "Steps of a request in which it had tokens to guess."
+        yield "spec_decode_num_drafts_total", "counter", drafts, info.num_trials
+        yield "spec_decode_num_draft_tokens_total", "counter", "Tokens guessed.", info.num_guesses
+        yield "spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right.", info.num_right_guesses
 
 
 class RequestTimer:

@@ -53,6 +53,7 @@ class NullRunner:
         self._max_length = np.zeros(max_num_seqs + 1, np.int32)
         self._slots = np.zeros(0, np.int32)
         self._samples = np.zeros(0, bool)
+        self._width = 1
         self._step_seconds = step_seconds
         self._ready_at = 0.0
 
@@ -63,6 +64,7 @@ class NullRunner:
         decodes = np.frombuffer(step.decodes, np.int32)
         slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         self._slots = np.concatenate([decodes, slots])
+        self._width = 1 + step.num_guesses
         self._samples = np.concatenate([np.ones(len(decodes), bool), starts + lengths == self._length[slots]])
 
     def launch(self, index: int) -> NullLanding:
@@ -80,9 +82,11 @@ class NullRunner:
         return self._land()
 
     def _land(self) -> NullLanding:
-        length = self._length[self._slots]
-        alive = self._samples & (length < self._max_length[self._slots])
-        self._length[self._slots] += alive
+        # Where something is guessed, it is always right.
+        slots, ahead = np.repeat(self._slots, self._width), np.tile(np.arange(self._width), len(self._slots))
+        length = self._length[slots] + ahead
+        alive = np.repeat(self._samples, self._width) & (length < self._max_length[slots])
+        np.add.at(self._length, slots, alive)
         return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32), self._ready_at)
 
     def use_lull(self) -> bool:

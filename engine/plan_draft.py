@@ -40,8 +40,8 @@ class PlanDraft:
         epoch: int,
         masks: tuple[bytes, str],
         longest: int,
-        *,
         awaits: bool,
+        num_guesses: int,
     ) -> Step:
         return Step(
             step_id,
@@ -56,6 +56,7 @@ class PlanDraft:
             _packed(self.copies),
             longest,
             awaits,
+            num_guesses,
         )
 
 
@@ -70,5 +71,13 @@ class InFlight:
     step_id: int
     count: int
     slots: NDArray[np.int32]
-    """Slot of each row."""
+    """Slot of each row: of decodes that try several tokens, so many times."""
     is_decode: bool
+    width: int
+    """Rows of a slot."""
+
+    @classmethod
+    def of(cls, step: Step, slots: NDArray[np.int32]) -> "InFlight":
+        """`slots`: those of decodes, and of chunks."""
+        width = 1 + step.num_guesses
+        return cls(step.step_id, step.count, np.repeat(slots, width), not step.chunks, width)

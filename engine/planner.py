@@ -18,6 +18,7 @@ from tercet.engine.constraints import Constraints, MaskSource
 from tercet.engine.decode_rows import DecodeRows
 from tercet.engine.ends import find_turns, logs_of_prompts
 from tercet.engine.given_up import GivenUp
+from tercet.engine.guessing import Guessing
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.pending_draw import PendingDraw
@@ -70,7 +71,9 @@ class Planner:
         self._in_flight: deque[InFlight] = deque()
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._pending = PendingDraw(self._slots, self._constraints)
-        self._decode_rows = DecodeRows(self._residents, self._constraints, self._lease, self._preempt)
+        self._guessing = Guessing(self._settings.speculation, self._counters)
+        watched = self._constraints, self._lease, self._guessing
+        self._decode_rows = DecodeRows(self._residents, *watched, self._preempt)
         self._next_step = 0
 
     # ---------------------------------------------------------------------------------------- requests
@@ -191,23 +194,23 @@ class Planner:
             return None
         draft = PlanDraft()
         prompts_wait = bool(self._waiting or self._residents.prefilling)
-        decodes, count = self._decode_rows.plan(draft, prompts_wait=prompts_wait, in_flight=bool(self._in_flight))
+        decode_rows = self._decode_rows.plan(draft, prompts_wait=prompts_wait, in_flight=bool(self._in_flight))
+        decodes, count, guesses = decode_rows
         self._admission.plan_chunks(self._settings.max_num_batched_tokens - len(decodes), draft, now)
         if draft.chunks:
             self._lease.prompts_planned(sum(length for _, _, length in draft.chunks), now)
-            decodes, count = decodes[~self._slots.awaits_mask(decodes)], 1  # prompts wait for nobody's mask
+            decodes, count, guesses = decodes[~self._slots.awaits_mask(decodes)], 1, 0  # they wait for nobody's mask
         if not len(decodes) and not draft.chunks:
             return None
         longest, awaits = self._slots.longest(decodes), self._slots.awaits_mask(decodes)
-        self._slots.planned[decodes] = self._slots.planned_after(decodes, count)
         slots = np.concatenate([decodes, draft.chunk_slots])
+        self._slots.plan(decodes, slots, count * (1 + guesses))
         sampling = np.concatenate([decodes[~awaits], slots[len(decodes) :]])
         masks = self._constraints.masks(self._slots, sampling[self._slots.decoding[sampling]])
-        step = draft.to_step(
-            self._next_step, count, self._residents.left, decodes, self.epoch, masks, longest, awaits=bool(awaits.any())
-        )
-        self._residents.left.clear()
-        self._in_flight.append(InFlight(step.step_id, count, slots, is_decode=not draft.chunks))
+        late, left = bool(awaits.any()), self._residents.left
+        step = draft.to_step(self._next_step, count, left, decodes, self.epoch, masks, longest, late, guesses)
+        left.clear()
+        self._in_flight.append(InFlight.of(step, slots))
         self._pending.begin(step, slots, awaits)
         if len(self._in_flight) == 1:
             self._pending.turn_comes(now)
@@ -256,10 +259,8 @@ class Planner:
         """Take a step's tokens; None if none of them belongs to a request that is still wanted."""
         plan = self._in_flight[0]
         assert sampled.step_id == plan.step_id, f"step {sampled.step_id} is complete; {plan.step_id} is due"
-        token_ids = np.frombuffer(sampled.token_ids, np.int32)
-        rows = (token_ids >= 0) & self._slots.alive[plan.slots]
-        slots, token_ids = plan.slots[rows], token_ids[rows]
-        lengths = self._slots.append(slots, token_ids)
+        all_ids = np.frombuffer(sampled.token_ids, np.int32)
+        rows, slots, token_ids, lengths = self._slots.take(plan.slots, plan.width, all_ids)
         # First of all, since what takes longest follows from it. Who ends with its token is asked about for nothing.
         self._constraints.accept(self._slots, slots, token_ids, now)
         ended, started, leaving = find_turns(
@@ -274,7 +275,7 @@ class Planner:
             suspect.is_suspect, self._residents.suspect = False, None
         message = None
         if new.any() or ended or started or prompt_logs:
-            logs = None if sampled.logs is None else select_rows(sampled.logs, np.flatnonzero(rows)[new])
+            logs = None if sampled.logs is None else select_rows(sampled.logs, rows[new])
             numbers = self._slots.number[slots[new]].tobytes()
             message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs)
         if sampled.index == plan.count - 1:
@@ -282,6 +283,7 @@ class Planner:
             self._pending.turn_comes(now)
             self._give_back(plan.step_id)
         self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
+        self._guessing.completed(now, plan, all_ids, more_in_flight=bool(self._in_flight))
         return message
 
     def _leave(self, request: Request, *, comes_back: bool) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tercet.engine.speculation import SpeculativeConfig
+
 
 @dataclass(frozen=True)
 class PlannerSettings:
@@ -20,6 +22,12 @@ class PlannerSettings:
     max_queued_requests: int = 2**20
     max_queued_tokens: int = 2**40
     restart_window: float = 60.0
+    speculation: SpeculativeConfig | None = None
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether workers look for something among all of a request's tokens."""
+        return self.speculation is not None
 
     @property
     def most_followed(self) -> int:

@@ -94,6 +94,9 @@ class Reception:
             load.num_prefix_hits,
             *self._formats,
             self._rules.eos_ids,
+            load.num_trials,
+            load.num_guesses,
+            load.num_right_guesses,
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:

@@ -37,6 +37,10 @@ class Counters:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    trials: int = 0
+    """Of one request in one step, where it had something to guess."""
+    guesses: int = 0
+    right_guesses: int = 0
 
 
 class Residents:
@@ -82,6 +86,9 @@ class Residents:
             num_preemptions=self._counters.preemptions,
             num_prefix_queries=self._counters.prefix_queries,
             num_prefix_hits=self._counters.prefix_hits,
+            num_trials=self._counters.trials,
+            num_guesses=self._counters.guesses,
+            num_right_guesses=self._counters.right_guesses,
         )
 
     @property
@@ -124,8 +131,8 @@ class Residents:
         if head.copied is not None:
             draft.copies.append((head.copied, own[0]))
         self._append_pages(request, head.pages + own, draft)
-        # Penalties count all tokens.
-        first = head.num_tokens if request.sampling.adjustments is None else 0
+        # Penalties count all tokens, and guesses are looked up among all.
+        first = 0 if self._settings.looks_back or request.sampling.adjustments is not None else head.num_tokens
         ids = request.token_ids[first:].tobytes()
         draft.enters.append(Enter(slot, ids, request.num_prompt, request.sampling, first))
         if request.family is not None:

@@ -60,6 +60,7 @@ def main(link: SupervisorLink) -> None:
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
         restart_window=config.restart_window,
+        speculation=config.speculative_config,
     )
     model = link.spec.model_path, limits.vocab_size
     grammars = GrammarCrew(addresses, link.spec.incarnation, *model, settings.most_followed)

@@ -3,6 +3,8 @@
 Numbers only: it knows no pages and no plans.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,17 @@ _MOST_LATE = 2
 """Draws that may wait for the same mask: then its row is planned once it is there, and not before."""
 
 Slots = NDArray[np.int32]
+
+
+class Sampled(NamedTuple):
+    """Tokens of a step."""
+
+    rows: NDArray[np.intp]
+    """Whose they are, of those requests that are still there."""
+    slots: Slots
+    token_ids: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    """Of slots, each with its token."""
 
 
 class SlotArrays:
@@ -39,6 +52,10 @@ class SlotArrays:
         self.times_late = np.zeros(num_slots, np.int32)
         """Draws that have gone without that mask."""
         self.decoding = np.zeros(num_slots, bool)
+        self.may_guess = np.zeros(num_slots, bool)
+        """What may come next can be tried: nobody asks about its logits, or changes them."""
+        self.coming = np.zeros(num_slots, np.int32)
+        """Tokens that plans in flight sample at most."""
         self._max_length = np.zeros(num_slots, np.int32)
         self._num_brought = np.zeros(num_slots, np.int32)
         """Tokens with which the request came: its prompt, and what it may have had before."""
@@ -56,6 +73,9 @@ class SlotArrays:
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
         self.constrained[slot], self.lacks_mask[slot] = request.sampling.grammar is not None, False
         self.number[slot], self.alive[slot] = request.number, True
+        sampling = request.sampling
+        asked = sampling.adjustments, sampling.grammar, sampling.logprobs
+        self.may_guess[slot] = asked == (None, None, None)
 
     def leave(self, slot: int) -> None:
         self.alive[slot] = self.decoding[slot] = False
@@ -100,17 +120,29 @@ class SlotArrays:
         """`planned` once these have decoded `count` steps; the last token's keys and values are never wanted."""
         return np.minimum(self.planned[slots] + count, self._max_length[slots] - 1)
 
+    def plan(self, decodes: Slots, slots: Slots, num_tokens: int) -> None:
+        """A plan decodes so many tokens of some of `slots`, and computes parts of prompts of the others."""
+        self.planned[decodes] = self.planned_after(decodes, num_tokens)
+        self.coming[slots] += num_tokens
+
     def growth(self, slots: Slots, count: int) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
         """`planned_after` so many steps, and for which of these slots that is more than their pages hold."""
         wanted = self.planned_after(slots, count)
         return wanted, np.flatnonzero(wanted > self.capacity[slots])
 
-    def append(self, slots: Slots, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
-        """One more token for each of these; returns their lengths with it."""
-        lengths = self.known[slots]
-        self.tokens[slots, lengths] = token_ids
-        self.known[slots] = lengths + 1
-        return lengths + 1
+    def take(self, slots: Slots, width: int, token_ids: NDArray[np.int32]) -> Sampled:
+        """What a step has sampled for these rows, `width` of each slot behind each other; -1 or less where nothing."""
+        self.coming[slots[::width]] -= width
+        rows = np.flatnonzero((token_ids >= 0) & self.alive[slots])
+        slots, token_ids = slots[rows], token_ids[rows]
+        lengths = self.known[slots] + 1
+        if width > 1:
+            lengths += (rows % width).astype(np.int32)  # those of a slot that count are its first
+        self.tokens[slots, lengths - 1] = token_ids
+        self.known[slots] = lengths  # in order: the last of a slot stays
+        if width > 1:  # not all that was tried was right: less is planned than could have been
+            self.planned[slots] = np.minimum(lengths - 1 + self.coming[slots], self._max_length[slots] - 1)
+        return Sampled(rows, slots, token_ids, lengths)
 
     def that_may_end(self, slots: Slots, lengths: NDArray[np.int32], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """Rows that are full, or whose token is a stop id (which min_tokens may still overrule)."""

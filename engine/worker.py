@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
-from tercet.engine.compiler_process import CompilerSpec, open_configured, steps_of
+from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
 from tercet.engine.compilers import Compilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
@@ -143,6 +143,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         run_ahead=config.run_ahead,
         max_lease=config.max_lease,
         enforce_eager=config.enforce_eager,
+        guesses=guess_settings(config),
         timed=config.trace_dir is not None,
     )
     if config.kv_cache_memory is not None:
@@ -168,7 +169,7 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
     """The model's weights and the type of its cache, and on a GPU all kernels, if this is the first start that wants
     them."""
     from tercet.model.load import load_decoder
-    from tercet.model.step_shape import Shapes
+    from tercet.model.padded_shapes import Shapes
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
     opened = open_configured(config, link.spec.model_path, group.device)
@@ -183,6 +184,7 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
         opened,
         group,
         deterministic=config.deterministic,
+        guesses=config.speculative_config is not None,
         max_tokens=Shapes(config.max_num_seqs, config.max_num_batched_tokens).max_tokens,
         progress=_teller(link, "bytes of weights", clock, "ranks"),
     )

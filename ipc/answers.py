@@ -99,6 +99,10 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     reasoning_format: ReasoningFormat = "none"
     eos_ids: tuple[int, ...] = ()
     """Tokens with which the model ends a text."""
+    num_trials: int = 0
+    """Steps of a request in which it had tokens to guess."""
+    num_guesses: int = 0
+    num_right_guesses: int = 0
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -162,6 +162,10 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     num_prefix_queries: int
     """Prompt tokens looked up in the prefix cache, since start."""
     num_prefix_hits: int
+    num_trials: int = 0
+    """Steps of a request in which it had tokens to guess; those guessed, and those that were right."""
+    num_guesses: int = 0
+    num_right_guesses: int = 0
 
 
 ToTokenizer = Tokens | Unservable | Load
@@ -218,6 +222,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """Tokens of the longest decode row in the first step, the one that it decodes included; one more in each step."""
     awaits: bool = False
     """Masks of some rows are still to come: it stops before its draw, and a `Draw` follows. Decodes only."""
+    num_guesses: int = 0
+    """Each of `decodes` has so many rows more, behind each other: for tokens that may come next, of which those hold
+    that are what is sampled. No chunks are beside them, and nobody's logits are adjusted or logged."""
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -234,7 +241,8 @@ class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
 
 
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Step `index` (0..count-1) of a lease is complete; int32 token per row, -1 where a row sampled none."""
+    """Step `index` (0..count-1) of a lease is complete; int32 token per row, -1 where a row sampled none, -2 where it
+    was behind a wrong guess."""
 
     step_id: int
     index: int

@@ -34,9 +34,10 @@ class AttentionPlan:
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
         scorings: Sequence[Scoring], deterministic: bool, longest: int, deep: int,
+        fuses: bool = True,
     ) -> "AttentionPlan":  # fmt: skip
         """`num_heads`: q heads of this rank; `scorings`: each layer's, which differ by their windows alone; `longest`,
-        `deep`: see `Decoder.forward`. Graph-safe."""
+        `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart. Graph-safe."""
         num_rows = inputs.decode_slots_B.shape[0]
         num_tokens = inputs.input_ids_T.shape[0] - num_rows
         decode: dict[int, DecodeWork | FusedPlan] = {}
@@ -48,7 +49,7 @@ class AttentionPlan:
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
-                if can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
+                if fuses and can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
                     decode[scoring.window] = plan_fused_decode(
                         *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic, longest=longest
                     )

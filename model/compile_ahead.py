@@ -22,13 +22,14 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import make_kv_cache
+from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
+from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import sample_step_into
 from tercet.model.scaled_rows import Kept, StoredAs
 from tercet.model.shard import LAYERS
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, max_row_words
-from tercet.model.step_shape import Shapes
 from tercet.model.token_logs import warm_up_prompt_logs
 from tercet.model.weights import empty_weights
 from tercet.triton_kernels.compile_only import compiling_for
@@ -58,6 +59,7 @@ class Steps:
     deterministic: bool
     kept: Kept
     """As `load_weights` is told."""
+    guesses: GuessSettings | None
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
 
@@ -131,10 +133,13 @@ def launch_all(steps: Steps, rank: int) -> None:
     longest = Shapes(max_rows, steps.max_num_batched_tokens).max_tokens
     group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
     weights = empty_weights(config, rank=rank, size=size, kept=kept, interleaved=True, **where)
-    decoder = Decoder(config, weights, group, steps.max_model_len, deterministic=steps.deterministic)
+    guesses = steps.guesses
+    ways = {"deterministic": steps.deterministic, "guesses": guesses is not None}
+    decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
-    shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens)
+    trials = None if guesses is None else decoder.trial_shapes(kv_cache, guesses)
+    shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens, trials)
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)
     words_W = torch.empty(2 * base, dtype=torch.int32, device=_META)
@@ -142,8 +147,8 @@ def launch_all(steps: Steps, rank: int) -> None:
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
     for shape in shapes.for_compilers():
-        hidden_RD, rows, _ = forward_step(decoder, kv_cache, table, buffers, shape)
-        sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras)
+        hidden_RD, rows, _, tried = forward_step(decoder, kv_cache, table, buffers, shape, guesses)
+        sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras, trials=tried)
     warm_up_prompt_logs(decoder, table)
     write_plan(words_W, words_W, RunSizes(0, base, 0, 0, 0), table, _NUM_PAGES)
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)

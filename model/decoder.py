@@ -16,11 +16,13 @@ from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.layers import Layer
 from tercet.model.linear import rms_norm_linear
+from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table, still_table
-from tercet.model.step_shape import SHORT_ROWS, Shapes
+from tercet.model.runner_settings import GuessSettings
+from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
@@ -44,13 +46,23 @@ class Decoder:
     """The model of one rank. It holds weights and rotary tables, and no state of any request."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, group: Group, max_model_len: int, *, deterministic: bool = False
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        group: Group,
+        max_model_len: int,
+        *,
+        deterministic: bool = False,
+        guesses: bool = False,
     ) -> None:
+        """`guesses`: there will be steps with several tokens of one request."""
         self.config = config
         self.group = group
         self.max_model_len = max_model_len
         self._weights = weights
         self._deterministic = deterministic
+        # A fused kernel finds only keys of earlier steps. Where a token's bits are its own, one kernel serves them all.
+        self._fuses = not (deterministic and guesses)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
@@ -86,18 +98,25 @@ class Decoder:
         """Of weights, activations and KV cache."""
         return self._weights.embedding_VD.dtype
 
-    def shapes(self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int) -> Shapes:
+    def shapes(
+        self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
+    ) -> Shapes:
         """The sizes that steps are padded to."""
-        deep = depths(
-            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self._deterministic
-        )  # fmt: skip
         return Shapes(
             max_num_seqs,
             max_num_batched_tokens,
             short_rows=self.short_rows(kv_cache),
             fewest_rows=_FEWEST_WIDENED if self._widens else 2,
-            most_deep=deep,
+            most_deep=self._depths(kv_cache),
+            trials=trials,
         )
+
+    def trial_shapes(self, kv_cache: Tensor, guesses: GuessSettings) -> TrialShapes:
+        """The sizes of steps with guesses."""
+        return TrialShapes(guesses, apart=self._deterministic, most_deep=self._depths(kv_cache))
+
+    def _depths(self, kv_cache: Tensor) -> dict[int, int]:
+        return depths(kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self._deterministic)
 
     @property
     def _widens(self) -> bool:
@@ -125,16 +144,20 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: int = 0
-    ) -> Tensor:
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: int = 0,
+        each_samples: bool = False,
+    ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many.
-        Graph-safe: fixed shapes give fixed launches.
+        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many;
+        `each_samples`: rows are all tokens. Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM
-        residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep)
+        residual, attended_TH = self._attend_in_last(*tables, whole=each_samples, longest=longest, deep=deep)
+        if each_samples:
+            self._layers[-1].add(residual, attended_TH)
+            return residual.end()
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()
@@ -154,6 +177,7 @@ class Decoder:
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
             scorings=self._scorings, deterministic=self._deterministic, longest=longest, deep=deep,
+            fuses=self._fuses,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         first = self.group.rank * shard_VD.shape[0]

@@ -10,8 +10,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tercet.model.decoder import Decoder
+from tercet.model.runner_settings import GuessSettings
 from tercet.model.step_buffers import StepBuffers
 from tercet.model.step_shape import StepShape
+from tercet.triton_kernels.guess import Trials, guess
 from tercet.triton_kernels.prepare import StepRows, prepare
 from tercet.triton_kernels.slot_table import SlotTable
 
@@ -21,18 +23,34 @@ class Forwarded(NamedTuple):
 
     hidden_RD: Tensor
     rows: StepRows
-    hidden_TD: Tensor | None
+    hidden_TD: Tensor | None = None
     """Of all tokens, where prompts' log-probabilities are wanted."""
+    trials: Trials | None = None
+    """Of a step with guesses."""
 
 
 def forward_step(
-    decoder: Decoder, kv_cache: Tensor, table: SlotTable, buffers: StepBuffers, shape: StepShape
+    decoder: Decoder,
+    kv_cache: Tensor,
+    table: SlotTable,
+    buffers: StepBuffers,
+    shape: StepShape,
+    guesses: GuessSettings | None = None,
 ) -> Forwarded:
-    """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim]."""
+    """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim]; `guesses`: for shapes with
+    trials."""
+    sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
+    if shape.num_trials:
+        assert guesses is not None
+        trials, repeated = buffers.cut_trials(shape), (guesses.shortest, guesses.longest)
+        guess(trials, table, num_guesses=shape.num_guesses, repeated=repeated, **sizes)
+        inputs = trials.inputs(apart=not shape.num_chunks)
+        hidden_RD = decoder.forward(inputs, kv_cache, table.page_table_SM, deep=shape.deep, each_samples=True)
+        return Forwarded(hidden_RD, trials.rows, trials=trials)
     inputs, rows = buffers.cut(shape)
-    prepare(rows, table, inputs, page_size=kv_cache.shape[4], num_pages=kv_cache.shape[2])
+    prepare(rows, table, inputs, **sizes)
     tables = inputs, kv_cache, table.page_table_SM
     if shape.of_prompts:
         hidden_RD, hidden_TD = decoder.forward_whole(*tables)
         return Forwarded(hidden_RD, rows, hidden_TD)
-    return Forwarded(decoder.forward(*tables, longest=shape.longest, deep=shape.deep), rows, None)
+    return Forwarded(decoder.forward(*tables, longest=shape.longest, deep=shape.deep), rows)

@@ -78,11 +78,12 @@ def load_decoder(
     group: Group,
     *,
     deterministic: bool = False,
+    guesses: bool = False,
     max_tokens: int = 0,
     progress: Progress | None = None,
 ) -> Decoder:
-    """Read the weights of a model that was opened for the group's device. `max_tokens`: of the longest step, if that is
-    known. ValueError names what is wrong with them, or with the number of ranks."""
+    """Read the weights of a model that was opened for the group's device. `guesses`: see `Decoder`; `max_tokens`: of
+    the longest step, if that is known. ValueError names what is wrong with them, or with the number of ranks."""
     config, dtype = opened.config, opened.dtype
     config.check_tensor_parallel(group.size)
     group.connect(config.hidden_size, dtype, max_tokens, 2 * config.num_layers)
@@ -97,7 +98,8 @@ def load_decoder(
         interleaved=group.device.type == "cuda",
         progress=progress,
     )
-    return Decoder(config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic)
+    ways = {"deterministic": deterministic, "guesses": guesses}
+    return Decoder(config, reordered_for_cpu(weights), group, opened.max_model_len, **ways)
 
 
 def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device, *, size: int = 1) -> Kept:

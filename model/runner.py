@@ -19,9 +19,11 @@ from tercet.model.extras import Extras
 from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
 from tercet.model.landings import DoneLanding, DoneMidway, Landing, LandingRing, Midway, num_landings
+from tercet.model.plan_rows import PlanRows
 from tercet.model.plan_writer import PlanWriter
 from tercet.model.runner_settings import RunnerSettings
-from tercet.model.sampler import needs_whole_logits, sample_step, sample_step_into
+from tercet.model.sampler import sample_step, sample_step_into
+from tercet.model.shape_choice import ShapeChoice
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Part, StepShape
@@ -63,17 +65,18 @@ class Runner:
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device)
         self._dummy = settings.max_num_seqs
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens
-        self._shapes = decoder.shapes(kv_cache, *sizes)
+        self._guesses = settings.guesses
+        trials = None if self._guesses is None else decoder.trial_shapes(kv_cache, self._guesses)
+        self._shapes = decoder.shapes(kv_cache, *sizes, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
-        self._whole_logits_S = np.zeros(settings.max_num_seqs, np.bool_)
+        self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw: graphs share what memory they have of their own."""
-        self._decodes = np.zeros(0, np.int32)
-        self._chunks = np.zeros((3, 0), np.int32)
+        self._rows = PlanRows(np.zeros(0, np.int32), np.zeros((3, 0), np.int32))
         self._has_masks = False
         self._begun: _Begun | None = None
         """On the CPU: the step that awaits its draw."""
@@ -81,7 +84,6 @@ class Runner:
         """Of the step launched last."""
         self._rooms = HostRooms()
         self._shape = StepShape(0, 0, 0)
-        self._longest = 0
         self._rows_on_device = self._shape, b"", b""
         dtype = str(decoder.dtype).removeprefix("torch.")
         self.limits = Limits(num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
@@ -97,20 +99,12 @@ class Runner:
 
     def begin(self, step: Step) -> None:
         """Apply what a plan changes and remember its rows: one replay or launch, unless the changes are long."""
-        self._decodes = np.frombuffer(step.decodes, np.int32)
-        self._chunks = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
-        self._longest, self._has_masks = step.longest, bool(step.masks)
-        for enter in step.enter:
-            self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
+        self._rows, self._has_masks = PlanRows.of(step), bool(step.masks)
+        self._choice.note(step.enter)
         self._extras.masks.take(step)
         adjustments = list(self._extras.pack(step, self._row_words, _CHANGE_WORDS))
         if self._on_gpu:
-            num_tokens = int(self._chunks[2].sum())
-            whole_logits = bool(self._whole_logits_S[self._decodes].any())
-            adjusted = self._extras.wanted(self._decodes, self._chunks[0])
-            sizes = len(self._decodes), self._chunks.shape[1], num_tokens
-            depth = int(self._chunks[1].max(initial=0))
-            shape = self._shapes.fit(*sizes, whole_logits, adjusted, *self._logged(), depth=depth)
+            shape = self._choice.padded(self._rows)
             self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_ins(shape))
             rows = self._shape, step.decodes, step.chunks
             if rows == self._rows_on_device and not step.enter and not step.pages:
@@ -118,7 +112,7 @@ class Runner:
             self._rows_on_device = rows
         words, num_rows = self._plan.begin(), 0
         if self._on_gpu:
-            num_rows = write_rows(words, self._shape, self._decodes, self._chunks, self._dummy)
+            num_rows = write_rows(words, self._shape, self._rows.decodes, self._rows.chunks, self._dummy)
         rows_alone = [NO_CHANGES] if self._on_gpu else []
         for index, changes in enumerate(split_changes(step, _CHANGE_WORDS) or rows_alone):
             if index:  # more than one run
@@ -174,15 +168,9 @@ class Runner:
 
     def _run_model_on_cpu(self) -> None:
         """Exact shapes, and no work for rows that are done: the tables of all ranks agree on them."""
-        num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
-        alive = np.flatnonzero(self.table.done_S.numpy()[self._decodes] == 0)
-        # Over all rows of the step, as on a GPU: there the host does not know which are done.
-        whole_logits = bool(self._whole_logits_S[self._decodes].any() or self._whole_logits_S[self._chunks[0]].any())
-        adjusted = self._extras.wanted(self._decodes, self._chunks[0])
-        num_tokens = int(self._chunks[2].sum())
-        shape = StepShape(len(alive), num_chunks, num_tokens, whole_logits, adjusted, *self._logged())
-        computed = np.concatenate([alive, np.arange(num_decodes, num_decodes + num_chunks)])
-        write_rows(self._plan.begin(), shape, self._decodes[alive], self._chunks, self._dummy)
+        alive = np.flatnonzero(self.table.done_S.numpy()[self._rows.decodes] == 0)
+        shape, computed = self._choice.exact(self._rows, len(alive)), self._rows.results_of(alive)
+        write_rows(self._plan.begin(), shape, self._rows.decodes[alive], self._rows.chunks, self._dummy)
         self._begun = _Begun(shape, computed, self._forward(shape) if len(computed) else None)
 
     @torch.inference_mode()
@@ -190,12 +178,14 @@ class Runner:
         assert self._begun is not None
         shape, computed, forwarded = self._begun
         self._begun = None
-        token_ids_R = np.full(len(self._decodes) + self._chunks.shape[1], -1, np.int32)
+        token_ids_R = np.full(self._rows.num_results, -1, np.int32)
         if forwarded is None:
             return DoneLanding(token_ids_R)
-        hidden_RD, rows, _ = forwarded
+        hidden_RD, rows, _, trials = forwarded
         self._extras.masks.leave_out(np.flatnonzero(np.isin(computed, late)), rows.positions_R)
-        tokens_N, logs_NW = sample_step(self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras)
+        tokens_N, logs_NW = sample_step(
+            self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
+        )  # fmt: skip
         token_ids_R[computed] = tokens_N.numpy()
         logged = shape.logged or shape.of_prompts
         return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
@@ -205,7 +195,7 @@ class Runner:
         if self._answers:
             self._landings.reserve()
             self._landings.launching()
-        return self._shapes.of_length(self._shape, self._longest + index)
+        return self._choice.of_step(self._shape, self._rows, index)
 
     def _draw_on_gpu(self, late: NDArray[np.int32]) -> Landing:
         self._extras.masks.leave_out(late, self._buffers.cut(self._shape)[1].positions_R)
@@ -220,33 +210,26 @@ class Runner:
         """The tokens of the step that is launched, and its rows' log-probabilities."""
         if not self._answers:
             return DoneLanding(np.zeros(0, np.int32))
-        num_decodes, num_chunks = len(self._decodes), self._chunks.shape[1]
         logged = self._shape.logged or self._shape.of_prompts
-        if not num_chunks and not logged:
-            return self._landings.launched(slice(num_decodes))
-        padded = self._shape.num_decodes
-        rows = np.concatenate([np.arange(num_decodes), np.arange(padded, padded + num_chunks)])
+        if not self._rows.chunks.shape[1] and not logged:
+            return self._landings.launched(slice(self._rows.num_results))
+        places = self._rows.places(self._shape)
         if not logged:
-            return self._landings.launched(rows)
-        return self._landings.launched(rows, self._logs(logs_RW, np.arange(len(rows)), rows))
+            return self._landings.launched(places)
+        return self._landings.launched(places, self._logs(logs_RW, np.arange(len(places)), places))
 
     @torch.inference_mode()
     def _forward(self, shape: StepShape) -> Forwarded:
         """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
-        forwarded = forward_step(self._decoder, self._kv_cache, self.table, self._buffers, shape)
+        forwarded = forward_step(self._decoder, self._kv_cache, self.table, self._buffers, shape, self._guesses)
         if (hidden_TD := forwarded.hidden_TD) is not None:
-            chunks = self._extras.logged_chunks(len(self._decodes), shape.num_decodes, self._chunks)
+            chunks = self._extras.logged_chunks(len(self._rows.decodes), shape.num_decodes, self._rows.chunks)
             self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
         return forwarded
 
-    def _logged(self) -> tuple[bool, bool]:
-        """Whether log-probabilities of tokens and of prompts are wanted of the step."""
-        of_tokens = self._extras.any_logged(self._decodes, self._chunks[0])
-        return of_tokens, self._extras.any_logged_prompt(self._chunks)
-
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
-        logged = self._extras.logged(np.concatenate([self._decodes, self._chunks[0]])[computed])
+        logged = self._extras.logged(np.concatenate([self._rows.decodes, self._rows.chunks[0]])[computed])
         prompts = [(chunk, [HostCopy(block, self._rooms) for block in blocks]) for chunk, blocks in self._prompt_logs]
         if logs_RW is None:  # no row samples
             logged[:] = False
@@ -256,16 +239,18 @@ class Runner:
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> Tensor | None:
         """Launch a step, or a part of it; returns its rows' log-probabilities, if it is to have them."""
-        kept_RD, ring = self._hidden_RD[: shape.num_decodes], self._landings.ring
+        kept_RD, ring, trials = self._hidden_RD[: shape.num_decodes], self._landings.ring, None
         if shape.part == Part.DRAW:
             hidden_RD, rows = kept_RD, self._buffers.cut(shape)[1]
             self._extras.masks.fetch(rows.slots_R)
         else:
-            hidden_RD, rows, _ = self._forward(shape)
+            hidden_RD, rows, _, trials = self._forward(shape)
         if shape.part == Part.MODEL:
             kept_RD.copy_(hidden_RD)
             return None
-        return sample_step_into(ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras)
+        return sample_step_into(
+            ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
+        )  # fmt: skip
 
     def _run_largest(self) -> None:
         for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):

@@ -4,6 +4,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuessSettings:
+    """How far rows try what may come next."""
+
+    num_guesses: int
+    shortest: int
+    """Of a slot's last tokens at least so many have been in it before, where something is guessed."""
+    longest: int
+    """No more of them are looked at."""
+    most_slots: int
+    """In one step."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunnerSettings:
     """What of an engine's configuration a runner follows; names as there."""
 
@@ -13,6 +26,8 @@ class RunnerSettings:
     run_ahead: int = 2
     max_lease: int = 4
     enforce_eager: bool = False
+    guesses: GuessSettings | None = None
+    """None: nothing is guessed."""
     only_largest: bool = False
     """For a runner that is made to see what memory steps take: it runs the largest, and can do no more."""
     timed: bool = False

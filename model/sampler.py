@@ -13,6 +13,8 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.step_shape import StepShape
 from tercet.model.token_logs import token_logs
+from tercet.triton_kernels.accept import accept
+from tercet.triton_kernels.guess import Trials
 from tercet.triton_kernels.prepare import StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
@@ -31,8 +33,11 @@ def sample_step(
     *,
     shape: StepShape,
     extras: Extras,
+    trials: Trials | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
+
+    `trials`: of a step with guesses; where one was wrong, what is behind it has no token either (`accept.py`).
 
     Also the rows' log-probabilities, as `token_logs` has them, in a step that wants any. Every rank comes to the same.
     """
@@ -44,10 +49,12 @@ def sample_step(
     hidden_ND = hidden_RD[rows_N]
     if not _takes_whole_logits(shape):
         token_ids_R[rows_N] = decoder.sample(hidden_ND, slots_N, positions_N, table)
+        _accept(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape)
         return token_ids_R, None
     raw_NV = decoder.logits(hidden_ND)
     logits_NV = extras.adjust(raw_NV, slots_N, table) if shape.adjusted else raw_NV
     token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
+    _accept(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape)
     if not shape.logged:
         return token_ids_R, None
     logs_NW = token_logs(raw_NV, token_ids_R[rows_N])
@@ -63,14 +70,17 @@ def sample_step_into(
     *,
     shape: StepShape,
     extras: Extras,
+    trials: Trials | None = None,
 ) -> Tensor | None:
     """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
     if not _takes_whole_logits(shape):
         decoder.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
+        _accept(ring, trials, table, shape)
         return None
     raw_RV = decoder.logits(hidden_RD)
     logits_RV = extras.adjust(raw_RV, rows.slots_R, table) if shape.adjusted else raw_RV
     sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
+    _accept(ring, trials, table, shape)
     if not shape.logged:
         return None
     return token_logs(raw_RV, tokens_at(rows.slots_R, rows.positions_R, table))
@@ -78,3 +88,8 @@ def sample_step_into(
 
 def _takes_whole_logits(shape: StepShape) -> bool:
     return shape.whole_logits or shape.adjusted or shape.logged
+
+
+def _accept(ring: TokenRing, trials: Trials | None, table: SlotTable, shape: StepShape) -> None:
+    if trials is not None:
+        accept(ring, trials, table, num_guesses=shape.num_guesses)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tercet.model.step_shape import StepShape
+from tercet.triton_kernels.guess import Trials
 from tercet.triton_kernels.prepare import StepInputs, StepRows
 
 
@@ -25,6 +26,7 @@ class StepBuffers:
         self._decode_lengths, self._query_starts = empty(max_rows), empty(max_rows + 1)
         self._sample_rows, self._sample_positions = empty(max_rows), empty(max_rows)
         self._num_tokens = empty(1)
+        self._row_slots, self._trial_starts = empty(max_rows), empty(max_rows)
 
     def cut(self, shape: StepShape) -> tuple[StepInputs, StepRows]:
         """Views of this shape."""
@@ -46,14 +48,34 @@ class StepBuffers:
         )
         return inputs, StepRows(slots_R, starts_C, self._words_W[lengths : lengths + C], self._sample_positions[:R])
 
+    def cut_trials(self, shape: StepShape) -> Trials:
+        """Views of a shape with guesses. Plans have only the slots of it."""
+        B, T = shape.num_trials, shape.num_decodes + shape.num_prefill_tokens
+        return Trials(
+            slots_B=self._words_W[:B],
+            input_ids_T=self._input_ids[:T],
+            positions_T=self._positions[:T],
+            kv_slots_T=self._kv_slots[:T],
+            lengths_T=self._decode_lengths[:T],
+            slots_T=self._row_slots[:T],
+            next_positions_T=self._sample_positions[:T],
+            starts_B=self._trial_starts[:B],
+            query_starts_B1=self._query_starts[: B + 1],
+            num_tokens_1=self._num_tokens,
+        )
+
 
 def write_rows(
     words: NDArray[np.int32], shape: StepShape, decodes: NDArray[np.int32], chunks: NDArray[np.int32], dummy: int
 ) -> int:
     """Write a step's rows, padded to `shape`, where `cut` reads them; `chunks` is [3, C]. Returns the words used."""
+    num_decodes, num_chunks = len(decodes), chunks.shape[1]
+    if shape.num_trials:
+        words[:num_decodes] = decodes
+        words[num_decodes : shape.num_trials] = dummy
+        return _aligned(shape.num_trials)
     B, C = shape.num_decodes, shape.num_chunks
     starts, lengths, end = _offsets(shape)
-    num_decodes, num_chunks = len(decodes), chunks.shape[1]
     words[:num_decodes] = decodes
     words[num_decodes:end] = 0
     words[num_decodes:B] = dummy

@@ -1,46 +1,16 @@
 """How large a step is, padding included: exact on a CPU, in a few fixed sizes on a GPU, where graphs need them.
 
-Launched kernel by kernel, a step of 8,192 tokens of a small model takes the host longer than the GPU: every shape that
-a step can have is a graph, sooner or later, but for those that tell of prompts.
-
-Knows sizes only; `graphs.py` captures them and `runner.py` pads to them.
+Knows sizes only; which there are on a GPU, `padded_shapes.py` and `trial_shapes.py` say.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from types import MappingProxyType
 from typing import NamedTuple
 
-from tercet.triton_kernels.attention import DEEP
-from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import row_bucket
 
-_FEWEST_TOKENS = 64
-"""With fewer prefill tokens attention takes smaller tiles, which do not give the same bits."""
-_FEW_TOKENS = 1024
-"""Up to here padding is felt. In longer steps kernels leave out what is behind the last token, and the rows that only
-sample are little beside them."""
-_TOKENS_MULTIPLE = 128
+TOKENS_MULTIPLE = 128
 _MOST_FULL = 256
 """Up to here a product's tiles are as high as its bucket of rows allows; beyond, 128 rows or twice that."""
-_CHUNKS = (8, 64)
-"""More are padded to the most there can be."""
-_DECODES_BESIDE_FEW = (0, 8, 64)
-_DECODES_BESIDE = (0, 64)
-_DECODES_BESIDE_MANY = (64, 256)
-"""Decodes beside few tokens, beside more, and beside many chunks: with the first chunks of many requests come few."""
-_SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
-"""By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
-such rows have tiles: none takes room from the products behind it for nothing."""
-SHORT_ROWS = max(_SHORT)
-_NEVER_DEEP: Mapping[int, int] = MappingProxyType({})
-_BEFORE_LONG = 12_288
-"""Of a row alone in a small model: up to here it takes less time to have less to wait for, and then to be made for
-bandwidth. In large models, whose products leave attention more room, it never comes to that."""
-_PLAIN = ((False, False, False), (True, False, False))
-"""Of decodes, whether they have whole logits, are adjusted, are logged."""
-_EXTRA = ((True, True, False), (True, False, True), (True, True, True))
 
 
 class Part(Enum):
@@ -72,6 +42,11 @@ class StepShape(NamedTuple):
     part: Part = Part.ALL
     deep: int = 0
     """Of few prefill tokens some come behind so many: attention is divided by what they see, too. 0: it is not."""
+    num_trials: int = 0
+    """Slots, of a step in which each has its last token and guesses behind it, and every token is a row: attention
+    takes slots for chunks then, or tokens for decode rows."""
+    num_guesses: int = 0
+    """Of each of those slots."""
 
     @property
     def model(self) -> "StepShape":
@@ -83,201 +58,13 @@ class StepShape(NamedTuple):
         return self._replace(longest=0, deep=0, part=Part.DRAW)
 
 
-class Shapes:
-    """The sizes that steps are padded to."""
-
-    def __init__(
-        self,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        *,
-        short_rows: int = SHORT_ROWS,
-        fewest_rows: int = 2,
-        most_deep: Mapping[int, int] = _NEVER_DEEP,
-    ) -> None:
-        """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
-        models; `fewest_rows`: to which more than one are padded; `most_deep`: by tokens before them, up to how many
-        prefill tokens attention serves in another way there."""
-        self._most_deep = most_deep
-        self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
-        if short_rows > 1:
-            self._lengths[1] += _BEFORE_LONG, LONG
-        self._decodes = _decode_sizes(max_num_seqs, fewest_rows)
-        most = self.max_decodes = self._decodes[-1]
-        # Beside chunks a multiple of 4, so that what is said about chunks stays aligned.
-        self._most_decodes = _round_up(most, 4)
-        self._tokens = _token_sizes(max_num_batched_tokens)
-        self._chunks = [*(size for size in _CHUNKS if size < max_num_seqs), max_num_seqs]
-        self.max_rows = self._most_decodes + max_num_seqs
-        self.max_tokens = self._largest.num_decodes + self._largest.num_prefill_tokens
-
-    def for_graphs(self) -> list[StepShape]:
-        """Every shape worth a graph ahead of its first step, the largest first: their memory is shared, and the first
-        takes the most."""
-        shapes = [*self._decodes_of(*_PLAIN, *_EXTRA), *self._halves()]
-        shapes += [
-            self._with_chunks(num_decodes, chunks, tokens)
-            for chunks in self._chunks
-            for tokens in self._tokens_of(chunks)
-            for num_decodes in self._decodes_beside(chunks, tokens)
-        ]
-        shapes += [shape._replace(deep=deep) for shape in shapes for deep in self._depths_of(shape)]
-
-        def order(shape: StepShape) -> tuple[int, bool, int]:
-            return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, -shape.num_chunks
-
-        return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
-
-    def for_lulls(self) -> list[StepShape]:
-        """The same, the smallest first, since traffic is light while there are lulls; last what only grammars need."""
-        smallest_first = self.for_graphs()[::-1]
-        return sorted(smallest_first, key=lambda shape: shape.part != Part.ALL)
-
-    def plain(self) -> list[StepShape]:
-        """Those of `for_graphs` with nothing that only some requests want."""
-        shapes = self.for_graphs()
-        return [shape for shape in shapes if shape.part == Part.ALL and not (shape.adjusted or shape.logged)]
-
-    def for_start(self) -> list[StepShape]:
-        """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
-        logits, and prompts with nothing beside, behind not too many tokens."""
-        largest, *others = [shape for shape in self.plain() if shape.deep <= DEEP]
-        return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
-
-    def for_compilers(self) -> list[StepShape]:
-        """Those that use all kernels there are: what comes after the model depends little on the number of rows. Those
-        whose kernels take longest to compile are first."""
-        ends = {self._decodes[0], self._decodes[-1]}
-        extra = [shape for shape in self._decodes_of(*_EXTRA) if shape.num_decodes in ends]
-        deep = [shape for shape in self.for_graphs() if shape.deep and not shape.num_decodes]
-        return list(dict.fromkeys([*self.for_warm_up(), *deep, *self.plain(), *extra]))
-
-    def can_have_graph(self, shape: StepShape) -> bool:
-        """Whether a shape may be captured when it is met."""
-        return not shape.of_prompts
-
-    def stand_ins(self, shape: StepShape) -> list[StepShape]:
-        """What may run a step with prefill and nothing extra, the best first: at last the first of `for_start`."""
-        extra = shape.adjusted or shape.logged or shape.of_prompts
-        if extra or not shape.num_chunks:
-            return []
-        less_deep = [shape._replace(deep=deep) for deep in (*self._depths_of(shape)[::-1], 0) if deep < shape.deep]
-        return [*less_deep, self._largest]
-
-    def for_warm_up(self) -> list[StepShape]:
-        """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
-        return [self._largest._replace(adjusted=True, logged=True, of_prompts=True)]
-
-    def fit(
-        self,
-        num_decodes: int,
-        num_chunks: int,
-        num_tokens: int,
-        whole_logits: bool = False,
-        adjusted: bool = False,
-        logged: bool = False,
-        of_prompts: bool = False,
-        *,
-        depth: int = 0,
-    ) -> StepShape:
-        """The shape that a step is padded to. `whole_logits` and what follows: some row needs that; `depth`: tokens
-        before the chunk that has most before it."""
-        if not num_chunks:
-            whole_logits |= adjusted or logged
-            return StepShape(_smallest(self._decodes, num_decodes), 0, 0, whole_logits, adjusted, logged)
-        chunks = _smallest(self._chunks, num_chunks)
-        tokens = _smallest(self._tokens_of(chunks), num_tokens)
-        padded = _smallest(self._decodes_beside(chunks, tokens), num_decodes)
-        shape = self._with_chunks(padded, chunks, tokens)._replace(
-            adjusted=adjusted, logged=logged, of_prompts=of_prompts
-        )
-        return shape._replace(deep=max((deep for deep in self._depths_of(shape) if deep <= depth), default=0))
-
-    def of_length(self, shape: StepShape, longest: int) -> StepShape:
-        """The shape for decode rows of so many tokens at most, where that makes a difference.
-
-        Of a row alone it depends on the row's length alone: so do its bits, however its steps are planned.
-        """
-        lengths = self._lengths.get(shape.num_decodes, (0,))
-        if shape.num_chunks or longest > lengths[-1]:
-            return shape
-        return shape._replace(longest=_smallest(lengths, longest))
-
-    def _decodes_of(self, *kinds: tuple[bool, bool, bool]) -> Iterator[StepShape]:
-        """Steps without prefill. A row's bits may depend on the size: steps of all kinds have all sizes."""
-        for size in self._decodes:
-            lengths = self._lengths.get(size, ())
-            for longest in lengths if LONG in lengths else (0, *lengths):
-                for kind in kinds:
-                    yield StepShape(size, 0, 0, *kind, longest=longest)
-
-    def _halves(self) -> Iterator[StepShape]:
-        """Of decodes whose masks are awaited."""
-        for whole in self._decodes_of((True, True, False), (True, True, True)):
-            yield whole.model
-            yield whole.draw
-
-    @property
-    def _largest(self) -> StepShape:
-        return self._with_chunks(self._most_decodes, self._chunks[-1], self._tokens[-1])
-
-    def _tokens_of(self, chunks: int) -> list[int]:
-        """Prefill tokens of the shapes of so many chunks: few tokens come in few chunks."""
-        if chunks == self._chunks[0]:
-            return self._tokens
-        return [size for size in self._tokens if size >= min(_FEW_TOKENS, self._tokens[-1])]
-
-    def _depths_of(self, shape: StepShape) -> list[int]:
-        """The depths that make a difference to steps of this size."""
-        if shape.num_chunks != self._chunks[0] or shape.of_prompts:
-            return []
-        return [deep for deep, tokens in self._most_deep.items() if shape.num_prefill_tokens <= tokens]
-
-    def _decodes_beside(self, chunks: int, tokens: int) -> list[int]:
-        """Decode rows of the shapes of so many chunks and prefill tokens."""
-        sizes: tuple[int, ...]
-        if chunks == self._chunks[0]:
-            sizes = _DECODES_BESIDE_FEW if tokens <= _FEW_TOKENS else _DECODES_BESIDE
-        else:
-            sizes = _DECODES_BESIDE_MANY if chunks <= _CHUNKS[-1] else ()
-        return [*(size for size in sizes if size < self._most_decodes), self._most_decodes]
-
-    def _with_chunks(self, num_decodes: int, num_chunks: int, num_tokens: int) -> StepShape:
-        """Steps with prefill have whole logits in any case: beside it that is little, and it halves graphs."""
-        if num_tokens < _FEW_TOKENS:  # of more tokens one tile of rows is little, and they fill tiles of their own
-            num_tokens = _full(num_decodes + num_tokens) - num_decodes
-        return StepShape(num_decodes, num_chunks, num_tokens, whole_logits=True)
-
-
-def _decode_sizes(max_num_seqs: int, fewest: int) -> list[int]:
-    """One, and all full numbers of rows from `fewest` on, up to the first that holds so many: rows of padding cost next
-    to nothing."""
-    sizes = [1]
-    while sizes[-1] < max_num_seqs:
-        sizes.append(_full(max(sizes[-1] + 1, fewest)))
-    return sizes
-
-
-def _full(num_rows: int) -> int:
+def full_rows(num_rows: int) -> int:
     """The smallest number of rows, no less than these, that fills the tiles of products.
 
     A tile that is partly outside its matrix takes the copy engine up to half as long again as a whole one.
     """
-    return _round_up(num_rows, _TOKENS_MULTIPLE) if num_rows > _MOST_FULL else row_bucket(num_rows)
+    return round_up(num_rows, TOKENS_MULTIPLE) if num_rows > _MOST_FULL else row_bucket(num_rows)
 
 
-def _token_sizes(max_num_batched_tokens: int) -> list[int]:
-    """Powers of 2, and at last what the longest step takes."""
-    most = _round_up(max(max_num_batched_tokens, _FEWEST_TOKENS), _TOKENS_MULTIPLE)
-    sizes = [_FEWEST_TOKENS]
-    while sizes[-1] * 2 < most:
-        sizes.append(sizes[-1] * 2)
-    return [*sizes, most]
-
-
-def _smallest(sizes: Sequence[int], at_least: int) -> int:
-    return sizes[bisect_left(sizes, at_least)]
-
-
-def _round_up(size: int, multiple: int) -> int:
+def round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

@@ -18,12 +18,13 @@ from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import cache_dtype, make_kv_cache
 from tercet.model.load import kept_as_stored, resolve_dtype
+from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
 from tercet.model.quantization import Quantization
 from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, write_rows
-from tercet.model.step_shape import Shapes, StepShape
+from tercet.model.step_shape import StepShape
 from tercet.model.weights import load_weights
 from tercet.triton_kernels.sample import TokenRing
 
@@ -135,7 +136,7 @@ class StepModel:
         return CapturedStep(graph, lambda: self._table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
-        hidden_RD, rows, _ = forward_step(self._decoder, self._kv_cache, self._table, self._buffers, shape)
+        hidden_RD, rows, _, _ = forward_step(self._decoder, self._kv_cache, self._table, self._buffers, shape)
         sample_step_into(self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras)
 
 

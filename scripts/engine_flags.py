@@ -35,6 +35,14 @@ def byte_count(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is no size; want a number with KiB, MiB, GiB, KB, MB, GB or nothing")
 
 
+def json_map(text: str) -> dict[str, object]:
+    """`{"name": value}`."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, object])
+    except msgspec.MsgspecError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}; want a JSON object") from None
+
+
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Add every engine flag. What is not given stays out of the namespace, so EngineConfig's defaults hold."""
 
@@ -78,6 +86,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-lease", "most decode steps granted by one plan", type=int)
     flag("max-lease-ms", "of slow steps, no more than take about this long, but one", type=float)
     flag("deterministic", "batch invariance on a GPU, to the bit", action=argparse.BooleanOptionalAction)
+    flag(
+        "speculative-config",
+        "try tokens that may come next: JSON such as "
+        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+        type=json_map,
+        metavar="JSON",
+    )
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag(
         "keep-cores-awake",

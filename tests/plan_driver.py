@@ -105,10 +105,12 @@ def run_jobs(
     max_lease: int = 4,
     masks: RandomMasks | None = None,
     ahead: bool = False,
+    num_guesses: int = 0,
 ) -> None:
     """Run every job to its end; slots and pages are drawn at random and used again.
 
-    `ahead`: steps that have no prompts are planned ahead of some of their `masks`.
+    `ahead`: steps that have no prompts are planned ahead of some of their `masks`; `num_guesses`: in some of them as
+    many tokens are tried, for whom that is possible.
     """
     rng = random.Random(seed)
     free_pages = list(range(1, runner.limits.num_pages))
@@ -142,9 +144,12 @@ def run_jobs(
         awaited = [job for job in masked if ahead and not chunks and rng.random() < 0.7]
         late = [job for job in awaited if rng.random() < 0.3]
         here = [job for job in masked if job not in awaited]
+        asked = any(job.sampling.logprobs is not None or job.sampling.adjustments for job in decodes)
+        guesses = num_guesses if decodes and not (chunks or masked or asked) and rng.random() < 0.8 else 0
         pages: list[int] = []
         for job in (*decodes, *chunked):
-            reach = job.computed + lengths.get(id(job), count)
+            most = job.num_prompt + job.sampling.max_tokens - 1
+            reach = min(job.computed + lengths.get(id(job), count * (1 + guesses)), most)
             while len(job.pages) * page_size < reach:
                 page = free_pages.pop(rng.randrange(len(free_pages)))
                 pages += [job.slot, len(job.pages), page]
@@ -162,6 +167,7 @@ def run_jobs(
                 *(masks.write(here) if masks else (b"", "")),
                 longest=max((job.computed + 1 for job in decodes), default=0),
                 awaits=bool(awaited),
+                num_guesses=guesses,
             )
         )
         if not awaited:
@@ -181,6 +187,9 @@ def run_jobs(
             landings = [last]
         for landing in landings:
             tokens = landing.wait().tolist()
+            if guesses:
+                _take_trials(decodes, tokens, 1 + guesses)
+                continue
             assert len(tokens) == len(decodes) + len(chunked)
             for job, token in zip([*decodes, *chunked], tokens, strict=True):
                 assert masks is None or job not in masked or job in late or masks.allows(job, token)
@@ -203,3 +212,17 @@ def run_jobs(
             free_slots.append(job.slot)
             free_pages += job.pages
         step_id += 1
+
+
+def _take_trials(decodes: list[Job], tokens: list[int], width: int) -> None:
+    """What a step has sampled that tried several tokens of each job: those that hold are the first."""
+    assert len(tokens) == len(decodes) * width
+    for row, job in enumerate(decodes):
+        mine = tokens[row * width : (row + 1) * width]
+        kept = [token for token in mine if token >= 0]
+        assert mine[: len(kept)] == kept
+        assert set(mine[len(kept) :]) <= {-1, -2}
+        assert bool(kept) != job.done
+        for token in kept:
+            job.take(token)
+        job.computed += len(kept)

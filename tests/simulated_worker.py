@@ -82,6 +82,8 @@ class SimulatedWorker:
         self._slots: dict[int, Slot] = {}
         self._queue: deque[tuple[Step, int]] = deque()
         self._last_issued = -1
+        self._has_guessed = False
+        """Since then plans know of rows only how long they can be."""
         self._occupied: dict[int, Occupied] = {}
         self._named: deque[set[int]] = deque()
         """Of each plan in flight: the slots that have a row in it."""
@@ -118,13 +120,15 @@ class SimulatedWorker:
         assert rows, "a plan that computes nothing"
         assert step.count >= 1
         assert step.count == 1 or not step.chunks
+        assert not (step.num_guesses and (step.chunks or step.awaits or step.masks)), "guesses beside what has none"
+        self._has_guessed |= step.num_guesses > 0
         assert sum(length for _, _, length in rows) <= self._max_tokens
         slots = [slot for slot, _, _ in rows]
         assert len(set(slots)) == len(slots), "a slot has two rows in one step"
         self._check_slots(step)
         self._check_pages(step)
         for slot, start, length in rows:
-            self._occupied[slot].plan(start, length if start >= 0 else step.count)
+            self._occupied[slot].plan(start, length if start >= 0 else step.count * (1 + step.num_guesses))
         self._named.append(set(slots))
         sources = {source for source, _ in self._copies(step)}
         self._read.append({page for slot in slots for page in self._occupied[slot].pages} | sources)
@@ -185,13 +189,17 @@ class SimulatedWorker:
             self._apply(step)
         decoding = [self._slots[slot] for slot, start, _ in self._rows(step) if start < 0]
         lengths = [len(slot.tokens) for slot in decoding if not slot.done]
-        assert max(lengths, default=0) <= step.longest + index, "a row is longer than the plan says"
-        if len(lengths) == len(decoding) > 0:  # of those that are done the plan knows no better
+        most = step.longest + index * (1 + step.num_guesses)
+        assert max(lengths, default=0) <= most, "a row is longer than the plan says"
+        if len(lengths) == len(decoding) > 0 and not self._has_guessed:  # of those that are done plans know no better
             assert max(lengths) == step.longest + index
         written: dict[tuple[int, int], bytes] = {}
-        token_ids = [
-            self._run_row(*row, written, draws=number not in late) for number, row in enumerate(self._rows(step))
-        ]
+        token_ids: list[int] = []
+        for number, row in enumerate(self._rows(step)):
+            if step.num_guesses:
+                token_ids += self._run_trial(row[0], step.num_guesses, written)
+            else:
+                token_ids.append(self._run_row(*row, written, draws=number not in late))
         self._cache |= written  # rows of one step do not see each other's writes
         if index + 1 < step.count:
             self._queue.appendleft((step, index + 1))
@@ -221,7 +229,38 @@ class SimulatedWorker:
             if slot.done:
                 return -1
             start, length = len(slot.tokens) - 1, 1
-        prefix = b""
+        prefix = self._compute(slot_index, start, length, written)
+        if start + length < len(slot.tokens) or not draws:
+            return -1
+        token = next_token(slot.sampling.seed, prefix)
+        self._append(slot, token)
+        return token
+
+    def _run_trial(self, slot_index: int, num_guesses: int, written: dict[tuple[int, int], bytes]) -> list[int]:
+        """Some guesses, of which two of three are right. Those behind a wrong one leave their keys, too."""
+        slot = self._slots[slot_index]
+        if slot.done:
+            return [-1] * (1 + num_guesses)
+        first = len(slot.tokens)
+        prefix = self._compute(slot_index, first - 1, 1, written)
+        room = slot.num_prompt + slot.sampling.max_tokens - first
+        num_tried = min(prefix[0] % (num_guesses + 1), room - 1)
+        token_ids, holds = [], True
+        for position in range(first, first + num_tried + 1):
+            token = next_token(slot.sampling.seed, prefix)
+            token_ids.append(token if holds else -2)
+            if holds:
+                self._append(slot, token)
+            guessed = token if prefix[1] % 3 else (token + 1) % VOCABULARY
+            holds = holds and guessed == token and not slot.done
+            if position < first + num_tried:
+                prefix = identity(prefix, guessed)
+                written[slot.pages[position // self._page_size], position % self._page_size] = prefix
+        return token_ids + [-1] * (num_guesses - num_tried)
+
+    def _compute(self, slot_index: int, start: int, length: int, written: dict[tuple[int, int], bytes]) -> bytes:
+        """Some of a slot's tokens, whose prefix is read; returns the identity of what is there then."""
+        slot, prefix = self._slots[slot_index], b""
         for position in range(start + length):
             place = (slot.pages[position // self._page_size], position % self._page_size)
             if slot.tokens[position] < 0:  # whose keys these are, what is sampled will tell
@@ -232,15 +271,15 @@ class SimulatedWorker:
                 written[place] = prefix
             else:
                 assert self._cache.get(place) == prefix, f"slot {slot_index} reads wrong K and V at {position}"
-        if start + length < len(slot.tokens) or not draws:
-            return -1
-        token = next_token(slot.sampling.seed, prefix)
+        return prefix
+
+    @staticmethod
+    def _append(slot: Slot, token: int) -> None:
         slot.tokens.append(token)
         generated = len(slot.tokens) - slot.num_prompt
         stops = np.frombuffer(slot.sampling.stop_ids, np.int32)
         assert generated <= slot.sampling.max_tokens
         slot.done = generated == slot.sampling.max_tokens or (token in stops and generated >= slot.sampling.min_tokens)
-        return token
 
     @staticmethod
     def _rows(step: Step) -> list[tuple[int, int, int]]:

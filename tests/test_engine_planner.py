@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
+from tercet.engine.speculation import SpeculativeConfig
 from tercet.ipc.step_messages import Abort, Ended, Sampling, Started, Submit, Unservable
 
 
@@ -38,6 +39,12 @@ def tight_sizes(draw: random.Random) -> dict[str, int]:
         "max_lease": draw.choice([1, 2, 8]),
         "max_model_len": 44,
     }
+
+
+def random_speculation(draw: random.Random) -> SpeculativeConfig:
+    return SpeculativeConfig(
+        num_speculative_tokens=draw.choice([1, 3, 7]), disable_by_batch_size=draw.choice([1, 2, 16])
+    )  # fmt: skip
 
 
 def submit(number: int, prompt: list[int], salt: str = "", **sampling: object) -> Submit:
@@ -109,6 +116,7 @@ def test_random_loads_say_what_undisturbed_requests_say(seed: int) -> None:
         **tight_sizes(draw),
         enable_prefix_caching=draw.random() < 0.8,
         deterministic=draw.random() < 0.4,
+        speculation=draw.choice([None, random_speculation(draw)]),
     )
     run = Run(chosen)
     stems = [[draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 16))] for _ in range(3)]

@@ -9,7 +9,8 @@ import torch
 
 from tercet.model import graphs as graphs_module
 from tercet.model.graphs import StepGraphs
-from tercet.model.step_shape import Shapes, StepShape
+from tercet.model.padded_shapes import Shapes
+from tercet.model.step_shape import StepShape
 
 SHAPES = [StepShape(rows, 0, 0) for rows in (16, 8, 4, 2, 1)]
 FIRST, LATER = SHAPES[:2], SHAPES[2:]

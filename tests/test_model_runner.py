@@ -16,7 +16,7 @@ from tercet.model import runner as runner_module
 from tercet.model.kv_cache import count_pages, make_kv_cache
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner
-from tercet.model.runner_settings import RunnerSettings
+from tercet.model.runner_settings import GuessSettings, RunnerSettings
 
 PAGE, MAX_SEQS, NUM_TOKENS = 16, 5, 40
 
@@ -29,11 +29,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def make_runner(family: str = "qwen3", num_pages: int = 60) -> Runner:
+def make_runner(family: str = "qwen3", num_pages: int = 60, guesses: GuessSettings | None = None) -> Runner:
     decoder = make_decoder(checkpoint(family))
     cache = make_kv_cache(decoder.config, num_pages, PAGE, torch.float32, CPU, 1)
     cache[:, :, 1:] = float("nan")
-    settings = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=512, max_num_batched_tokens=64)
+    settings = RunnerSettings(
+        max_num_seqs=MAX_SEQS, max_model_len=512, max_num_batched_tokens=64, guesses=guesses
+    )  # fmt: skip
     return Runner(decoder, cache, settings)
 
 
@@ -87,6 +89,28 @@ def test_seeded_sampling_does_not_depend_on_the_schedule() -> None:
     assert alone == [first[1], first[6]]
     other_seed = [msgspec.structs.replace(params, seed=params.seed + 1) for params in sampling]
     assert all(a != b for a, b in zip(outputs(runner, prompts, other_seed, seed=3), first, strict=True))
+
+
+@pytest.mark.parametrize("num_guesses", [1, 4])
+def test_guesses_change_no_token(num_guesses: int) -> None:
+    """Greedy and drawn, with stop ids and without; prompts that repeat themselves, so that there is much to guess."""
+    prompts = [prompt * 3 for prompt in random_prompts(8, 3, 20, seed=9)]
+    sampling = [
+        Sampling(temperature=(0.0, 0.3, 0.8)[index % 3], top_k=(0, 9)[index // 2 % 2], top_p=1.0, min_p=0.0, seed=index,
+                 max_tokens=(1, 2, NUM_TOKENS, 33)[index % 4], min_tokens=0, stop_ids=b"")
+        for index in range(8)
+    ]  # fmt: skip
+    runner = make_runner("llama")
+    plain = outputs(runner, prompts, sampling, seed=3)
+    for index in (2, 3, 6):  # ends early, at a token that may also be guessed
+        sampling[index] = msgspec.structs.replace(sampling[index], stop_ids=pack(plain[index][20]), min_tokens=8)
+    plain = outputs(runner, prompts, sampling, seed=3)
+    assert len({len(tokens) for tokens in plain}) > 4
+    guessing = make_runner(
+        "llama", guesses=GuessSettings(num_guesses=num_guesses, shortest=1, longest=4, most_slots=MAX_SEQS)
+    )  # fmt: skip
+    for seed, how in enumerate(({}, {"max_lease": 1}, {"budget": 7})):
+        assert outputs(guessing, prompts, sampling, seed=seed, num_guesses=num_guesses, **how) == plain
 
 
 def test_preempted_requests_go_on_with_the_same_tokens() -> None:

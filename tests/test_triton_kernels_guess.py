@@ -10,8 +10,7 @@ from torch import Tensor
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.accept import WRONG, accept
-from tercet.triton_kernels.guess import guess
-from tercet.triton_kernels.prepare import StepInputs, StepRows
+from tercet.triton_kernels.guess import Trials, guess
 from tercet.triton_kernels.sample import TokenRing, append_reference
 from tercet.triton_kernels.slot_table import SlotTable
 
@@ -24,22 +23,20 @@ def rubbish(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.full((size,), -77, dtype=dtype)
 
 
-def empty_trial(num_slots: int, num_tokens: int) -> tuple[StepInputs, StepRows]:
-    """Room for so many slots and tokens, filled with nonsense."""
-    row_slots_T, starts_B = rubbish(num_tokens), rubbish(num_slots)
-    inputs = StepInputs(
+def empty_trials(slots: list[int], num_tokens: int) -> Trials:
+    """These slots and room for so many tokens, filled with nonsense."""
+    return Trials(
+        slots_B=torch.tensor(slots, dtype=torch.int32),
         input_ids_T=rubbish(num_tokens),
         positions_T=rubbish(num_tokens),
         kv_slots_T=rubbish(num_tokens, torch.int64),
-        decode_slots_B=row_slots_T,
-        decode_lengths_B=rubbish(num_tokens),
-        chunk_slots_C=rubbish(num_slots),
-        chunk_starts_C=starts_B,
-        query_starts_C1=rubbish(num_slots + 1),
-        sample_rows_R=rubbish(num_tokens),
+        lengths_T=rubbish(num_tokens),
+        slots_T=rubbish(num_tokens),
+        next_positions_T=rubbish(num_tokens),
+        starts_B=rubbish(len(slots)),
+        query_starts_B1=rubbish(len(slots) + 1),
         num_tokens_1=rubbish(1),
     )
-    return inputs, StepRows(row_slots_T, starts_B, rubbish(num_slots), rubbish(num_tokens))
 
 
 def plain_guesses(ids: list[int], wanted: int, repeated: tuple[int, int]) -> list[int]:
@@ -71,43 +68,37 @@ def test_every_token(num_slots: int, padding: int, num_guesses: int, repeated: t
     if num_slots > 2:
         table.done_S[slots[1]] = 1
     width = num_guesses + 1
-    inputs, rows = empty_trial(num_slots, num_slots * width + padding)
+    trials = empty_trials(slots, num_slots * width + padding)
     before = replace(table, **{name: getattr(table, name).clone() for name in SlotTable.__dataclass_fields__})
-    guess(
-        torch.tensor(slots, dtype=torch.int32), rows, table, inputs, num_guesses=num_guesses, repeated=repeated,
-        page_size=PAGE, num_pages=NUM_PAGES,
-    )  # fmt: skip
+    guess(trials, table, num_guesses=num_guesses, repeated=repeated, page_size=PAGE, num_pages=NUM_PAGES)
     for name in SlotTable.__dataclass_fields__:
         assert torch.equal(getattr(table, name), getattr(before, name)), name
-    assert int(inputs.num_tokens_1) == num_slots * width
-    assert inputs.query_starts_C1.tolist() == [row * width for row in range(num_slots + 1)]
+    first = 0
     for row, slot in enumerate(slots):
         length = int(table.length_S[slot])
         alive = not table.done_S[slot]
         ids = table.token_ids_SL[slot, :length].tolist()
-        room = int(table.max_length_S[slot]) - length
-        wanted = [*ids[-1:], *plain_guesses(ids, min(num_guesses, room - 1), repeated)] if alive else []
-        assert int(inputs.chunk_starts_C[row]) == (length - 1 if alive else 0)
-        for place in range(width):
-            token = row * width + place
-            assert int(rows.slots_R[token]) == slot
-            cell = int(inputs.kv_slots_T[token])
-            if place >= len(wanted):
-                assert int(rows.positions_R[token]) == -1
-                assert int(inputs.decode_lengths_B[token]) == int(inputs.input_ids_T[token]) == 0
-                assert 0 <= cell < PAGE  # of the page that is nobody's
-                continue
+        count = min(width, int(table.max_length_S[slot]) - length) if alive else 0
+        tried = [*ids[-1:], *plain_guesses(ids, count - 1, repeated)] if alive else []
+        assert int(trials.starts_B[row]) == (length - 1 if alive else 0)
+        assert int(trials.query_starts_B1[row]) == first
+        for place, token in enumerate(range(first, first + count)):
             position = length - 1 + place
-            assert int(inputs.input_ids_T[token]) == wanted[place]
-            assert int(inputs.positions_T[token]) == position
-            assert int(inputs.decode_lengths_B[token]) == position + 1
-            assert int(rows.positions_R[token]) == (position + 1 if position + 1 < LENGTH else -1)
-            assert cell == int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE
-    for token in range(num_slots * width, num_slots * width + padding):
-        assert int(rows.slots_R[token]) == DUMMY
-        assert int(rows.positions_R[token]) == -1
-        assert int(inputs.input_ids_T[token]) == int(inputs.positions_T[token]) == 0
-        assert 0 <= int(inputs.kv_slots_T[token]) < PAGE
+            assert int(trials.slots_T[token]) == slot
+            assert int(trials.positions_T[token]) == position
+            page = int(table.page_table_SM[slot, position // PAGE])
+            assert int(trials.kv_slots_T[token]) == page * PAGE + position % PAGE
+            assert int(trials.input_ids_T[token]) == (tried[place] if place < len(tried) else ids[-1])
+            assert int(trials.lengths_T[token]) == (position + 1 if place < len(tried) else 0)
+            samples = place < len(tried) and position + 1 < LENGTH
+            assert int(trials.next_positions_T[token]) == (position + 1 if samples else -1)
+        first += count
+    assert int(trials.num_tokens_1) == int(trials.query_starts_B1[-1]) == first
+    for token in range(first, num_slots * width + padding):
+        assert int(trials.slots_T[token]) == DUMMY
+        assert int(trials.next_positions_T[token]) == -1
+        assert int(trials.input_ids_T[token]) == int(trials.positions_T[token]) == int(trials.lengths_T[token]) == 0
+        assert 0 <= int(trials.kv_slots_T[token]) < PAGE  # of the page that is nobody's
 
 
 class _Oracle:
@@ -145,35 +136,31 @@ def test_tokens_are_those_of_one_at_a_time(num_guesses: int, seed: int) -> None:
     width = num_guesses + 1
     steps, told = 0, {slot: table.token_ids_SL[slot, : table.length_S[slot]].tolist() for slot in range(DUMMY)}
     while not table.done_S.all():
-        inputs, rows = empty_trial(len(slots), len(slots) * width + 5)
-        guess(
-            torch.tensor(slots, dtype=torch.int32), rows, table, inputs, num_guesses=num_guesses, repeated=(2, 4),
-            page_size=PAGE, num_pages=NUM_PAGES,
-        )  # fmt: skip
-        sampling = [row for row in range(len(rows.slots_R)) if rows.positions_R[row] >= 0]
+        trials = empty_trials(slots, len(slots) * width + 5)
+        guess(trials, table, num_guesses=num_guesses, repeated=(2, 4), page_size=PAGE, num_pages=NUM_PAGES)
+        sampling = [row for row in range(len(trials.slots_T)) if trials.next_positions_T[row] >= 0]
         sampled = []
         for row in sampling:
-            first = row // width * width
-            known = table.token_ids_SL[rows.slots_R[row], : rows.positions_R[first]].tolist()
-            sampled.append(oracle([*known, *inputs.input_ids_T[first + 1 : row + 1].tolist()]))
+            first = int(trials.query_starts_B1[trials.query_starts_B1 <= row].max())
+            known = table.token_ids_SL[trials.slots_T[row], : trials.next_positions_T[first]].tolist()
+            sampled.append(oracle([*known, *trials.input_ids_T[first + 1 : row + 1].tolist()]))
         rng.shuffle(together := list(zip(sampling, sampled, strict=True)))  # rows append in any order
         for row, token in together:
-            one = torch.tensor([row])
-            append_reference(
-                torch.tensor([token], dtype=torch.int32), rows.slots_R[one].long(), rows.positions_R[one], table
-            )  # fmt: skip
-        ring = TokenRing(rubbish(2 * len(rows.slots_R)).view(2, -1), torch.ones(1, dtype=torch.int32))
-        accept(
-            ring, inputs.input_ids_T, rows.slots_R, rows.positions_R, table, num_slots=len(slots),
-            num_guesses=num_guesses,
-        )  # fmt: skip
+            one = slice(row, row + 1)
+            sampled_1 = torch.tensor([token], dtype=torch.int32)
+            append_reference(sampled_1, trials.slots_T[one].long(), trials.next_positions_T[one], table)
+        ring = TokenRing(rubbish(2 * len(trials.slots_T)).view(2, -1), torch.ones(1, dtype=torch.int32))
+        accept(ring, trials, table, num_guesses=num_guesses)
         assert (ring.places_KR[0] == -77).all()
-        for row, token in enumerate(ring.places_KR[1, : len(slots) * width].tolist()):
-            tried = int(rows.positions_R[row]) >= 0
-            assert (token >= 0 or token == WRONG) if tried else token == -1
-            if token >= 0:
-                assert row % width == 0 or ring.places_KR[1, row - 1] >= 0  # none behind a gap
-                told[int(rows.slots_R[row])].append(token)
+        tokens = ring.places_KR[1, : len(slots) * width].tolist()
+        for own, slot in enumerate(slots):
+            first, end = trials.query_starts_B1[own : own + 2].tolist()
+            tried = int((trials.next_positions_T[first:end] >= 0).sum())
+            mine = tokens[own * width : (own + 1) * width]
+            kept = [token for token in mine if token >= 0]
+            assert mine == kept + [WRONG] * (tried - len(kept)) + [-1] * (width - tried)
+            if slot != DUMMY:
+                told[slot] += kept
         for slot in range(DUMMY):
             assert table.token_ids_SL[slot, : table.length_S[slot]].tolist() == told[slot]
             assert bool(table.done_S[slot]) == (told[slot] == wanted[slot])
@@ -184,17 +171,20 @@ def test_tokens_are_those_of_one_at_a_time(num_guesses: int, seed: int) -> None:
 
 def test_what_does_not_fit() -> None:
     table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, 0)
-    inputs, rows = empty_trial(2, 8)
-    slots = torch.zeros(2, dtype=torch.int32)
+    trials = empty_trials([0, 1], 8)
     cases = [({"num_guesses": 16}, "num_guesses: got 16"), ({"num_guesses": 4}, "got 8 tokens, wanted at least 5")]
     cases += [({"repeated": (3, 2)}, r"repeated: got \(3, 2\)"), ({"repeated": (1, 9)}, "two numbers from 1 to 8")]
     for changes, message in cases:
         options = {"num_guesses": 3, "repeated": (2, 4), "page_size": PAGE, "num_pages": NUM_PAGES, **changes}
         with pytest.raises(ValueError, match=message):
-            guess(slots, rows, table, inputs, **options)  # type: ignore[arg-type]
+            guess(trials, table, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wanted at least 5 for each of 2"):
-        ring = TokenRing(rubbish(8).view(1, -1), torch.zeros(1, dtype=torch.int32))
-        accept(ring, inputs.input_ids_T, rows.slots_R, rows.positions_R, table, num_slots=2, num_guesses=4)
+        accept(TokenRing(rubbish(8).view(1, -1), torch.zeros(1, dtype=torch.int32)), trials, table, num_guesses=4)
+    with pytest.raises(ValueError, match=r"kv_slots_T: got torch\.int32"):
+        guess(
+            replace(trials, kv_slots_T=rubbish(8)), table, num_guesses=3, repeated=(2, 4), page_size=PAGE,
+            num_pages=NUM_PAGES,
+        )  # fmt: skip
 
 
 def test_again_by_the_interpreted_kernels() -> None:

@@ -8,13 +8,11 @@ and said of slots how long they are as if each row were a slot's only one: that 
 Shape suffixes: B slots, N tokens of each, T tokens of the step; R places of a ring, E stop ids of a slot.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.guess import Trials
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
@@ -27,92 +25,84 @@ _SIZES = ["S", "L", "place_size"]
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _accept_kernel(
-    input_ids_ptr, slots_ptr, positions_ptr, token_ids_ptr, length_ptr, max_length_ptr, min_length_ptr, done_ptr,
-    stop_ids_ptr, places_ptr, turn_ptr, S, L, place_size,
+    slots_ptr, query_starts_ptr, input_ids_ptr, positions_ptr, token_ids_ptr, length_ptr, max_length_ptr,
+    min_length_ptr, done_ptr, stop_ids_ptr, places_ptr, turn_ptr, S, L, place_size,
     N: tl.constexpr, BLOCK_N: tl.constexpr, E: tl.constexpr, WRONG: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B,): one program owns a slot's rows, how long the slot is, and whether it is done."""
     let_next_start(PDL)
     wait_for_previous(PDL)
-    first = tl.program_id(0) * N
+    own = tl.program_id(0)
+    slot = tl.load(slots_ptr + own)
+    first = tl.load(query_starts_ptr + own)
+    count = tl.load(query_starts_ptr + own + 1) - first
+    count = tl.where((slot >= 0) & (slot < S), tl.minimum(count, N), 0)
     place = tl.arange(0, BLOCK_N)
     rows = first + place
-    slot = tl.load(slots_ptr + first)
-    inside = (slot >= 0) & (slot < S)
-    position = tl.load(positions_ptr + rows, mask=inside & (place < N), other=-1)
+    position = tl.load(positions_ptr + rows, mask=place < count, other=-1)
     tried = (position >= 0) & (position < L)
-    begin = tl.load(positions_ptr + first, mask=inside, other=-1)
     token = tl.load(token_ids_ptr + slot.to(tl.int64) * L + position, mask=tried, other=-1)
-    next_tried = tl.load(positions_ptr + rows + 1, mask=inside & (place + 1 < N), other=-1) >= 0
+    next_tried = tl.load(positions_ptr + rows + 1, mask=place + 1 < count, other=-1) >= 0
     right = next_tried & (tl.load(input_ids_ptr + rows + 1, mask=next_tried, other=-1) == token)
-    stop_ids = tl.load(stop_ids_ptr + slot * E + tl.arange(0, E), mask=inside, other=-1)
+    stop_ids = tl.load(stop_ids_ptr + slot * E + tl.arange(0, E), mask=count > 0, other=-1)
     stops = tl.sum((stop_ids[None, :] == token[:, None]).to(tl.int32), 1) > 0
-    stops &= position >= tl.load(min_length_ptr + slot, mask=inside, other=0)
-    most = tl.minimum(tl.load(max_length_ptr + slot, mask=inside, other=0), L)
+    stops &= position >= tl.load(min_length_ptr + slot, mask=count > 0, other=0)
+    most = tl.minimum(tl.load(max_length_ptr + slot, mask=count > 0, other=0), L)
     ends = tried & (stops | (position + 1 >= most))
     # Rows that have to hold for the one behind them to count.
     breaks = tl.where(right & ~ends, 0, 1)
     counts = tried & (tl.cumsum(breaks, 0) - breaks == 0)
+    begin = tl.max(tl.where(place == 0, position, -1))
     if begin >= 0:
         tl.store(length_ptr + slot, begin + tl.sum(counts.to(tl.int32)))
         tl.store(done_ptr + slot, tl.max((counts & ends).to(tl.int32)))
     kept = tl.where(counts, token, tl.where(tried, WRONG, -1))
-    tl.store(places_ptr + tl.load(turn_ptr) * place_size + rows, kept, mask=place < N)
+    tl.store(places_ptr + tl.load(turn_ptr) * place_size + own * N + place, kept, mask=place < N)
 
 
-def accept(
-    ring: TokenRing, input_ids_T: Tensor, slots_T: Tensor, positions_T: Tensor, table: SlotTable, *, num_slots: int,
-    num_guesses: int,
-) -> None:  # fmt: skip
-    """Of tokens sampled into the last place of `ring`, and the table, keep those that hold; the first of each slot does.
+def accept(ring: TokenRing, trials: Trials, table: SlotTable, *, num_guesses: int) -> None:
+    """Of tokens sampled into the table, and the last place of `ring`, keep those that hold, as a slot's first does.
 
-    Rows are as `guess` says. The others' tokens become `WRONG`; each slot is as long as what it keeps makes it, and is
-    done if that ends it. Behind a slot's length the table holds anything. Graph-safe.
+    The ring has `num_guesses` + 1 tokens of each slot then: those that hold, `WRONG` for what was tried in vain, -1 for
+    what was not tried. Each slot is as long as what it keeps makes it, and is done if that ends it; behind its length
+    the table holds anything. Graph-safe.
     """
-    T, N = len(input_ids_T), num_guesses + 1
-    if T < num_slots * N:
+    num_slots, T, N = len(trials.slots_B), len(trials.input_ids_T), num_guesses + 1
+    if num_slots * N > T:
         raise ValueError(f"input_ids: got {T} tokens, wanted at least {N} for each of {num_slots} slots")
-    for name, tensor in (("input_ids", input_ids_T), ("slots", slots_T), ("positions", positions_T)):
-        check_shape(name, tensor, T)
-        check_dtype(name, tensor, torch.int32)
-        check_contiguous(name, tensor)
-        check_device(name, tensor, table.length_S)
-    if not use_kernels(input_ids_T):
-        accept_reference(
-            ring, input_ids_T, slots_T, positions_T, table, num_slots=num_slots, num_guesses=num_guesses
-        )  # fmt: skip
+    if not use_kernels(trials.input_ids_T):
+        accept_reference(ring, trials, table, num_guesses=num_guesses)
         return
     S, L = table.token_ids_SL.shape
     _accept_kernel[(num_slots,)](
-        input_ids_T, slots_T, positions_T, table.token_ids_SL, table.length_S, table.max_length_S, table.min_length_S,
-        table.done_S, table.stop_ids_SE, ring.places_KR, ring.turn_1, S, L, ring.places_KR.shape[1],
-        N=N, BLOCK_N=next_power_of_2(N), E=MAX_STOP_IDS, WRONG=WRONG, num_warps=1, **overlap_options(input_ids_T),
+        trials.slots_B, trials.query_starts_B1, trials.input_ids_T, trials.next_positions_T, table.token_ids_SL,
+        table.length_S, table.max_length_S, table.min_length_S, table.done_S, table.stop_ids_SE, ring.places_KR,
+        ring.turn_1, S, L, ring.places_KR.shape[1],
+        N=N, BLOCK_N=next_power_of_2(N), E=MAX_STOP_IDS, WRONG=WRONG, num_warps=1,
+        **overlap_options(trials.input_ids_T),
     )  # fmt: skip
 
 
-def accept_reference(
-    ring: TokenRing, input_ids_T: Tensor, slots_T: Tensor, positions_T: Tensor, table: SlotTable, *, num_slots: int,
-    num_guesses: int,
-) -> None:  # fmt: skip
+def accept_reference(ring: TokenRing, trials: Trials, table: SlotTable, *, num_guesses: int) -> None:
     """The same in plain Python."""
     N, L = num_guesses + 1, table.token_ids_SL.shape[1]
     places_T = ring.places_KR[int(ring.turn_1)]
-    for first in range(0, num_slots * N, N):
-        slot = int(slots_T[first])
-        positions = [position for position in positions_T[first : first + N].tolist() if position >= 0]
-        places_T[first : first + N] = -1
+    places_T[: len(trials.slots_B) * N] = -1
+    for own, slot in enumerate(trials.slots_B.tolist()):
+        first, end = trials.query_starts_B1[own : own + 2].tolist()
+        positions = [position for position in trials.next_positions_T[first:end].tolist() if position >= 0]
         if not positions:
             continue
-        places_T[first : first + len(positions)] = WRONG
+        places_T[own * N : own * N + len(positions)] = WRONG
         stop_ids = set(table.stop_ids_SE[slot].tolist())
         most, least = min(int(table.max_length_S[slot]), L), int(table.min_length_S[slot])
         table.done_S[slot] = 0
-        for row, position in enumerate(positions, first):
+        for index, position in enumerate(positions):
             token = int(table.token_ids_SL[slot, position])
-            places_T[row] = token
+            places_T[own * N + index] = token
             table.length_S[slot] = position + 1
             if (token in stop_ids and position >= least) or position + 1 >= most:
                 table.done_S[slot] = 1
                 break
-            if position + 1 not in positions or int(input_ids_T[row + 1]) != token:
+            if position + 1 not in positions or int(trials.input_ids_T[first + index + 1]) != token:
                 break

@@ -8,6 +8,8 @@ samples; which guesses were right is `accept.py`'s matter.
 Shape suffixes: B slots, N tokens of each, T tokens of the step, padding included; S slots, L positions, M pages.
 """
 
+from dataclasses import dataclass, fields
+
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +28,51 @@ MOST_REPEATED = 8
 """Tokens of a run that are looked at."""
 _BLOCK, _WARPS = 2048, 8
 _SIZES = ["B", "T", "S", "L", "M", "num_pages"]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """The tokens of a step with guesses, those of a slot behind each other, and behind all of them padding. A slot has
+    no more than may come, and none once it is done. All but the plan's own slots is written by `guess`; int32, but for
+    `kv_slots_T`."""
+
+    slots_B: Tensor
+    input_ids_T: Tensor
+    positions_T: Tensor
+    kv_slots_T: Tensor
+    """int64: where keys and values go, as `StepInputs` has it."""
+    lengths_T: Tensor
+    """Tokens of the slot up to this one, which may sample the next; 0 where it is computed for nothing."""
+    slots_T: Tensor
+    next_positions_T: Tensor
+    """Position of the token that a row samples; -1 where it samples none."""
+    starts_B: Tensor
+    """Position of a slot's first token."""
+    query_starts_B1: Tensor
+    """Where a slot's tokens begin, and the end of the last."""
+    num_tokens_1: Tensor
+
+    @property
+    def rows(self) -> StepRows:
+        """Every token is one."""
+        none = self.starts_B[:0]
+        return StepRows(self.slots_T, none, none, self.next_positions_T)
+
+    def inputs(self, *, apart: bool) -> StepInputs:
+        """What layers read. `apart`: each token is a decode row; else each slot's are a chunk."""
+        num_decodes, num_chunks = (len(self.slots_T), 0) if apart else (0, len(self.slots_B))
+        return StepInputs(
+            input_ids_T=self.input_ids_T,
+            positions_T=self.positions_T,
+            kv_slots_T=self.kv_slots_T,
+            decode_slots_B=self.slots_T[:num_decodes],
+            decode_lengths_B=self.lengths_T[:num_decodes],
+            chunk_slots_C=self.slots_B[:num_chunks],
+            chunk_starts_C=self.starts_B[:num_chunks],
+            query_starts_C1=self.query_starts_B1[: num_chunks + 1],
+            sample_rows_R=self.slots_B[:0],  # nobody asks: each token is a row
+            num_tokens_1=self.num_tokens_1,
+        )
 
 
 @triton.jit
@@ -51,17 +98,26 @@ def _find_run(ids_ptr, length, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BL
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _guess_kernel(
     slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, input_ids_ptr, positions_ptr,
-    kv_slots_ptr, lengths_ptr, row_slots_ptr, sample_positions_ptr, starts_ptr, query_starts_ptr, num_tokens_ptr,
+    kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, starts_ptr, query_starts_ptr, num_tokens_ptr,
     B, T, S, L, M, num_pages,
-    N: tl.constexpr, BLOCK_N: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK: tl.constexpr,
-    BLOCK_T: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B + 1,): one program owns a slot's tokens, the last one the padding."""
+    """Grid (B + 1,): one program owns a slot's tokens, the last one the padding. Each finds out for itself how many
+    tokens slots ahead of its own have."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
+    others = tl.arange(0, BLOCK_B)
+    slots = tl.load(slots_ptr + others, mask=others < B, other=-1)
+    alive = (slots >= 0) & (slots < S)
+    lengths = tl.load(length_ptr + slots, mask=alive, other=0)
+    alive &= (tl.load(done_ptr + slots, mask=alive, other=1) == 0) & (lengths > 0) & (lengths <= L)
+    rooms = tl.minimum(tl.load(max_length_ptr + slots, mask=alive, other=0), L) - lengths
+    counts = tl.where(alive, tl.maximum(tl.minimum(rooms, N), 1), 0)
+    first = tl.sum(tl.where(others < row, counts, 0))
     if row == B:
-        for start in range(B * N, T, BLOCK_T):
+        for start in range(first, T, BLOCK_T):
             token = start + tl.arange(0, BLOCK_T)
             inside = token < T
             tl.store(input_ids_ptr + token, 0, mask=inside)
@@ -69,103 +125,96 @@ def _guess_kernel(
             tl.store(kv_slots_ptr + token, (token % PAGE).to(tl.int64), mask=inside)
             tl.store(lengths_ptr + token, 0, mask=inside)
             tl.store(row_slots_ptr + token, S - 1, mask=inside)
-            tl.store(sample_positions_ptr + token, -1, mask=inside)
-        tl.store(query_starts_ptr + B, B * N)
-        tl.store(num_tokens_ptr, B * N)
+            tl.store(next_positions_ptr + token, -1, mask=inside)
+        tl.store(query_starts_ptr + B, first)
+        tl.store(num_tokens_ptr, first)
     else:
-        slot = tl.load(slots_ptr + row)
-        alive = (slot >= 0) & (slot < S)
-        length = tl.load(length_ptr + slot, mask=alive, other=0)
-        alive &= (tl.load(done_ptr + slot, mask=alive, other=1) == 0) & (length > 0) & (length <= L)
-        length = tl.where(alive, length, 0)
+        own = others == row
+        slot = tl.sum(tl.where(own, slots, 0))
+        count = tl.sum(tl.where(own, counts, 0))
+        length = tl.where(count > 0, tl.sum(tl.where(own, lengths, 0)), 0)
         ids_ptr = token_ids_ptr + slot.to(tl.int64) * L
         behind = _find_run(ids_ptr, length, LONGEST, SHORTEST, BLOCK)
-        # A guess is tried only if the token behind it may be sampled.
-        room = tl.minimum(tl.load(max_length_ptr + slot, mask=alive, other=0), L) - length
-        tried = tl.where(behind >= 0, tl.minimum(room, N), 1)
         place = tl.arange(0, BLOCK_N)
-        own = place < N
-        real = alive & (place < tl.maximum(tried, 1))
+        real = place < count
+        # Where nothing is found the last token stands for guesses, and nobody asks what comes of them: keys and values
+        # are there for all that attention sees of a chunk.
         period = tl.maximum(length - behind, 1)
-        known = tl.where(place == 0, length - 1, behind + (place - 1) % period)
-        token = row * N + place
+        known = tl.where((place == 0) | (behind < 0), length - 1, behind + (place - 1) % period)
+        samples = real & ((place == 0) | (behind >= 0))
+        token = first + place
         position = length - 1 + place
-        ids = tl.load(ids_ptr + known, mask=real, other=0)
-        tl.store(input_ids_ptr + token, ids, mask=own)
-        tl.store(positions_ptr + token, tl.where(real, position, 0), mask=own)
+        tl.store(input_ids_ptr + token, tl.load(ids_ptr + known, mask=real, other=0), mask=real)
+        tl.store(positions_ptr + token, position, mask=real)
         cell = kv_slot(page_table_ptr, slot, position, real, PAGE, M, num_pages, token)
-        tl.store(kv_slots_ptr + token, cell, mask=own)
-        tl.store(lengths_ptr + token, tl.where(real, position + 1, 0), mask=own)
-        tl.store(row_slots_ptr + token, tl.zeros([BLOCK_N], tl.int32) + slot, mask=own)
-        tl.store(sample_positions_ptr + token, tl.where(real & (position + 1 < L), position + 1, -1), mask=own)
+        tl.store(kv_slots_ptr + token, cell, mask=real)
+        tl.store(lengths_ptr + token, tl.where(samples, position + 1, 0), mask=real)
+        tl.store(row_slots_ptr + token, tl.zeros([BLOCK_N], tl.int32) + slot, mask=real)
+        tl.store(next_positions_ptr + token, tl.where(samples & (position + 1 < L), position + 1, -1), mask=real)
         tl.store(starts_ptr + row, tl.maximum(length - 1, 0))
-        tl.store(query_starts_ptr + row, row * N)
+        tl.store(query_starts_ptr + row, first)
 
 
 def guess(
-    slots_B: Tensor, rows: StepRows, table: SlotTable, inputs: StepInputs, *, num_guesses: int, repeated: tuple[int, int],
-    page_size: int, num_pages: int,
-) -> None:  # fmt: skip
-    """Fill `inputs` and `rows` for slots that try `num_guesses` tokens behind their last one, from the table alone.
+    trials: Trials, table: SlotTable, *, num_guesses: int, repeated: tuple[int, int], page_size: int, num_pages: int
+) -> None:
+    """Fill `trials` for slots that try up to `num_guesses` tokens behind their last one, from the table alone.
 
-    `repeated`: how many tokens at least, and at most, are looked for among earlier ones. Every token of the step is a
-    row, of slot `rows.slots_R`: it samples for position `rows.positions_R`, or where that is -1 nothing. `inputs` says
-    the same in both ways that attention may take it: each token a decode row, `num_guesses` + 1 of them behind each
-    other, or each slot a chunk. Integers only; graph-safe.
+    `repeated`: how many tokens at least, and at most, are looked for among earlier ones. Integers only; graph-safe.
     """
-    B, T, N = len(slots_B), len(inputs.input_ids_T), num_guesses + 1
-    _check(slots_B, rows, table, inputs, num_guesses, repeated)
-    if not use_kernels(slots_B):
+    B, T, N = len(trials.slots_B), len(trials.input_ids_T), num_guesses + 1
+    _check(trials, table, num_guesses, repeated)
+    if not use_kernels(trials.slots_B):
         guess_reference(
-            slots_B, rows, table, inputs, num_guesses=num_guesses, repeated=repeated, page_size=page_size,
-            num_pages=num_pages,
+            trials, table, num_guesses=num_guesses, repeated=repeated, page_size=page_size, num_pages=num_pages
         )  # fmt: skip
         return
     S, L = table.token_ids_SL.shape
     shortest, longest = repeated
     _guess_kernel[(B + 1,)](
-        slots_B, table.page_table_SM, table.token_ids_SL, table.length_S, table.max_length_S, table.done_S,
-        inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T, inputs.decode_lengths_B, rows.slots_R,
-        rows.positions_R, inputs.chunk_starts_C, inputs.query_starts_C1, inputs.num_tokens_1,
+        trials.slots_B, table.page_table_SM, table.token_ids_SL, table.length_S, table.max_length_S, table.done_S,
+        trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T, trials.slots_T,
+        trials.next_positions_T, trials.starts_B, trials.query_starts_B1, trials.num_tokens_1,
         B, T, S, L, table.page_table_SM.shape[1], num_pages,
-        N=N, BLOCK_N=next_power_of_2(N), LONGEST=longest, SHORTEST=shortest, BLOCK=_BLOCK, BLOCK_T=64, PAGE=page_size,
-        num_warps=_WARPS, **overlap_options(slots_B),
+        N=N, BLOCK_B=next_power_of_2(B), BLOCK_N=next_power_of_2(N), LONGEST=longest, SHORTEST=shortest, BLOCK=_BLOCK,
+        BLOCK_T=64, PAGE=page_size, num_warps=_WARPS, **overlap_options(trials.slots_B),
     )  # fmt: skip
 
 
 def guess_reference(
-    slots_B: Tensor, rows: StepRows, table: SlotTable, inputs: StepInputs, *, num_guesses: int, repeated: tuple[int, int],
-    page_size: int, num_pages: int,
-) -> None:  # fmt: skip
+    trials: Trials, table: SlotTable, *, num_guesses: int, repeated: tuple[int, int], page_size: int, num_pages: int
+) -> None:
     """The same in plain Python and PyTorch."""
-    B, N = len(slots_B), num_guesses + 1
     S, L = table.token_ids_SL.shape
-    for tensor in (inputs.input_ids_T, inputs.positions_T, inputs.kv_slots_T, inputs.decode_lengths_B):
+    for tensor in (trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T):
         tensor.zero_()
-    rows.slots_R.fill_(S - 1)
-    rows.positions_R.fill_(-1)
-    inputs.query_starts_C1.copy_(torch.arange(B + 1, dtype=torch.int32) * N)
-    inputs.num_tokens_1[0] = B * N
-    for row, slot in enumerate(slots_B.tolist()):
-        first = row * N
-        rows.slots_R[first : first + N] = slot
+    trials.slots_T.fill_(S - 1)
+    trials.next_positions_T.fill_(-1)
+    first = 0
+    for row, slot in enumerate(trials.slots_B.tolist()):
+        trials.query_starts_B1[row] = first
         length = int(table.length_S[slot])
         alive = length > 0 and not table.done_S[slot]
-        inputs.chunk_starts_C[row] = length - 1 if alive else 0
+        trials.starts_B[row] = length - 1 if alive else 0
         if not alive:
             continue
-        room = min(int(table.max_length_S[slot]), L) - length
+        count = max(1, min(int(table.max_length_S[slot]) - length, L - length, num_guesses + 1))
         known_ids = table.token_ids_SL[slot, :length]
-        ids = [int(known_ids[-1]), *_guesses(known_ids, min(room - 1, num_guesses), repeated)]
-        last = first + len(ids)
-        positions_N = torch.arange(length - 1, length - 1 + len(ids))
+        guesses = _guesses(known_ids, count - 1, repeated)
+        last, tried = first + count, first + 1 + len(guesses)
+        positions_N = torch.arange(length - 1, length - 1 + count, dtype=torch.int32)
         pages_N = table.page_table_SM[slot, positions_N // page_size].long()
         pages_N = torch.where(pages_N < num_pages, pages_N, 0)
-        inputs.input_ids_T[first:last] = torch.tensor(ids, dtype=torch.int32)
-        inputs.positions_T[first:last] = positions_N.int()
-        inputs.kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
-        inputs.decode_lengths_B[first:last] = positions_N.int() + 1
-        rows.positions_R[first:last] = torch.where(positions_N + 1 < L, positions_N + 1, -1).int()
+        trials.input_ids_T[first:last] = known_ids[-1]
+        trials.input_ids_T[first + 1 : tried] = torch.tensor(guesses, dtype=torch.int32)
+        trials.positions_T[first:last] = positions_N
+        trials.kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
+        trials.slots_T[first:last] = slot
+        next_N = positions_N[: tried - first] + 1
+        trials.lengths_T[first:tried] = next_N
+        trials.next_positions_T[first:tried] = torch.where(next_N < L, next_N, -1)
+        first = last
+    trials.query_starts_B1[-1] = trials.num_tokens_1[0] = first
 
 
 def _guesses(known_ids: Tensor, wanted: int, repeated: tuple[int, int]) -> list[int]:
@@ -180,31 +229,19 @@ def _guesses(known_ids: Tensor, wanted: int, repeated: tuple[int, int]) -> list[
     return []
 
 
-def _check(
-    slots_B: Tensor, rows: StepRows, table: SlotTable, inputs: StepInputs, num_guesses: int, repeated: tuple[int, int]
-) -> None:
+def _check(trials: Trials, table: SlotTable, num_guesses: int, repeated: tuple[int, int]) -> None:
     shortest, longest = repeated
     if not 1 <= num_guesses <= MOST_GUESSES:
         raise ValueError(f"num_guesses: got {num_guesses}, wanted 1 to {MOST_GUESSES}")
     if not 1 <= shortest <= longest <= MOST_REPEATED:
         raise ValueError(f"repeated: got {repeated}, wanted two numbers from 1 to {MOST_REPEATED} in order")
-    B, T = len(slots_B), len(inputs.input_ids_T)
-    if T < B * (num_guesses + 1):
+    B, T = len(trials.slots_B), len(trials.input_ids_T)
+    if B * (num_guesses + 1) > T:
         raise ValueError(f"input_ids: got {T} tokens, wanted at least {num_guesses + 1} for each of {B} slots")
-    wanted = {
-        "slots": (slots_B, B),
-        "input_ids": (inputs.input_ids_T, T),
-        "positions": (inputs.positions_T, T),
-        "kv_slots": (inputs.kv_slots_T, T),
-        "decode_lengths": (inputs.decode_lengths_B, T),
-        "chunk_starts": (inputs.chunk_starts_C, B),
-        "query_starts": (inputs.query_starts_C1, B + 1),
-        "num_tokens": (inputs.num_tokens_1, 1),
-        "rows' slots": (rows.slots_R, T),
-        "sample positions": (rows.positions_R, T),
-    }
-    for name, (tensor, size) in wanted.items():
-        check_shape(name, tensor, size)
-        check_dtype(name, tensor, torch.int64 if name == "kv_slots" else torch.int32)
+    sizes = {"slots_B": B, "starts_B": B, "query_starts_B1": B + 1, "num_tokens_1": 1}
+    for field in fields(trials):
+        name, tensor = field.name, getattr(trials, field.name)
+        check_shape(name, tensor, sizes.get(name, T))
+        check_dtype(name, tensor, torch.int64 if name == "kv_slots_T" else torch.int32)
         check_contiguous(name, tensor)
         check_device(name, tensor, table.length_S)

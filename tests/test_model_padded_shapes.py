@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from tercet.model.step_shape import Shapes
+from tercet.model.padded_shapes import Shapes
 from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 
