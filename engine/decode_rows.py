@@ -51,7 +51,7 @@ class DecodeRows:
         if not len(slots):
             return slots, 1, 0
         count = 1
-        guesses = 0 if prompts_wait else self._guessing.wanted(self._slots.may_guess[slots])
+        guesses = 0 if prompts_wait else self._guessing.wanted(slots)
         if not (prompts_wait or self._slots.any_constrained):
             count = min(self._lease.steps, self._slots.longest_lease(slots))
         wanted, lacking = self._slots.growth(slots, count * (1 + guesses))

@@ -1,7 +1,8 @@
 """When it pays to try tokens ahead of those that are sampled. Pure: no clock but the argument `now`.
 
 A step that tries some takes longer than a plain one, and gives a request more tokens the more of them were right. Both
-are watched, over and over: what a request says next may be quite unlike what it has said.
+are watched. While steps are plain, it is looked up here for one request in each what would have been tried, so that
+nothing is lost on texts that never repeat themselves, and not much on those that begin to.
 """
 
 from collections import deque
@@ -11,83 +12,127 @@ from numpy.typing import NDArray
 
 from tercet.engine.plan_draft import InFlight
 from tercet.engine.residents import Counters
+from tercet.engine.slot_arrays import SlotArrays
 from tercet.engine.speculation import SpeculativeConfig
 
 _STEPS = 16
 """Of each kind, by whose mean it is judged."""
-_FIRST = 8
-"""Steps that try, before it is judged what comes of it."""
-_PLAIN, _AGAIN = 48, 4
-"""Plain steps where it does not pay, and those behind them that try again."""
-_NOTHING = -1
-"""Of a row that tried nothing; less than that: of one that was behind a wrong guess."""
+_FEWEST = 4
+"""Before it is judged at all."""
+_SUPPOSED_COST = 1.3
+"""What a step that tries takes, in plain ones, as long as it was not measured."""
 _TRUSTED = 400
 """Steps that try, after which a few plain ones are measured again."""
+_LASTING = 24
+"""Steps that tried behind each other: then it was no mistake to begin."""
+_MOST_PATIENCE = 256
+_NOTHING = -1
+"""Of a row that tried nothing; less than that: of one that was behind a wrong guess."""
 
 
 class Guessing:
-    """Watches all steps."""
+    """Watches all steps of an engine's workers."""
 
-    def __init__(self, config: SpeculativeConfig | None, counters: Counters) -> None:
+    def __init__(self, config: SpeculativeConfig | None, slots: SlotArrays, counters: Counters) -> None:
         self._config = config
+        self._slots = slots
         self._counters = counters
         self._seconds = {True: deque[float](maxlen=_STEPS), False: deque[float](maxlen=_STEPS)}
         """Of steps that try, and of plain ones."""
         self._tokens: deque[float] = deque(maxlen=_STEPS)
         """Of a request in a step that tries, on average."""
+        self._hits: deque[bool] = deque(maxlen=_STEPS)
+        """Of tokens of plain steps, whether they would have been guessed."""
         self._last: float | None = None
         """When the step before was complete, if the next one followed it at once."""
-        self._num_to_try, self._num_plain = _FIRST, 0
-        self._since_plain = _TRUSTED
-        """Steps that tried since plain ones were measured."""
+        self._tries = False
+        self._num_tried, self._num_plain = 0, 0
+        """Steps of this kind behind each other."""
+        self._patience = _FEWEST
+        """Plain steps until some may try again."""
 
-    def wanted(self, may_guess: NDArray[np.bool_]) -> int:
-        """Guesses of each row of the next plan, of which these say whether they may."""
-        if self._config is None or len(may_guess) > self._config.disable_by_batch_size or not may_guess.all():
+    def wanted(self, slots: NDArray[np.int32]) -> int:
+        """Guesses of each row of the next plan, which decodes these."""
+        config = self._config
+        if config is None or len(slots) > config.disable_by_batch_size or not self._slots.may_guess[slots].all():
             return 0
-        if self._num_plain > 0:
-            self._num_plain -= 1
+        self._decide(config.num_speculative_tokens)
+        if not self._tries:
+            self._num_plain += 1
             return 0
-        if self._num_to_try <= 0:
-            if self._since_plain >= _TRUSTED:
-                self._num_plain, self._since_plain = _AGAIN - 1, 0
-                return 0
-            if not self._pays:
-                self._num_plain, self._num_to_try = _PLAIN - 1, _AGAIN
-                self._tokens.clear()
-                return 0
-        self._num_to_try -= 1
-        self._since_plain += 1
-        return self._config.num_speculative_tokens
-
-    def _begin(self) -> None:
-        """A request has entered, and what it says is new."""
-        self._num_plain, self._num_to_try = 0, max(self._num_to_try, _AGAIN)
+        self._num_tried += 1
+        return config.num_speculative_tokens
 
     def completed(self, now: float, plan: InFlight, token_ids: NDArray[np.int32], *, more_in_flight: bool) -> None:
-        """A step is complete: what its rows sampled."""
+        """A step is complete: what its rows sampled, which is in the slots by now."""
         if self._config is None:
             return
+        tried = plan.width > 1
         if self._last is not None and plan.is_decode:
-            self._seconds[plan.width > 1].append(now - self._last)
+            self._seconds[tried].append(now - self._last)
         self._last = now if more_in_flight else None
-        if not plan.is_decode:
-            self._begin()
-        if plan.width == 1:
-            return
-        ids = token_ids.reshape(-1, plan.width)
-        counts = (ids >= 0).sum(1)
-        tried = (ids[:, 1:] != _NOTHING).sum(1)
+        if tried:
+            self._count(token_ids.reshape(-1, plan.width))
+        elif plan.is_decode and len(plan.slots) <= self._config.disable_by_batch_size:
+            row = plan.step_id % len(plan.slots)
+            if token_ids[row] >= 0:
+                self._look_up(int(plan.slots[row]), self._config)
+
+    def _decide(self, most: int) -> None:
+        if self._tries:
+            fails = len(self._tokens) >= _FEWEST and self._mean(self._tokens) <= self._cost
+            if fails or self._num_tried >= _TRUSTED:
+                # What was to pay and did not soon does not again: it is left the longer the oftener.
+                self._patience = min(2 * self._patience, _MOST_PATIENCE) if self._num_tried < _LASTING else _FEWEST
+                self._tries, self._num_tried, self._num_plain = False, 0, 0
+                self._hits.clear()
+        elif self._num_plain >= self._patience and len(self._hits) >= _FEWEST:
+            share = self._mean(self._hits)
+            if sum(share**count for count in range(most + 1)) > self._cost:
+                self._tries = True
+                self._tokens.clear()
+
+    def _count(self, token_ids: NDArray[np.int32]) -> None:
+        """Of a step that tried: a line for each request."""
+        kept, tried = (token_ids >= 0).sum(1), (token_ids[:, 1:] != _NOTHING).sum(1)
         self._counters.trials += int((tried > 0).sum())
         self._counters.guesses += int(tried.sum())
-        self._counters.right_guesses += int((counts[counts > 0] - 1).sum())
-        if (counts > 0).any():
-            self._tokens.append(float(counts[counts > 0].mean()))
+        self._counters.right_guesses += int((kept[kept > 0] - 1).sum())
+        if (kept > 0).any():
+            self._tokens.append(float(kept[kept > 0].mean()))
+
+    def _look_up(self, slot: int, config: SpeculativeConfig) -> None:
+        """Whether the newest token of a slot would have been guessed."""
+        slots = self._slots
+        if slots.alive[slot] and slots.may_guess[slot]:
+            tokens = slots.tokens[slot, : slots.known[slot]]
+            guessed = follows(tokens[:-1], config.prompt_lookup_min, config.prompt_lookup_max)
+            self._hits.append(guessed == int(tokens[-1]))
 
     @property
-    def _pays(self) -> bool:
+    def _cost(self) -> float:
+        """Of a step that tries, in plain ones."""
         trying, plain = self._seconds[True], self._seconds[False]
-        if not (trying and plain and self._tokens):
-            return True
-        cost = (sum(trying) / len(trying)) / max(sum(plain) / len(plain), 1e-9)
-        return sum(self._tokens) / len(self._tokens) > cost
+        if len(trying) < _FEWEST or len(plain) < _FEWEST:
+            return _SUPPOSED_COST
+        return self._mean(trying) / max(self._mean(plain), 1e-9)
+
+    @staticmethod
+    def _mean(numbers: "deque[float] | deque[bool]") -> float:
+        return sum(numbers) / len(numbers)
+
+
+def follows(tokens: NDArray[np.int32], shortest: int, longest: int) -> int | None:
+    """What followed where the last tokens have been before: the longest run of them, of those the latest. As workers
+    look it up (`guess.py`)."""
+    length = len(tokens)
+    ends = 1 + np.flatnonzero(tokens[: length - 1] == tokens[-1]) if length else np.zeros(0, np.intp)
+    found = ends if shortest <= 1 else ends[:0]
+    for count in range(2, min(longest, length - 1) + 1):
+        ends = ends[ends >= count]
+        ends = ends[tokens[ends - count] == tokens[length - count]]
+        if not len(ends):
+            break
+        if count >= shortest:
+            found = ends
+    return int(tokens[found[-1]]) if len(found) else None

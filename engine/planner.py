@@ -71,7 +71,7 @@ class Planner:
         self._in_flight: deque[InFlight] = deque()
         self._lease = Lease(self._settings.max_lease, self._settings.max_lease_ms / 1e3)
         self._pending = PendingDraw(self._slots, self._constraints)
-        self._guessing = Guessing(self._settings.speculation, self._counters)
+        self._guessing = Guessing(self._settings.speculation, self._slots, self._counters)
         watched = self._constraints, self._lease, self._guessing
         self._decode_rows = DecodeRows(self._residents, *watched, self._preempt)
         self._next_step = 0

@@ -64,12 +64,17 @@ class Run:
     def __init__(self, chosen: PlannerSettings) -> None:
         self.settings = chosen
         self.planner = Planner(chosen, b"key")
+        # Nothing that such a worker says follows from what it has said, though its guesses may be right.
+        self.planner._guessing._decide = self._always_try  # type: ignore[method-assign]
         self.worker = SimulatedWorker(
             chosen.max_num_seqs, chosen.num_pages, chosen.page_size, chosen.max_num_batched_tokens
         )
         self.said: dict[int, list[int]] = defaultdict(list)
         self.ended: dict[int, Ended] = {}
         self.started: dict[int, Started] = {}
+
+    def _always_try(self, most: int) -> None:
+        self.planner._guessing._tries = True
 
     def plan(self) -> bool:
         step = self.planner.plan(0.0)

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from simulated_worker import undisturbed
-from tercet.engine.guessing import Guessing
+from tercet.engine.guessing import Guessing, follows
 from tercet.engine.plan_draft import InFlight
 from tercet.engine.residents import Counters
+from tercet.engine.slot_arrays import SlotArrays
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.step_messages import Adjustments, Step
 from test_engine_planner import Run, settings, submit
+from test_triton_kernels_guess import plain_guesses
 
 FOUR = SpeculativeConfig(num_speculative_tokens=4, disable_by_batch_size=2)
 
@@ -87,38 +89,71 @@ def test_all_tokens_go_to_workers_that_look_back() -> None:
         assert entered == firsts
 
 
-def _watch(guessing: Guessing, steps: int, *, trying: float, plain: float, tokens: int, start: float = 0.0) -> int:
-    """Steps of one request that take so long and give so many tokens; returns how many of them tried."""
-    now, tried = start, 0
-    for step_id in range(steps):
-        guesses = guessing.wanted(np.array([True]))
-        now += trying if guesses else plain
-        tried += guesses > 0
-        step = Step(step_id, 1, b"", (), b"", b"", b"\0\0\0\0", num_guesses=guesses)
-        ids = np.array([7] * tokens + [-2] * (5 - tokens) if guesses else [7], np.int32)
-        guessing.completed(now, InFlight.of(step, np.zeros(1, np.int32)), ids, more_in_flight=True)
-    return tried
+class Watched:
+    """Steps of one request, of which time and tokens are as told; what it says repeats itself or does not."""
+
+    def __init__(self) -> None:
+        self.slots, self.counters = SlotArrays(1, 20_000), Counters()
+        self.slots.alive[0] = self.slots.may_guess[0] = True
+        self._guessing = Guessing(FOUR, self.slots, self.counters)
+        self._now, self._step_id = 0.0, 0
+
+    def run(self, steps: int, *, repeats: bool, trying: float = 1.4, tokens: int = 3) -> int:
+        """Returns how many steps tried; of those so many `tokens` hold, if it repeats itself."""
+        tried = 0
+        for _ in range(steps):
+            guesses = self._guessing.wanted(np.zeros(1, np.int32))
+            self._now += trying if guesses else 1.0
+            tried += guesses > 0
+            kept = tokens if guesses and repeats else 1
+            for _ in range(kept):
+                known = int(self.slots.known[0])
+                self.slots.tokens[0, known] = known % 5 if repeats else known + 100
+                self.slots.known[0] += 1
+            ids = np.array([7] * kept + [-2] * (5 - kept) if guesses else [7], np.int32)
+            step = Step(self._step_id, 1, b"", (), b"", b"", bytes(4), num_guesses=guesses)
+            self._guessing.completed(self._now, InFlight.of(step, np.zeros(1, np.int32)), ids, more_in_flight=True)
+            self._step_id += 1
+        return tried
 
 
-def test_what_does_not_pay_is_tried_again_now_and_then() -> None:
-    seldom = _watch(Guessing(FOUR, Counters()), 1000, trying=1.4, plain=1.0, tokens=1)
-    assert 0 < seldom < 120
-    assert _watch(Guessing(FOUR, Counters()), 1000, trying=1.4, plain=1.0, tokens=3) > 980
-    guessing = Guessing(FOUR, Counters())
-    _watch(guessing, 300, trying=4.0, plain=1.0, tokens=3)  # right, and still not worth it
-    assert _watch(guessing, 300, trying=4.0, plain=1.0, tokens=3, start=2000.0) < 60
-    assert _watch(guessing, 300, trying=1.2, plain=1.0, tokens=3, start=4000.0) > 200, "it has become so"
+def test_tries_follow_what_would_come_of_them() -> None:
+    watched = Watched()
+    assert watched.run(500, repeats=False) == 0
+    assert watched.run(500, repeats=True) > 450
+    assert watched.run(500, repeats=False) < 40
+    assert watched.run(500, repeats=True) > 450
+
+
+def test_steps_that_take_too_long_for_it_are_given_up() -> None:
+    watched = Watched()
+    assert watched.run(500, repeats=True, trying=4.0) < 250, "three tokens, in the time of four"
+    assert watched.run(500, repeats=True, trying=4.0) < 250
+    assert watched.run(2000, repeats=True, trying=1.2) > 1500, "it has become so"
 
 
 def test_guesses_are_counted() -> None:
-    counters = Counters()
-    assert _watch(Guessing(FOUR, counters), 14, trying=1.0, plain=1.0, tokens=3) == 10
-    assert (counters.trials, counters.guesses, counters.right_guesses) == (10, 40, 20)
-    Guessing(FOUR, counters).completed(
+    watched = Watched()
+    tried = watched.run(100, repeats=True)
+    counters = watched.counters
+    assert (counters.trials, counters.guesses, counters.right_guesses) == (tried, 4 * tried, 2 * tried)
+    Guessing(FOUR, watched.slots, counters).completed(
         1.0, InFlight.of(Step(0, 1, b"", (), b"", b"", bytes(8), num_guesses=4), np.zeros(2, np.int32)),
         np.array([7, -1, -1, -1, -1, 7, -2, -1, -1, -1], np.int32), more_in_flight=False,
     )  # fmt: skip
-    assert (counters.trials, counters.guesses, counters.right_guesses) == (11, 41, 20)
+    assert (counters.trials, counters.guesses) == (tried + 1, 4 * tried + 1)
+    assert counters.right_guesses == 2 * tried
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_follows_is_what_workers_find(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(40):
+        shortest = int(rng.integers(1, 4))
+        repeated = shortest, int(rng.integers(shortest, 6))
+        tokens = rng.integers(0, 3, int(rng.integers(0, 40)), np.int32)
+        wanted = plain_guesses(tokens.tolist(), 1, repeated)
+        assert follows(tokens, *repeated) == (wanted[0] if wanted else None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,143 @@
+"""Engines that try tokens ahead: the same answers as without, from real processes around tiny models on the CPU."""
+
+import atexit
+import functools
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from safetensors.torch import load_file, save_file
+
+from checkpoints import make_checkpoint, random_prompts, reference_greedy
+from families import VOCAB_SIZE
+from tercet.engine.llm import LLM
+from tercet.ipc.answers import EngineInfo
+from tercet.ipc.messages import SamplingParams
+from whole_engine import PAGE_SIZE, bytes_of_pages, info, wait_until_empty
+
+pytestmark = pytest.mark.usefixtures("nan_memory")
+
+FAMILY = "llama3"
+CYCLE = 9
+"""Tokens after which a model of ours says the same again, unless its layers have another idea."""
+THREE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "disable_by_batch_size": 5}
+DISTURBED = {
+    "alone": {},
+    "deterministic": {"deterministic": True},
+    "preempted": {"kv_cache_memory": bytes_of_pages(FAMILY, 12), "max_num_batched_tokens": 64, "max_num_seqs": 32},
+    "ahead": {"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4},
+}
+
+
+Answers = list[tuple[list[int], str, str]]
+Cases = tuple[list[list[int]], list[SamplingParams], Answers]
+
+
+@functools.cache
+def repetitive() -> Path:
+    """A checkpoint that mostly goes around in circles: its head wants one token after the other, its layers say little
+    against it."""
+    folder = Path(tempfile.mkdtemp(prefix="tercet-repetitive-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = make_checkpoint(FAMILY, folder) / "model.safetensors"
+    tensors = load_file(path)
+    ids = torch.arange(VOCAB_SIZE)
+    following = torch.where(ids % CYCLE == CYCLE - 1, ids - CYCLE + 1, (ids + 1).clamp(max=VOCAB_SIZE - 1))
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["lm_head.weight"] = torch.zeros_like(embedding).index_copy_(0, following, embedding) * 3
+    for name in tensors:
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] *= 0.002
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+def engine(**options: Any) -> LLM:
+    defaults = {"device": "cpu", "page_size": PAGE_SIZE, "kv_cache_memory": 32 << 20}
+    return LLM(repetitive(), **{**defaults, **options})
+
+
+def draws() -> tuple[list[list[int]], list[SamplingParams]]:
+    """Prompts that say things twice, and all that may change or end an answer."""
+    prompts = [prompt * 2 for prompt in random_prompts(12, 3, 30, seed=5)]
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.4, "seed": 3},
+        {"temperature": 0.7, "top_p": 0.8, "seed": 4},
+        {"temperature": 0.0, "repetition_penalty": 1.2},
+        {"temperature": 0.3, "logprobs": 2, "seed": 6},
+        {"temperature": 0.0, "min_tokens": 5},
+    ]
+    params = [
+        SamplingParams(max_tokens=(40, 1, 23)[index % 3], ignore_eos=index % 2 == 0, **kinds[index % len(kinds)])
+        for index in range(len(prompts))
+    ]
+    return prompts, params
+
+
+def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> Answers:
+    """Ids, text and why they end."""
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+    return [(output.token_ids, output.text, str(output.finish_reason)) for output in outputs]
+
+
+def settled(llm: LLM) -> EngineInfo:
+    """The gauges at rest, which are told four times a second."""
+    wait_until_empty(llm.address)
+    time.sleep(0.5)
+    return info(llm.address)
+
+
+@pytest.fixture(scope="module")
+def cases(nan_memory: None) -> Cases:
+    """What an engine says that guesses nothing."""
+    prompts, params = draws()
+    with engine() as llm:
+        said = answers(llm, prompts, params)
+        for index in (5, 11):  # one ends at a token that it says
+            params[index] = replace(params[index], stop_token_ids=[said[index][0][9]])
+        said = answers(llm, prompts, params)
+    assert {reason for _, _, reason in said} == {"stop", "length"}
+    assert said[0][0] == reference_greedy(repetitive(), prompts[:1], len(said[0][0]))[0]
+    assert max(len(set(ids)) for ids, _, _ in said) > CYCLE, "always the same again"
+    return prompts, params, said
+
+
+@pytest.mark.parametrize("how", DISTURBED)
+def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
+    prompts, params, said = cases
+    with engine(speculative_config=THREE, **DISTURBED[how]) as llm:
+        assert answers(llm, prompts, params) == said
+        for index in range(3):
+            assert answers(llm, prompts[index : index + 1], params[index : index + 1]) == said[index : index + 1]
+        gauges = settled(llm)
+    assert 0 < gauges.num_right_guesses < gauges.num_guesses
+    assert gauges.num_trials <= gauges.num_guesses <= 3 * gauges.num_trials
+
+
+def test_several_ranks_keep_the_same_guesses(cases: Cases) -> None:
+    prompts, params, said = cases
+    with engine(speculative_config=THREE, tensor_parallel_size=2) as llm:
+        assert answers(llm, prompts[:6], params[:6]) == said[:6]
+        assert settled(llm).num_right_guesses > 0
+
+
+def test_stop_strings_and_pieces_of_a_stream() -> None:
+    """Text ends where a stop string begins, though tokens behind it came in the same step."""
+    question = "One, two, three, four, one, two, three, four, one, two,"
+    greedy = SamplingParams(temperature=0, max_tokens=24)
+    with LLM("demo", device="cpu", max_model_len=256, max_lease=1) as llm:
+        whole = llm.generate(question, greedy, use_tqdm=False)[0].outputs[0]
+    with LLM("demo", device="cpu", max_model_len=256, max_lease=1, speculative_config=THREE) as llm:
+        again = llm.generate(question, greedy, use_tqdm=False)[0].outputs[0]
+        assert (again.text, again.token_ids) == (whole.text, whole.token_ids)
+        stop = whole.text[len(whole.text) // 2 :][:5]
+        ended = llm.generate(question, SamplingParams(temperature=0, max_tokens=24, stop=stop), use_tqdm=False)
+        assert ended[0].outputs[0].text == whole.text[: whole.text.index(stop)]
+        assert ended[0].outputs[0].finish_reason == "stop"
+        assert settled(llm).num_right_guesses > 5
