@@ -26,6 +26,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256], help="of the steps")
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
+    parser.add_argument("--guesses", type=int, default=0, help="tokens that each row tries beside its own")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each")
 
 
@@ -48,11 +49,12 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     config, quantization = parse_settings(SHAPES[arguments.shape])
     sizes = max(arguments.rows), arguments.context
     group = Group.join(0, 1, device, "", 120.0)
-    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization)
+    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses)
+    step = model.trial if arguments.guesses else model.decode
     print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
     results = []
     for num_rows in arguments.rows:
-        row = _measure(model.decode(num_rows), meter, arguments.seconds)
+        row = _measure(step(num_rows), meter, arguments.seconds)
         results.append({"rows": num_rows, **row})
         print(f"{num_rows:6} {row['us']:9.1f} {row['mhz']:6.0f} {row['watts']:6.0f} {row['mj']:9.1f}", flush=True)
     return results

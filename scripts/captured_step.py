@@ -21,10 +21,11 @@ from tercet.model.load import kept_as_stored, resolve_dtype
 from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
 from tercet.model.quantization import Quantization
+from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, write_rows
-from tercet.model.step_shape import StepShape
+from tercet.model.step_shape import StepShape, full_rows
 from tercet.model.weights import load_weights
 from tercet.triton_kernels.sample import TokenRing
 
@@ -69,9 +70,14 @@ class StepModel:
         context: int,
         kv_cache_dtype: str = "auto",
         quantization: Quantization | None = None,
+        num_guesses: int = 0,
     ) -> None:
-        """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts."""
+        """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts. `num_guesses`: for steps
+        in which each row tries so many."""
         self._group = group
+        self._guesses = None
+        if num_guesses:
+            self._guesses = GuessSettings(num_guesses=num_guesses, shortest=2, longest=4, most_slots=max_rows)
         device = group.device
         dtype = resolve_dtype("auto", config, device)
         group.connect(config.hidden_size, dtype)
@@ -97,9 +103,10 @@ class StepModel:
         self._table.max_length_S.fill_(length)
         self._table.done_S[:max_rows] = 0  # the last slot is the padding's
         self._words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
-        self._buffers = StepBuffers(max_rows + 64, max_rows + MOST_TOKENS, self._words_W)
+        most = full_rows(max_rows * (1 + num_guesses)) + 64
+        self._buffers = StepBuffers(most, max_rows + MOST_TOKENS, self._words_W)
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
-        places = torch.zeros(2, max_rows + 64, dtype=torch.int32, pin_memory=True)
+        places = torch.zeros(2, most, dtype=torch.int32, pin_memory=True)
         self._ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
         self._stream = torch.cuda.Stream(device)
 
@@ -109,6 +116,13 @@ class StepModel:
         shapes = self._decoder.shapes(self._kv_cache, num_rows, MOST_TOKENS)
         shape = shapes.of_length(StepShape(num_rows, 0, 0), self._context + _GROWTH)
         return self._capture(shape, range(num_rows), [])
+
+    def trial(self, num_slots: int) -> "CapturedStep":
+        """A step in which each of so many slots tries guesses, which are seldom right here."""
+        assert self._guesses is not None
+        self._table.page_table_SM[:num_slots, : self._decode_pages.shape[1]] = self._decode_pages[:num_slots]
+        shapes = self._decoder.trial_shapes(self._kv_cache, self._guesses)
+        return self._capture(shapes.fit(num_slots, False, self._context + _GROWTH), range(num_slots), [])
 
     def prompt(self, num_tokens: int) -> "CapturedStep":
         """A step of one prompt, as the engine pads it."""
@@ -136,8 +150,11 @@ class StepModel:
         return CapturedStep(graph, lambda: self._table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
-        hidden_RD, rows, _, _ = forward_step(self._decoder, self._kv_cache, self._table, self._buffers, shape)
-        sample_step_into(self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras)
+        tables = self._kv_cache, self._table, self._buffers
+        hidden_RD, rows, _, trials = forward_step(self._decoder, *tables, shape, self._guesses)
+        sample_step_into(
+            self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras, trials=trials
+        )  # fmt: skip
 
 
 class CapturedStep:

@@ -36,6 +36,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "page_size": 64,
         "deterministic": False,
         "kept": {},
+        "guesses": None,
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})

@@ -29,7 +29,7 @@ from tercet.model.landings import Landing
 from tercet.model.parallel import Group
 from tercet.model.rope import Rope
 from tercet.model.runner import Runner
-from tercet.model.runner_settings import RunnerSettings
+from tercet.model.runner_settings import GuessSettings, RunnerSettings
 from tercet.model.weights import load_weights
 from tercet.triton_kernels.matmul_prologue import matmul_prologue
 from tercet.triton_kernels.sample import sample, sample_reference
@@ -41,7 +41,7 @@ PAGE, MAX_SEQS, MAX_LEN = 64, 38, 1024
 SETTINGS = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=MAX_LEN, max_num_batched_tokens=2048)
 
 
-def make_decoder(*, deterministic: bool) -> Decoder:
+def make_decoder(*, deterministic: bool, guesses: bool = False) -> Decoder:
     device = torch.device("cuda", 0)
     config = ModelConfig(
         family="qwen3", vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_layers=3, num_heads=16,
@@ -50,7 +50,8 @@ def make_decoder(*, deterministic: bool) -> Decoder:
     )  # fmt: skip
     tensors = DummyCheckpoint(config, 0, torch.bfloat16, device)
     weights = load_weights(tensors, config, rank=0, size=1, dtype=torch.bfloat16, device=device, interleaved=True)
-    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=deterministic)
+    ways = {"deterministic": deterministic, "guesses": guesses}
+    return Decoder(config, weights, Group.single(device), MAX_LEN, **ways)
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,10 @@ def decoder() -> Decoder:
     return make_decoder(deterministic=True)
 
 
-def make_runner(decoder: Decoder, *, eager: bool) -> Runner:
+def make_runner(decoder: Decoder, *, eager: bool, guesses: GuessSettings | None = None) -> Runner:
     cache = make_kv_cache(decoder.config, 400, PAGE, torch.bfloat16, decoder.group.device, 1)
     cache[:, :, 1:] = float("nan")
-    return Runner(decoder, cache, replace(SETTINGS, enforce_eager=eager))
+    return Runner(decoder, cache, replace(SETTINGS, enforce_eager=eager, guesses=guesses))
 
 
 @pytest.fixture(scope="module")
