@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.attention import most_deep, plan_last_queries, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.decode_attention import DecodeWork, make_decode_work, plan_decode_work
+from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, plan_fused_decode
 from tercet.triton_kernels.prefill_work import PrefillWork
@@ -38,8 +38,8 @@ class AttentionPlan:
     ) -> "AttentionPlan":  # fmt: skip
         """`num_heads`: q heads of this rank; `scorings`: each layer's, which differ by their windows alone; `longest`,
         `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart. Graph-safe."""
-        num_rows = inputs.decode_slots_B.shape[0]
-        num_tokens = inputs.input_ids_T.shape[0] - num_rows
+        num_rows, tries = inputs.decode_slots_B.shape[0], inputs.tries
+        num_tokens = inputs.input_ids_T.shape[0] - num_rows * tries
         decode: dict[int, DecodeWork | FusedPlan] = {}
         prefill: dict[int, PrefillWork] = {}
         last_queries = None
@@ -49,13 +49,15 @@ class AttentionPlan:
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
-                if fuses and can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
+                if fuses and tries == 1 and can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
                     decode[scoring.window] = plan_fused_decode(
                         *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic, longest=longest
                     )
                 else:
                     window = scoring.window
-                    decode[window] = _split(*rows, page_table_SM, num_heads, k_cache, deterministic, window)
+                    decode[window] = _split(
+                        *rows, page_table_SM, num_heads, k_cache, deterministic, window, tries, inputs.lengths_T
+                    )  # fmt: skip
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
             prefill = {
@@ -84,13 +86,15 @@ def depths(kv_cache: Tensor, *, num_heads: int, scorings: Sequence[Scoring], det
 
 def _split(
     decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, num_heads: int, k_cache: Tensor,
-    deterministic: bool, window: int,
+    deterministic: bool, window: int, tries: int, lengths_T: Tensor | None,
 ) -> DecodeWork:  # fmt: skip
     num_rows = decode_slots_B.shape[0]
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
     num_pages = num_rows * page_table_SM.shape[1]
     sizes = num_rows, num_pages, page_size, num_heads, num_kv_heads, head_dim
-    work = make_decode_work(*sizes, k_cache.device, deterministic=deterministic, window=window)
+    work = make_decode_work(
+        *sizes, k_cache.device, deterministic=deterministic, window=window, tries=tries, lengths_T=lengths_T
+    )  # fmt: skip
     plan_decode_work(decode_lengths_B, decode_slots_B, work, num_kv_heads)
     return work

@@ -31,6 +31,7 @@ from tercet.model.shard import LAYERS
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, max_row_words
 from tercet.model.token_logs import warm_up_prompt_logs
+from tercet.model.trial_shapes import TrialShapes
 from tercet.model.weights import empty_weights
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.copy_pages import copy_pages
@@ -138,7 +139,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
-    trials = None if guesses is None else decoder.trial_shapes(kv_cache, guesses)
+    trials = None if guesses is None else TrialShapes(guesses)
     shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens, trials)
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)

@@ -21,7 +21,6 @@ from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table, still_table
-from tercet.model.runner_settings import GuessSettings
 from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import use_kernels
@@ -102,21 +101,22 @@ class Decoder:
         self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
     ) -> Shapes:
         """The sizes that steps are padded to."""
+        deep = depths(
+            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self._deterministic
+        )  # fmt: skip
         return Shapes(
             max_num_seqs,
             max_num_batched_tokens,
             short_rows=self.short_rows(kv_cache),
             fewest_rows=_FEWEST_WIDENED if self._widens else 2,
-            most_deep=self._depths(kv_cache),
+            most_deep=deep,
             trials=trials,
         )
 
-    def trial_shapes(self, kv_cache: Tensor, guesses: GuessSettings) -> TrialShapes:
-        """The sizes of steps with guesses."""
-        return TrialShapes(guesses, apart=self._deterministic, most_deep=self._depths(kv_cache))
-
-    def _depths(self, kv_cache: Tensor) -> dict[int, int]:
-        return depths(kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self._deterministic)
+    @property
+    def tries_apart(self) -> bool:
+        """Whether several tokens of a slot are rows of their own, each with the bits that it has alone."""
+        return self._deterministic
 
     @property
     def _widens(self) -> bool:
@@ -144,20 +144,16 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: int = 0,
-        each_samples: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: int = 0
+    ) -> Tensor:
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many;
-        `each_samples`: rows are all tokens. Graph-safe: fixed shapes give fixed launches.
+        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many.
+        Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM
-        residual, attended_TH = self._attend_in_last(*tables, whole=each_samples, longest=longest, deep=deep)
-        if each_samples:
-            self._layers[-1].add(residual, attended_TH)
-            return residual.end()
+        residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep)
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()

@@ -44,8 +44,8 @@ def forward_step(
         assert guesses is not None
         trials, repeated = buffers.cut_trials(shape), (guesses.shortest, guesses.longest)
         guess(trials, table, num_guesses=shape.num_guesses, repeated=repeated, **sizes)
-        inputs = trials.inputs(apart=not shape.num_chunks)
-        hidden_RD = decoder.forward(inputs, kv_cache, table.page_table_SM, deep=shape.deep, each_samples=True)
+        inputs = trials.inputs(apart=decoder.tries_apart)
+        hidden_RD = decoder.forward(inputs, kv_cache, table.page_table_SM)
         return Forwarded(hidden_RD, trials.rows, trials=trials)
     inputs, rows = buffers.cut(shape)
     prepare(rows, table, inputs, **sizes)

@@ -58,7 +58,7 @@ class Layer:
 
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
-        num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B)
+        num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
         first = num_decodes if isinstance(plan.decode.get(self.scoring.window), FusedPlan) else 0
         if self._ends_in_prologue(num_tokens - first, kv):
@@ -206,6 +206,8 @@ class Layer:
                 window=self.scoring.window,
                 softcap=self.scoring.softcap,
                 sinks_H=self.scoring.sinks_H,
+                tries=inputs.tries,
+                lengths_T=inputs.lengths_T,
                 out=out_BHD,
             )
 

@@ -66,7 +66,7 @@ class Shapes:
         self._most_decodes = round_up(most, 4)
         self._tokens = _token_sizes(max_num_batched_tokens)
         self._chunks = [*(size for size in _CHUNKS if size < max_num_seqs), max_num_seqs]
-        most_tried = 0 if trials is None else trials.max_tokens
+        most_tried = 0 if trials is None else trials.max_rows
         self.max_rows = max(self._most_decodes + max_num_seqs, most_tried)
         self.max_tokens = max(self._largest.num_decodes + self._largest.num_prefill_tokens, most_tried)
 
@@ -119,7 +119,7 @@ class Shapes:
     def stand_ins(self, shape: StepShape) -> list[StepShape]:
         """What may run a step with prefill and nothing extra, the best first: at last the first of `for_start`."""
         extra = shape.adjusted or shape.logged or shape.of_prompts
-        if extra or not shape.num_chunks or shape.num_trials:
+        if extra or not shape.num_chunks:
             return []
         less_deep = [shape._replace(deep=deep) for deep in (*self._depths_of(shape)[::-1], 0) if deep < shape.deep]
         return [*less_deep, self._largest]

@@ -53,5 +53,5 @@ class PlanRows(NamedTuple):
 
     def places(self, shape: StepShape) -> NDArray[np.intp]:
         """Where the results of a step are that is padded to `shape`."""
-        padded = shape.num_trials * self.width if shape.num_trials else shape.num_decodes
+        padded = shape.num_decodes
         return np.concatenate([np.arange(self.num_decode_rows), np.arange(padded, padded + self.chunks.shape[1])])

@@ -28,6 +28,7 @@ from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_ch
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_shape import Part, StepShape
 from tercet.model.token_logs import Chunk, HostCopy, HostRooms, StepLogs, prompt_logs, warm_up_prompt_logs
+from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.write_plan import HEADER_WORDS
 
@@ -66,7 +67,7 @@ class Runner:
         self._dummy = settings.max_num_seqs
         sizes = settings.max_num_seqs, settings.max_num_batched_tokens
         self._guesses = settings.guesses
-        trials = None if self._guesses is None else decoder.trial_shapes(kv_cache, self._guesses)
+        trials = None if self._guesses is None else TrialShapes(self._guesses)
         self._shapes = decoder.shapes(kv_cache, *sizes, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
         self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs)

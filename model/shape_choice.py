@@ -36,7 +36,7 @@ class ShapeChoice:
         whole_logits = bool(self._whole_logits_S[rows.decodes].any())
         if rows.num_guesses:
             assert self._trials is not None
-            return self._trials.fit(len(rows.decodes), whole_logits, rows.longest)
+            return self._trials.fit(len(rows.decodes), whole_logits)
         sizes = len(rows.decodes), rows.chunks.shape[1], rows.num_prefill_tokens
         depth = int(rows.chunks[1].max(initial=0))
         return self._shapes.fit(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows), depth=depth)

@@ -26,7 +26,7 @@ class StepBuffers:
         self._decode_lengths, self._query_starts = empty(max_rows), empty(max_rows + 1)
         self._sample_rows, self._sample_positions = empty(max_rows), empty(max_rows)
         self._num_tokens = empty(1)
-        self._row_slots, self._trial_starts = empty(max_rows), empty(max_rows)
+        self._row_slots, self._trial_ends = empty(max_rows), empty(max_rows)
 
     def cut(self, shape: StepShape) -> tuple[StepInputs, StepRows]:
         """Views of this shape."""
@@ -50,17 +50,16 @@ class StepBuffers:
 
     def cut_trials(self, shape: StepShape) -> Trials:
         """Views of a shape with guesses. Plans have only the slots of it."""
-        B, T = shape.num_trials, shape.num_decodes + shape.num_prefill_tokens
+        B, T = shape.num_trials, shape.num_decodes
         return Trials(
             slots_B=self._words_W[:B],
+            ends_B=self._trial_ends[:B],
             input_ids_T=self._input_ids[:T],
             positions_T=self._positions[:T],
             kv_slots_T=self._kv_slots[:T],
             lengths_T=self._decode_lengths[:T],
             slots_T=self._row_slots[:T],
             next_positions_T=self._sample_positions[:T],
-            starts_B=self._trial_starts[:B],
-            query_starts_B1=self._query_starts[: B + 1],
             num_tokens_1=self._num_tokens,
         )
 

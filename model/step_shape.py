@@ -43,8 +43,7 @@ class StepShape(NamedTuple):
     deep: int = 0
     """Of few prefill tokens some come behind so many: attention is divided by what they see, too. 0: it is not."""
     num_trials: int = 0
-    """Slots, of a step in which each has its last token and guesses behind it, and every token is a row: attention
-    takes slots for chunks then, or tokens for decode rows."""
+    """Slots, of a step in which each has its last token and guesses behind it, all of which are decode rows."""
     num_guesses: int = 0
     """Of each of those slots."""
 

@@ -25,7 +25,8 @@ from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
 from tercet.model.step_buffers import StepBuffers, write_rows
-from tercet.model.step_shape import StepShape, full_rows
+from tercet.model.step_shape import StepShape
+from tercet.model.trial_shapes import TrialShapes
 from tercet.model.weights import load_weights
 from tercet.triton_kernels.sample import TokenRing
 
@@ -103,7 +104,7 @@ class StepModel:
         self._table.max_length_S.fill_(length)
         self._table.done_S[:max_rows] = 0  # the last slot is the padding's
         self._words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
-        most = full_rows(max_rows * (1 + num_guesses)) + 64
+        most = max_rows * (1 + num_guesses) + 64
         self._buffers = StepBuffers(most, max_rows + MOST_TOKENS, self._words_W)
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, most, dtype=torch.int32, pin_memory=True)
@@ -121,8 +122,7 @@ class StepModel:
         """A step in which each of so many slots tries guesses, which are seldom right here."""
         assert self._guesses is not None
         self._table.page_table_SM[:num_slots, : self._decode_pages.shape[1]] = self._decode_pages[:num_slots]
-        shapes = self._decoder.trial_shapes(self._kv_cache, self._guesses)
-        return self._capture(shapes.fit(num_slots, False, self._context + _GROWTH), range(num_slots), [])
+        return self._capture(TrialShapes(self._guesses).exact(num_slots, False), range(num_slots), [])
 
     def prompt(self, num_tokens: int) -> "CapturedStep":
         """A step of one prompt, as the engine pads it."""

@@ -18,7 +18,7 @@ from tercet.triton_kernels.attention import decode_attention, plan_prefill, pref
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
+from tercet.triton_kernels.decode_work import make_decode_work, plan_decode_work
 from tercet.triton_kernels.fused_decode import fused_decode_attention, plan_fused_decode
 from tercet.triton_kernels.matmul import matmul
 from tercet.triton_kernels.matmul_prologue import matmul_prologue

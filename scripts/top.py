@@ -56,6 +56,8 @@ def read_socket(address: str, listen_key: str | None) -> Sample:
             "prefix_cache_queries_total": info.num_prefix_queries,
             "prefix_cache_hits_total": info.num_prefix_hits,
             "steps_total": info.num_steps,
+            "spec_decode_num_draft_tokens_total": info.num_guesses,
+            "spec_decode_num_accepted_tokens_total": info.num_right_guesses,
         }
 
     return asyncio.run(ask())
@@ -75,6 +77,8 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
             yield f"{label:<13} {(now[name] - before[name]) / seconds:.0f} {unit}"
     if asked := now["prefix_cache_queries_total"]:
         yield f"prefix hits   {now['prefix_cache_hits_total'] / asked:.0%} of {asked:.0f} prompt tokens"
+    if guessed := now.get("spec_decode_num_draft_tokens_total"):
+        yield f"guesses right {now['spec_decode_num_accepted_tokens_total'] / guessed:.0%} of {guessed:.0f}"
     if interrupted := now["num_preemptions_total"]:
         yield f"preemptions   {interrupted:.0f}"
     times = [("first token", "time_to_first_token_seconds"), ("next token", "inter_token_latency_seconds")]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.attention import decode_attention, plan_last_queries, plan_prefill, prefill_attention
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
+from tercet.triton_kernels.decode_work import make_decode_work, plan_decode_work
 
 
 @dataclass(frozen=True)

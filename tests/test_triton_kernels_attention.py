@@ -97,6 +97,23 @@ def test_decode_and_prefill(
         wanted = paged.attend(q[row], slot, length - 1) if length else torch.zeros(heads, head_dim)
         torch.testing.assert_close(out[row], wanted, rtol=1e-4, atol=1e-5)
 
+    tries = 3  # of a row's last tokens some or all, the first of them always
+    seen = []
+    for row, slot in enumerate(order.tolist()):
+        count = min(tries - row % 2, paged.lengths[slot])
+        first = paged.lengths[slot] - count + 1
+        seen += [*range(first, first + count), *[0] * (tries - count)]
+    q = torch.randn(SLOTS * tries, heads, head_dim)
+    out = torch.full_like(q, float("nan"))
+    lengths_T = torch.tensor(seen).int()
+    decode_attention(
+        q, *caches, order.int(), lengths, SCALE, tries=tries, lengths_T=lengths_T, out=out, **paged.options
+    )  # fmt: skip
+    for token, length in enumerate(seen):
+        slot = int(order[token // tries])
+        wanted = paged.attend(q[token], slot, length - 1) if length else torch.zeros(heads, head_dim)
+        torch.testing.assert_close(out[token], wanted, rtol=1e-4, atol=1e-5)
+
     chunks = [(4, 0, 20), (5, 30, 7), (1, 0, 1), (0, 0, 0), (2, page - 1, 1)]  # slot, start, count
     slots, starts, counts = (torch.tensor(column).int() for column in zip(*chunks, strict=True))
     begins = torch.cat((torch.zeros(1), counts.cumsum(0))).int()

@@ -28,6 +28,11 @@ def decode(
     decode_attention(Q, *CACHES, page_table, decode_slots, decode_lengths, 0.1, **of_heads)
 
 
+def decode_several(page_table: Tensor, lengths: Tensor) -> None:
+    """Two queries of each of two rows."""
+    decode_attention(Q, *CACHES, page_table, ints(2), ints(2), 0.1, tries=2, lengths_T=lengths)
+
+
 def prefill(
     page_table: Tensor,
     chunk_slots: Tensor,
@@ -63,6 +68,7 @@ _CHUNKS = {"page_table": ints(3, 5), "chunk_slots": ints(2), "chunk_starts": int
 _OF_HEADS = {"alibi_slopes": torch.zeros(HEADS), "sinks": torch.zeros(HEADS)}
 GOOD: dict[Callable[..., None], dict[str, Tensor]] = {
     decode: {**_ROWS, **_OF_HEADS},
+    decode_several: {"page_table": ints(3, 5), "lengths": ints(B)},
     prefill: {**_CHUNKS, **_OF_HEADS},
     prologue: {"positions": ints(B), "kv_slots": torch.arange(B), **_TURNS, "rows": ints(1)},
     plan: _ROWS,
@@ -89,6 +95,12 @@ def test_what_a_kernel_would_misread(call: Callable[..., None], name: str, wrong
         call(**{**GOOD[call], name: wrong})
 
 
-@pytest.mark.parametrize("call", [decode, prefill, prologue])
+@pytest.mark.parametrize(("tries", "lengths"), [(0, None), (3, ints(B)), (2, None), (1, ints(B))])
+def test_queries_that_are_not_of_rows(tries: int, lengths: Tensor | None) -> None:
+    with pytest.raises(ValueError, match=f"q: got {B} queries, tries {tries}"):
+        decode_attention(Q, *CACHES, ints(3, 5), ints(2), ints(2), 0.1, tries=tries, lengths_T=lengths)
+
+
+@pytest.mark.parametrize("call", [decode, decode_several, prefill, prologue])
 def test_what_is_right(call: Callable[..., None]) -> None:
     call(**GOOD[call])

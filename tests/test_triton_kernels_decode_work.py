@@ -5,7 +5,7 @@ import torch
 
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.attention import decode_attention
-from tercet.triton_kernels.decode_attention import make_decode_work, plan_decode_work
+from tercet.triton_kernels.decode_work import make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import INTERPRETED
 
 KV_HEADS = 2

@@ -23,18 +23,18 @@ def rubbish(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
     return torch.full((size,), -77, dtype=dtype)
 
 
-def empty_trials(slots: list[int], num_tokens: int) -> Trials:
-    """These slots and room for so many tokens, filled with nonsense."""
+def empty_trials(slots: list[int], num_guesses: int) -> Trials:
+    """These slots and room for their tokens, filled with nonsense."""
+    num_tokens = len(slots) * (num_guesses + 1)
     return Trials(
         slots_B=torch.tensor(slots, dtype=torch.int32),
+        ends_B=rubbish(len(slots)),
         input_ids_T=rubbish(num_tokens),
         positions_T=rubbish(num_tokens),
         kv_slots_T=rubbish(num_tokens, torch.int64),
         lengths_T=rubbish(num_tokens),
         slots_T=rubbish(num_tokens),
         next_positions_T=rubbish(num_tokens),
-        starts_B=rubbish(len(slots)),
-        query_starts_B1=rubbish(len(slots) + 1),
         num_tokens_1=rubbish(1),
     )
 
@@ -56,49 +56,61 @@ def plain_guesses(ids: list[int], wanted: int, repeated: tuple[int, int]) -> lis
     return out[len(ids) :]
 
 
-@pytest.mark.parametrize(("num_slots", "padding", "num_guesses"), [(1, 0, 1), (3, 5, 3), (8, 70, 4), (5, 0, 15)])
-@pytest.mark.parametrize("repeated", [(1, 1), (2, 4), (3, 8)])
+@pytest.mark.parametrize(
+    ("num_slots", "num_guesses", "repeated"), [(1, 1, (1, 1)), (3, 3, (2, 4)), (8, 4, (1, 8)), (5, 15, (3, 8))]
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_every_token(num_slots: int, padding: int, num_guesses: int, repeated: tuple[int, int], seed: int) -> None:
+def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int], seed: int) -> None:
     rng = random.Random(seed)
     table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, seed)
-    slots = [*rng.sample(range(SLOTS - 1), num_slots - 1), DUMMY]
+    slots = [*rng.sample(range(SLOTS - 1), num_slots), DUMMY]
     table.max_length_S[:DUMMY] = torch.tensor([rng.randint(int(n) + 1, LENGTH) for n in table.length_S[:DUMMY]])
     table.token_ids_SL[slots[0], : table.length_S[slots[0]]] = 1  # one token again and again
     if num_slots > 2:
         table.done_S[slots[1]] = 1
     width = num_guesses + 1
-    trials = empty_trials(slots, num_slots * width + padding)
+    trials = empty_trials(slots, num_guesses)
     before = replace(table, **{name: getattr(table, name).clone() for name in SlotTable.__dataclass_fields__})
     guess(trials, table, num_guesses=num_guesses, repeated=repeated, page_size=PAGE, num_pages=NUM_PAGES)
     for name in SlotTable.__dataclass_fields__:
         assert torch.equal(getattr(table, name), getattr(before, name)), name
-    first = 0
+    assert int(trials.num_tokens_1) == len(trials.slots_T)
     for row, slot in enumerate(slots):
         length = int(table.length_S[slot])
         alive = not table.done_S[slot]
         ids = table.token_ids_SL[slot, :length].tolist()
-        count = min(width, int(table.max_length_S[slot]) - length) if alive else 0
-        tried = [*ids[-1:], *plain_guesses(ids, count - 1, repeated)] if alive else []
-        assert int(trials.starts_B[row]) == (length - 1 if alive else 0)
-        assert int(trials.query_starts_B1[row]) == first
-        for place, token in enumerate(range(first, first + count)):
-            position = length - 1 + place
+        room = int(table.max_length_S[slot]) - length
+        tried = [*ids[-1:], *plain_guesses(ids, min(num_guesses, room - 1), repeated)] if alive else []
+        assert int(trials.ends_B[row]) == (length + len(tried) - 1 if alive else 0)
+        for place, token in enumerate(range(row * width, row * width + width)):
             assert int(trials.slots_T[token]) == slot
+            cell = int(trials.kv_slots_T[token])
+            if place >= len(tried):
+                assert int(trials.next_positions_T[token]) == -1
+                assert int(trials.lengths_T[token]) == int(trials.input_ids_T[token]) == 0
+                assert 0 <= cell < PAGE  # of the page that is nobody's
+                continue
+            position = length - 1 + place
+            assert int(trials.input_ids_T[token]) == tried[place]
             assert int(trials.positions_T[token]) == position
-            page = int(table.page_table_SM[slot, position // PAGE])
-            assert int(trials.kv_slots_T[token]) == page * PAGE + position % PAGE
-            assert int(trials.input_ids_T[token]) == (tried[place] if place < len(tried) else ids[-1])
-            assert int(trials.lengths_T[token]) == (position + 1 if place < len(tried) else 0)
-            samples = place < len(tried) and position + 1 < LENGTH
-            assert int(trials.next_positions_T[token]) == (position + 1 if samples else -1)
-        first += count
-    assert int(trials.num_tokens_1) == int(trials.query_starts_B1[-1]) == first
-    for token in range(first, num_slots * width + padding):
-        assert int(trials.slots_T[token]) == DUMMY
-        assert int(trials.next_positions_T[token]) == -1
-        assert int(trials.input_ids_T[token]) == int(trials.positions_T[token]) == int(trials.lengths_T[token]) == 0
-        assert 0 <= int(trials.kv_slots_T[token]) < PAGE  # of the page that is nobody's
+            assert int(trials.lengths_T[token]) == position + 1
+            assert int(trials.next_positions_T[token]) == (position + 1 if position + 1 < LENGTH else -1)
+            assert cell == int(table.page_table_SM[slot, position // PAGE]) * PAGE + position % PAGE
+
+
+def test_a_run_far_back() -> None:
+    """Of two, the longer one, ahead of blocks in which there is none."""
+    table = random_table(2, 400, PAGE, 5000, 1)
+    length = 400 * PAGE - 20
+    table.length_S[0] = length
+    ids = table.token_ids_SL[0]
+    ids[:length] = torch.arange(length, dtype=torch.int32) + 10
+    ids[length - 3 : length] = torch.tensor([1, 2, 3], dtype=torch.int32)
+    ids[40:46] = torch.tensor([1, 2, 3, 7, 8, 9], dtype=torch.int32)
+    ids[5000:5003] = torch.tensor([2, 3, 6], dtype=torch.int32)
+    trials = empty_trials([0], 3)
+    guess(trials, table, num_guesses=3, repeated=(2, 4), page_size=PAGE, num_pages=801)
+    assert trials.input_ids_T.tolist() == [3, 7, 8, 9]
 
 
 class _Oracle:
@@ -136,12 +148,12 @@ def test_tokens_are_those_of_one_at_a_time(num_guesses: int, seed: int) -> None:
     width = num_guesses + 1
     steps, told = 0, {slot: table.token_ids_SL[slot, : table.length_S[slot]].tolist() for slot in range(DUMMY)}
     while not table.done_S.all():
-        trials = empty_trials(slots, len(slots) * width + 5)
+        trials = empty_trials(slots, num_guesses)
         guess(trials, table, num_guesses=num_guesses, repeated=(2, 4), page_size=PAGE, num_pages=NUM_PAGES)
         sampling = [row for row in range(len(trials.slots_T)) if trials.next_positions_T[row] >= 0]
         sampled = []
         for row in sampling:
-            first = int(trials.query_starts_B1[trials.query_starts_B1 <= row].max())
+            first = row // width * width
             known = table.token_ids_SL[trials.slots_T[row], : trials.next_positions_T[first]].tolist()
             sampled.append(oracle([*known, *trials.input_ids_T[first + 1 : row + 1].tolist()]))
         rng.shuffle(together := list(zip(sampling, sampled, strict=True)))  # rows append in any order
@@ -153,12 +165,11 @@ def test_tokens_are_those_of_one_at_a_time(num_guesses: int, seed: int) -> None:
         accept(ring, trials, table, num_guesses=num_guesses)
         assert (ring.places_KR[0] == -77).all()
         tokens = ring.places_KR[1, : len(slots) * width].tolist()
-        for own, slot in enumerate(slots):
-            first, end = trials.query_starts_B1[own : own + 2].tolist()
-            tried = int((trials.next_positions_T[first:end] >= 0).sum())
-            mine = tokens[own * width : (own + 1) * width]
-            kept = [token for token in mine if token >= 0]
-            assert mine == kept + [WRONG] * (tried - len(kept)) + [-1] * (width - tried)
+        for row, slot in enumerate(slots):
+            here = slice(row * width, row * width + width)
+            tried = int((trials.next_positions_T[here] >= 0).sum())
+            kept = [token for token in tokens[here] if token >= 0]
+            assert tokens[here] == kept + [WRONG] * (tried - len(kept)) + [-1] * (width - tried)
             if slot != DUMMY:
                 told[slot] += kept
         for slot in range(DUMMY):
@@ -171,14 +182,14 @@ def test_tokens_are_those_of_one_at_a_time(num_guesses: int, seed: int) -> None:
 
 def test_what_does_not_fit() -> None:
     table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, 0)
-    trials = empty_trials([0, 1], 8)
-    cases = [({"num_guesses": 16}, "num_guesses: got 16"), ({"num_guesses": 4}, "got 8 tokens, wanted at least 5")]
+    trials = empty_trials([0, 1], 3)
+    cases = [({"num_guesses": 16}, "num_guesses: got 16"), ({"num_guesses": 4}, r"input_ids_T: got shape \[8\]")]
     cases += [({"repeated": (3, 2)}, r"repeated: got \(3, 2\)"), ({"repeated": (1, 9)}, "two numbers from 1 to 8")]
     for changes, message in cases:
         options = {"num_guesses": 3, "repeated": (2, 4), "page_size": PAGE, "num_pages": NUM_PAGES, **changes}
         with pytest.raises(ValueError, match=message):
             guess(trials, table, **options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="wanted at least 5 for each of 2"):
+    with pytest.raises(ValueError, match="wanted 5 for each of 2"):
         accept(TokenRing(rubbish(8).view(1, -1), torch.zeros(1, dtype=torch.int32)), trials, table, num_guesses=4)
     with pytest.raises(ValueError, match=r"kv_slots_T: got torch\.int32"):
         guess(

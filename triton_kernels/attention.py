@@ -1,9 +1,9 @@
-"""Attention over a paged cache of keys and values: one query a sequence (decode), or chunks of them (prefill).
+"""Attention over a paged cache of keys and values: one query a sequence or a few (decode), or chunks of them (prefill).
 
 Knows pages and positions; K and V of the queries' own tokens are in the cache already.
 
-Shape suffixes: B decode rows, C chunks, C1 = C + 1, T prefill tokens, H q heads, D head size, S slots, M pages of a
-slot; caches are of one layer, [page, kv head, token of the page, D].
+Shape suffixes: B decode rows, C chunks, C1 = C + 1, T prefill tokens or queries of decode rows, H q heads, D head size,
+S slots, M pages of a slot; caches are of one layer, [page, kv head, token of the page, D].
 """
 
 import torch
@@ -24,12 +24,8 @@ from tercet.triton_kernels.checks import (
     check_same,
     check_shape,
 )
-from tercet.triton_kernels.decode_attention import (
-    DecodeWork,
-    launch_decode_attention,
-    make_decode_work,
-    plan_decode_work,
-)
+from tercet.triton_kernels.decode_attention import launch_decode_attention
+from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.prefill_attention import (
     KEYS,
@@ -54,7 +50,7 @@ DEEPER = 12_288
 
 
 def decode_attention(
-    q_BHD: Tensor,
+    q_THD: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
     page_table_SM: Tensor,
@@ -67,31 +63,52 @@ def decode_attention(
     softcap: float = 0.0,
     alibi_slopes_H: Tensor | None = None,
     sinks_H: Tensor | None = None,
+    tries: int = 1,
+    lengths_T: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """[B, H, D] -> [B, H, D]: row b attends to the first `decode_lengths_B[b]` positions of slot `decode_slots_B[b]`.
+    """[T, H, D] -> [T, H, D]: query b attends to the first `decode_lengths_B[b]` positions of slot `decode_slots_B[b]`.
 
-    Rows of length 0 give zeros. Writes `out` if given and the memory in `work`; softmax in fp32. `work`: planned for
-    these rows, once for all layers of a step with this window; without it the call plans for itself. `sinks_H`: see
-    `Scoring`. Graph-safe.
+    With `tries` each row b has so many queries, from b `tries` on, of the row's last tokens: what query t sees is in
+    `lengths_T[t]`, not more than its row's length, or 0, which gives zeros, as rows of length 0 do. Writes `out` if
+    given and the memory in `work`; softmax in fp32. `work`: planned for these rows, once for all layers of a step with
+    this window; without it the call plans for itself. `sinks_H`: see `Scoring`. Graph-safe.
     """
-    _check(q_BHD, k_cache, v_cache, page_table_SM, alibi_slopes_H, sinks_H)
-    check_indices("decode_slots", decode_slots_B, q_BHD, q_BHD.shape[0])
-    check_indices("decode_lengths", decode_lengths_B, q_BHD, q_BHD.shape[0])
-    out = _output(q_BHD, out)
+    _check(q_THD, k_cache, v_cache, page_table_SM, alibi_slopes_H, sinks_H)
+    B = _num_rows(q_THD, tries, lengths_T)
+    check_indices("decode_slots", decode_slots_B, q_THD, B)
+    check_indices("decode_lengths", decode_lengths_B, q_THD, B)
+    out = _output(q_THD, out)
     scoring = Scoring(scale, window, softcap, alibi_slopes_H, sinks_H)
-    if not q_BHD.shape[0]:
+    if not B:
         return out
-    if use_kernels(q_BHD):
+    if use_kernels(q_THD):
         if work is None:
-            heads, (num_pages, kv_heads, page_size, head_dim) = q_BHD.shape[1], k_cache.shape
-            sizes = (q_BHD.shape[0], num_pages, page_size, heads, kv_heads, head_dim)
-            work = make_decode_work(*sizes, q_BHD.device, deterministic=False, window=window)
+            heads, (num_pages, kv_heads, page_size, head_dim) = q_THD.shape[1], k_cache.shape
+            sizes = (B, num_pages, page_size, heads, kv_heads, head_dim)
+            work = make_decode_work(
+                *sizes, q_THD.device, deterministic=False, window=window, tries=tries, lengths_T=lengths_T
+            )  # fmt: skip
             plan_decode_work(decode_lengths_B, decode_slots_B, work, kv_heads)
-        launch_decode_attention(q_BHD, k_cache, v_cache, page_table_SM, scoring, work, out)
+        launch_decode_attention(q_THD, k_cache, v_cache, page_table_SM, scoring, work, out)
         return out
-    decode_attention_reference(q_BHD, k_cache, v_cache, page_table_SM, decode_slots_B, decode_lengths_B, scoring, out)
+    slots_T, seen_T = decode_slots_B, decode_lengths_B
+    if lengths_T is not None:
+        slots_T, seen_T = decode_slots_B.repeat_interleave(tries), lengths_T
+    decode_attention_reference(q_THD, k_cache, v_cache, page_table_SM, slots_T, seen_T, scoring, out)
     return out
+
+
+def _num_rows(q_THD: Tensor, tries: int, lengths_T: Tensor | None) -> int:
+    T = q_THD.shape[0]
+    if tries < 1 or T % tries or (tries > 1) != (lengths_T is not None):
+        told = "" if lengths_T is None else " and lengths"
+        raise ValueError(
+            f"q: got {T} queries, tries {tries}{told}; wanted as many of each row, of several their lengths"
+        )
+    if lengths_T is not None:
+        check_indices("lengths", lengths_T, q_THD, T)
+    return T // tries
 
 
 def prefill_attention(

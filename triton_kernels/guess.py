@@ -5,7 +5,7 @@ ones the latest. Where what follows there comes to the slot's end, it is taken t
 `prepare.py` does for other steps, this says which tokens there are, where their keys and values go, and what each row
 samples; which guesses were right is `accept.py`'s matter.
 
-Shape suffixes: B slots, N tokens of each, T tokens of the step, padding included; S slots, L positions, M pages.
+Shape suffixes: B slots, N tokens of each, T tokens of the step; S slots, L positions, M pages.
 """
 
 from dataclasses import dataclass, fields
@@ -27,51 +27,50 @@ MOST_GUESSES = 15
 MOST_REPEATED = 8
 """Tokens of a run that are looked at."""
 _BLOCK, _WARPS = 2048, 8
-_SIZES = ["B", "T", "S", "L", "M", "num_pages"]
+_SIZES = ["B", "S", "L", "M", "num_pages"]
 
 
 @dataclass(frozen=True)
 class Trials:
-    """The tokens of a step with guesses, those of a slot behind each other, and behind all of them padding. A slot has
-    no more than may come, and none once it is done. All but the plan's own slots is written by `guess`; int32, but for
-    `kv_slots_T`."""
+    """The tokens of a step with guesses, as many of each slot, those of a slot behind each other. All but the plan's
+    own slots is written by `guess`. int32, but for `kv_slots_T`."""
 
     slots_B: Tensor
+    ends_B: Tensor
+    """Tokens of the slot with the guesses that it tries; 0 once it is done."""
     input_ids_T: Tensor
     positions_T: Tensor
     kv_slots_T: Tensor
     """int64: where keys and values go, as `StepInputs` has it."""
     lengths_T: Tensor
-    """Tokens of the slot up to this one, which may sample the next; 0 where it is computed for nothing."""
+    """Tokens of the slot up to this one; 0 where nothing is tried."""
     slots_T: Tensor
     next_positions_T: Tensor
     """Position of the token that a row samples; -1 where it samples none."""
-    starts_B: Tensor
-    """Position of a slot's first token."""
-    query_starts_B1: Tensor
-    """Where a slot's tokens begin, and the end of the last."""
     num_tokens_1: Tensor
 
     @property
     def rows(self) -> StepRows:
         """Every token is one."""
-        none = self.starts_B[:0]
+        none = self.ends_B[:0]
         return StepRows(self.slots_T, none, none, self.next_positions_T)
 
     def inputs(self, *, apart: bool) -> StepInputs:
-        """What layers read. `apart`: each token is a decode row; else each slot's are a chunk."""
-        num_decodes, num_chunks = (len(self.slots_T), 0) if apart else (0, len(self.slots_B))
+        """What layers read. `apart`: each token is a decode row of its own; else those of a slot are one together."""
+        none, tries = self.ends_B[:0], len(self.slots_T) // max(len(self.slots_B), 1)
         return StepInputs(
             input_ids_T=self.input_ids_T,
             positions_T=self.positions_T,
             kv_slots_T=self.kv_slots_T,
-            decode_slots_B=self.slots_T[:num_decodes],
-            decode_lengths_B=self.lengths_T[:num_decodes],
-            chunk_slots_C=self.slots_B[:num_chunks],
-            chunk_starts_C=self.starts_B[:num_chunks],
-            query_starts_C1=self.query_starts_B1[: num_chunks + 1],
-            sample_rows_R=self.slots_B[:0],  # nobody asks: each token is a row
+            decode_slots_B=self.slots_T if apart else self.slots_B,
+            decode_lengths_B=self.lengths_T if apart else self.ends_B,
+            chunk_slots_C=none,
+            chunk_starts_C=none,
+            query_starts_C1=self.num_tokens_1,  # of no chunk
+            sample_rows_R=none,  # each token is a row
             num_tokens_1=self.num_tokens_1,
+            tries=1 if apart else tries,
+            lengths_T=None if apart else self.lengths_T,
         )
 
 
@@ -97,62 +96,44 @@ def _find_run(ids_ptr, length, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BL
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _guess_kernel(
-    slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, input_ids_ptr, positions_ptr,
-    kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, starts_ptr, query_starts_ptr, num_tokens_ptr,
-    B, T, S, L, M, num_pages,
-    N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_N: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
+    slots_ptr, page_table_ptr, token_ids_ptr, length_ptr, max_length_ptr, done_ptr, ends_ptr, input_ids_ptr,
+    positions_ptr, kv_slots_ptr, lengths_ptr, row_slots_ptr, next_positions_ptr, num_tokens_ptr,
+    B, S, L, M, num_pages,
+    N: tl.constexpr, BLOCK_N: tl.constexpr, LONGEST: tl.constexpr, SHORTEST: tl.constexpr, BLOCK: tl.constexpr,
+    PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B + 1,): one program owns a slot's tokens, the last one the padding. Each finds out for itself how many
-    tokens slots ahead of its own have."""
+    """Grid (B,): one program owns a slot's tokens."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0)
-    others = tl.arange(0, BLOCK_B)
-    slots = tl.load(slots_ptr + others, mask=others < B, other=-1)
-    alive = (slots >= 0) & (slots < S)
-    lengths = tl.load(length_ptr + slots, mask=alive, other=0)
-    alive &= (tl.load(done_ptr + slots, mask=alive, other=1) == 0) & (lengths > 0) & (lengths <= L)
-    rooms = tl.minimum(tl.load(max_length_ptr + slots, mask=alive, other=0), L) - lengths
-    counts = tl.where(alive, tl.maximum(tl.minimum(rooms, N), 1), 0)
-    first = tl.sum(tl.where(others < row, counts, 0))
-    if row == B:
-        for start in range(first, T, BLOCK_T):
-            token = start + tl.arange(0, BLOCK_T)
-            inside = token < T
-            tl.store(input_ids_ptr + token, 0, mask=inside)
-            tl.store(positions_ptr + token, 0, mask=inside)
-            tl.store(kv_slots_ptr + token, (token % PAGE).to(tl.int64), mask=inside)
-            tl.store(lengths_ptr + token, 0, mask=inside)
-            tl.store(row_slots_ptr + token, S - 1, mask=inside)
-            tl.store(next_positions_ptr + token, -1, mask=inside)
-        tl.store(query_starts_ptr + B, first)
-        tl.store(num_tokens_ptr, first)
-    else:
-        own = others == row
-        slot = tl.sum(tl.where(own, slots, 0))
-        count = tl.sum(tl.where(own, counts, 0))
-        length = tl.where(count > 0, tl.sum(tl.where(own, lengths, 0)), 0)
-        ids_ptr = token_ids_ptr + slot.to(tl.int64) * L
-        behind = _find_run(ids_ptr, length, LONGEST, SHORTEST, BLOCK)
-        place = tl.arange(0, BLOCK_N)
-        real = place < count
-        # Where nothing is found the last token stands for guesses, and nobody asks what comes of them: keys and values
-        # are there for all that attention sees of a chunk.
-        period = tl.maximum(length - behind, 1)
-        known = tl.where((place == 0) | (behind < 0), length - 1, behind + (place - 1) % period)
-        samples = real & ((place == 0) | (behind >= 0))
-        token = first + place
-        position = length - 1 + place
-        tl.store(input_ids_ptr + token, tl.load(ids_ptr + known, mask=real, other=0), mask=real)
-        tl.store(positions_ptr + token, position, mask=real)
-        cell = kv_slot(page_table_ptr, slot, position, real, PAGE, M, num_pages, token)
-        tl.store(kv_slots_ptr + token, cell, mask=real)
-        tl.store(lengths_ptr + token, tl.where(samples, position + 1, 0), mask=real)
-        tl.store(row_slots_ptr + token, tl.zeros([BLOCK_N], tl.int32) + slot, mask=real)
-        tl.store(next_positions_ptr + token, tl.where(samples & (position + 1 < L), position + 1, -1), mask=real)
-        tl.store(starts_ptr + row, tl.maximum(length - 1, 0))
-        tl.store(query_starts_ptr + row, first)
+    slot = tl.load(slots_ptr + row)
+    alive = (slot >= 0) & (slot < S)
+    length = tl.load(length_ptr + slot, mask=alive, other=0)
+    alive &= (tl.load(done_ptr + slot, mask=alive, other=1) == 0) & (length > 0) & (length <= L)
+    length = tl.where(alive, length, 0)
+    ids_ptr = token_ids_ptr + slot.to(tl.int64) * L
+    behind = _find_run(ids_ptr, length, LONGEST, SHORTEST, BLOCK)
+    # A guess is tried only if the token behind it may be sampled.
+    room = tl.minimum(tl.load(max_length_ptr + slot, mask=alive, other=0), L) - length
+    count = tl.where(behind >= 0, tl.maximum(tl.minimum(room, N), 1), 1)
+    count = tl.where(alive, count, 0)
+    place = tl.arange(0, BLOCK_N)
+    own = place < N
+    tried = place < count
+    period = tl.maximum(length - behind, 1)
+    known = tl.where(place == 0, length - 1, behind + (place - 1) % period)
+    token = row * N + place
+    position = length - 1 + place
+    tl.store(input_ids_ptr + token, tl.load(ids_ptr + known, mask=tried, other=0), mask=own)
+    tl.store(positions_ptr + token, tl.where(tried, position, 0), mask=own)
+    cell = kv_slot(page_table_ptr, slot, position, tried, PAGE, M, num_pages, token)
+    tl.store(kv_slots_ptr + token, cell, mask=own)
+    tl.store(lengths_ptr + token, tl.where(tried, position + 1, 0), mask=own)
+    tl.store(row_slots_ptr + token, tl.zeros([BLOCK_N], tl.int32) + slot, mask=own)
+    tl.store(next_positions_ptr + token, tl.where(tried & (position + 1 < L), position + 1, -1), mask=own)
+    tl.store(ends_ptr + row, tl.where(alive, length + count - 1, 0))
+    if row == 0:
+        tl.store(num_tokens_ptr, B * N)
 
 
 def guess(
@@ -162,7 +143,7 @@ def guess(
 
     `repeated`: how many tokens at least, and at most, are looked for among earlier ones. Integers only; graph-safe.
     """
-    B, T, N = len(trials.slots_B), len(trials.input_ids_T), num_guesses + 1
+    B, N = len(trials.slots_B), num_guesses + 1
     _check(trials, table, num_guesses, repeated)
     if not use_kernels(trials.slots_B):
         guess_reference(
@@ -171,13 +152,12 @@ def guess(
         return
     S, L = table.token_ids_SL.shape
     shortest, longest = repeated
-    _guess_kernel[(B + 1,)](
+    _guess_kernel[(B,)](
         trials.slots_B, table.page_table_SM, table.token_ids_SL, table.length_S, table.max_length_S, table.done_S,
-        trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T, trials.slots_T,
-        trials.next_positions_T, trials.starts_B, trials.query_starts_B1, trials.num_tokens_1,
-        B, T, S, L, table.page_table_SM.shape[1], num_pages,
-        N=N, BLOCK_B=next_power_of_2(B), BLOCK_N=next_power_of_2(N), LONGEST=longest, SHORTEST=shortest, BLOCK=_BLOCK,
-        BLOCK_T=64, PAGE=page_size, num_warps=_WARPS, **overlap_options(trials.slots_B),
+        trials.ends_B, trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T, trials.slots_T,
+        trials.next_positions_T, trials.num_tokens_1, B, S, L, table.page_table_SM.shape[1], num_pages,
+        N=N, BLOCK_N=next_power_of_2(N), LONGEST=longest, SHORTEST=shortest, BLOCK=_BLOCK, PAGE=page_size,
+        num_warps=_WARPS, **overlap_options(trials.slots_B),
     )  # fmt: skip
 
 
@@ -185,36 +165,30 @@ def guess_reference(
     trials: Trials, table: SlotTable, *, num_guesses: int, repeated: tuple[int, int], page_size: int, num_pages: int
 ) -> None:
     """The same in plain Python and PyTorch."""
-    S, L = table.token_ids_SL.shape
-    for tensor in (trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T):
+    N, L = num_guesses + 1, table.token_ids_SL.shape[1]
+    for tensor in (trials.input_ids_T, trials.positions_T, trials.kv_slots_T, trials.lengths_T, trials.ends_B):
         tensor.zero_()
-    trials.slots_T.fill_(S - 1)
     trials.next_positions_T.fill_(-1)
-    first = 0
+    trials.num_tokens_1[0] = len(trials.slots_T)
     for row, slot in enumerate(trials.slots_B.tolist()):
-        trials.query_starts_B1[row] = first
+        first = row * N
+        trials.slots_T[first : first + N] = slot
         length = int(table.length_S[slot])
-        alive = length > 0 and not table.done_S[slot]
-        trials.starts_B[row] = length - 1 if alive else 0
-        if not alive:
+        if length == 0 or table.done_S[slot]:
             continue
-        count = max(1, min(int(table.max_length_S[slot]) - length, L - length, num_guesses + 1))
+        room = min(int(table.max_length_S[slot]), L) - length
         known_ids = table.token_ids_SL[slot, :length]
-        guesses = _guesses(known_ids, count - 1, repeated)
-        last, tried = first + count, first + 1 + len(guesses)
-        positions_N = torch.arange(length - 1, length - 1 + count, dtype=torch.int32)
+        ids = [int(known_ids[-1]), *_guesses(known_ids, min(room - 1, num_guesses), repeated)]
+        last = first + len(ids)
+        positions_N = torch.arange(length - 1, length - 1 + len(ids), dtype=torch.int32)
         pages_N = table.page_table_SM[slot, positions_N // page_size].long()
         pages_N = torch.where(pages_N < num_pages, pages_N, 0)
-        trials.input_ids_T[first:last] = known_ids[-1]
-        trials.input_ids_T[first + 1 : tried] = torch.tensor(guesses, dtype=torch.int32)
+        trials.input_ids_T[first:last] = torch.tensor(ids, dtype=torch.int32)
         trials.positions_T[first:last] = positions_N
         trials.kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
-        trials.slots_T[first:last] = slot
-        next_N = positions_N[: tried - first] + 1
-        trials.lengths_T[first:tried] = next_N
-        trials.next_positions_T[first:tried] = torch.where(next_N < L, next_N, -1)
-        first = last
-    trials.query_starts_B1[-1] = trials.num_tokens_1[0] = first
+        trials.lengths_T[first:last] = positions_N + 1
+        trials.next_positions_T[first:last] = torch.where(positions_N + 1 < L, positions_N + 1, -1)
+        trials.ends_B[row] = positions_N[-1] + 1
 
 
 def _guesses(known_ids: Tensor, wanted: int, repeated: tuple[int, int]) -> list[int]:
@@ -235,13 +209,11 @@ def _check(trials: Trials, table: SlotTable, num_guesses: int, repeated: tuple[i
         raise ValueError(f"num_guesses: got {num_guesses}, wanted 1 to {MOST_GUESSES}")
     if not 1 <= shortest <= longest <= MOST_REPEATED:
         raise ValueError(f"repeated: got {repeated}, wanted two numbers from 1 to {MOST_REPEATED} in order")
-    B, T = len(trials.slots_B), len(trials.input_ids_T)
-    if B * (num_guesses + 1) > T:
-        raise ValueError(f"input_ids: got {T} tokens, wanted at least {num_guesses + 1} for each of {B} slots")
-    sizes = {"slots_B": B, "starts_B": B, "query_starts_B1": B + 1, "num_tokens_1": 1}
+    B = len(trials.slots_B)
+    sizes = {"slots_B": B, "ends_B": B, "num_tokens_1": 1}
     for field in fields(trials):
         name, tensor = field.name, getattr(trials, field.name)
-        check_shape(name, tensor, sizes.get(name, T))
+        check_shape(name, tensor, sizes.get(name, B * (num_guesses + 1)))
         check_dtype(name, tensor, torch.int64 if name == "kv_slots_T" else torch.int32)
         check_contiguous(name, tensor)
         check_device(name, tensor, table.length_S)
