@@ -9,7 +9,13 @@ import triton.language as tl
 
 
 @triton.jit
+def load_sinks(sinks_ptr, heads, counted):
+    """The score that each is, in units of log 2: that of nothing where it is not `counted`."""
+    return tl.load(sinks_ptr + heads, mask=counted, other=float("-inf")).to(tl.float32) * 1.4426950408889634
+
+
+@triton.jit
 def begin_with_sinks(sinks_ptr, heads, counted):
     """The largest score, in units of log 2, and the weight: those of nothing where the sink is not `counted`."""
-    largest = tl.load(sinks_ptr + heads, mask=counted, other=float("-inf")).to(tl.float32) * 1.4426950408889634
+    largest = load_sinks(sinks_ptr, heads, counted)
     return largest, tl.where(largest > float("-inf"), 1.0, 0.0)
