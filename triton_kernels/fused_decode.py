@@ -39,8 +39,10 @@ from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.tiles import hopper_descriptor
 from tercet.triton_kernels.windows import most_tiles
 
-_TILE_BYTES, _STAGES = 64, 3
+_TILE_BYTES = 64
 """Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64."""
+_RING_BYTES = 48 * 1024
+"""Keys and values that are on their way to a worker: three tiles, or six of heads of 64 numbers."""
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
@@ -161,7 +163,8 @@ def fused_decode_attention(
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
-    norm, stages = q_norm_weight_D is not None, _STAGES * _TILE_BYTES // (shares.tile * k_cache.dtype.itemsize)
+    norm = q_norm_weight_D is not None
+    stages = _RING_BYTES // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
