@@ -49,12 +49,13 @@ class AttentionPlan:
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
+                window = scoring.window
                 if fuses and tries == 1 and can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
-                    decode[scoring.window] = plan_fused_decode(
-                        *rows, page_table_SM, num_heads, k_cache, deterministic=deterministic, longest=longest
-                    )
+                    decode[window] = plan_fused_decode(
+                        *rows, page_table_SM, num_heads, k_cache, window=window, deterministic=deterministic,
+                        longest=longest,
+                    )  # fmt: skip
                 else:
-                    window = scoring.window
                     decode[window] = _split(
                         *rows, page_table_SM, num_heads, k_cache, deterministic, window, tries, inputs.lengths_T
                     )  # fmt: skip

@@ -192,6 +192,7 @@ class Layer:
                 num_heads,
                 self.scoring.scale,
                 out_BHD,
+                self.scoring.sinks_H,
             )
         else:
             decode_attention(

@@ -19,6 +19,12 @@ def normed_and_turned(x: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:
     return torch.cat((first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1)
 
 
+def tiles_seen(length: int, tile: int, window: int) -> range:
+    """Tiles of a row with something in the cache, beside the newest token, that it sees."""
+    seen = [position // tile for position in range(length - 1) if not window or position > length - 1 - window]
+    return range(seen[0], seen[-1] + 1) if seen else range(0)
+
+
 class Step:
     """Rows of one step, each in a slot of its own, its newest token not yet in the cache."""
 
@@ -55,8 +61,8 @@ class Step:
         slots, cache = self.slots if slots is None else slots, self.cache
         lengths = cache.ints([self.lengths[slot] for slot in slots])
         return plan_fused_decode(
-            lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, deterministic=self.deterministic,
-            longest=self.longest,
+            lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, window=self.heads.window,
+            deterministic=self.deterministic, longest=self.longest,
         )  # fmt: skip
 
     def run(self, rows: list[int] | None = None) -> Tensor:
@@ -68,7 +74,7 @@ class Step:
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
         fused_decode_attention(
             self.qkv[rows], cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
-            heads.dim**-0.5, out,
+            heads.dim**-0.5, out, cache.sinks_H,
         )  # fmt: skip
         return out
 

@@ -56,10 +56,10 @@ def plan(page_table: Tensor, decode_slots: Tensor, decode_lengths: Tensor) -> No
     plan_fused_decode(decode_lengths, decode_slots, page_table, HEADS, CACHES[0])
 
 
-def fused(page_table: Tensor, cos_sin: Tensor, q_norm_weight: Tensor, k_norm_weight: Tensor) -> None:
+def fused(page_table: Tensor, cos_sin: Tensor, q_norm_weight: Tensor, k_norm_weight: Tensor, sinks: Tensor) -> None:
     shares = make_decode_shares(ints(B), 8, HEADS, KV_HEADS, D, 32)
     turns = cos_sin, q_norm_weight, k_norm_weight, 1e-6
-    fused_decode_attention(QKV, *turns, *CACHES, page_table, shares, HEADS, 0.1, torch.zeros(B, HEADS, D))
+    fused_decode_attention(QKV, *turns, *CACHES, page_table, shares, HEADS, 0.1, torch.zeros(B, HEADS, D), sinks)
 
 
 _TURNS = {"cos_sin": torch.zeros(90, D), "q_norm_weight": torch.zeros(D), "k_norm_weight": torch.zeros(D)}
@@ -72,7 +72,7 @@ GOOD: dict[Callable[..., None], dict[str, Tensor]] = {
     prefill: {**_CHUNKS, **_OF_HEADS},
     prologue: {"positions": ints(B), "kv_slots": torch.arange(B), **_TURNS, "rows": ints(1)},
     plan: _ROWS,
-    fused: {"page_table": ints(3, 5), **_TURNS},
+    fused: {"page_table": ints(3, 5), **_TURNS, "sinks": _OF_HEADS["sinks"]},
 }
 
 

@@ -149,13 +149,14 @@ def test_small_heads(capability: int, head_dim: int, dtype: torch.dtype) -> None
 
 @covering(
     3, sizes=[(16, 8, 128), (14, 2, 64)], normed=[False, True], kernel=["few", "many", "fixed"],
-    cells=[torch.bfloat16, FP8],
+    cells=[torch.bfloat16, FP8], window=[0, 128], sinks=[False, True],
 )  # fmt: skip
 def test_compile_fused_decode(
-    sizes: tuple[int, int, int], normed: bool, kernel: str, cells: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    sizes: tuple[int, int, int], normed: bool, kernel: str, cells: torch.dtype, window: int, sinks: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     """`sizes`: query heads, KV heads and their width."""
-    plan, decode, merge = compile_fused_decode(90, *sizes, normed, kernel, monkeypatch, cells)
+    plan, decode, merge = compile_fused_decode(90, *sizes, normed, kernel, monkeypatch, cells, window, sinks)
     assert ("cp.async.bulk.tensor" in decode.asm["ptx"]) == (kernel != "few")
     assert (decode.name == "fixed_decode_kernel") == (kernel == "fixed")
     assert "mma.sync" in decode.asm["ptx"]
@@ -175,16 +176,19 @@ def test_compile_few_rows_elsewhere(
 
 def compile_fused_decode(
     capability: int, heads: int, kv_heads: int, head_dim: int, normed: bool, kernel: str,
-    monkeypatch: pytest.MonkeyPatch, cells: torch.dtype = torch.bfloat16,
+    monkeypatch: pytest.MonkeyPatch, cells: torch.dtype = torch.bfloat16, window: int = 0, sinks: bool = False,
 ) -> list[CompiledKernel]:  # fmt: skip
     """Plan, attention and merge of five rows, by one of the kernels."""
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 8 if kernel == "few" else 0)
+    monkeypatch.setattr(fused_decode, "_FEW_SEEN", 0)
     cache, norm = meta(100, kv_heads, 64, head_dim, dtype=cells), meta(head_dim) if normed else None
     table, lengths = meta(9, 64, dtype=torch.int32), meta(5, dtype=torch.int32)
     with compiling_for(capability) as kernels:
-        shares = fused_decode.plan_fused_decode(lengths, lengths, table, heads, cache, deterministic=kernel == "fixed")
+        shares = fused_decode.plan_fused_decode(
+            lengths, lengths, table, heads, cache, window=window, deterministic=kernel == "fixed"
+        )
         fused_decode.fused_decode_attention(
             meta(5, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm, 1e-6,
-            cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim),
+            cache, cache, table, shares, heads, 0.1, meta(5, heads, head_dim), meta(heads) if sinks else None,
         )  # fmt: skip
     return kernels

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fused_rows import tiles_seen
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.decode_shares import EXTRA_PLACES, make_decode_shares, plan_decode_shares
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -24,18 +25,21 @@ TILE = 32
         torch.randint(0, 90, (2100,)).tolist(),
     ],
 )
-def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int) -> None:
+@pytest.mark.parametrize("window", [0, 2, 33, 64, 100])
+def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, window: int) -> None:
     num_workers = 20
     slots = torch.randperm(len(lengths)).int()
-    shares = make_decode_shares(torch.tensor(lengths).int(), num_workers, 2 * kv_heads, kv_heads, 64, TILE)
+    shares = make_decode_shares(
+        torch.tensor(lengths).int(), num_workers, 2 * kv_heads, kv_heads, 64, TILE, window=window
+    )
     shares.workers_WN.fill_(-7)
     plan_decode_shares(slots, shares, kv_heads)
     alive = [row for row, length in enumerate(lengths) if length]
-    tiles = {row: max(1, -(-(lengths[row] - 1) // TILE)) for row in alive}
-    records = [(row, int(slots[row]), lengths[row] - 1, tiles[row]) for row in alive]
+    tiles = {row: tiles_seen(lengths[row], TILE, window) or range(1) for row in alive}
+    records = [(row, int(slots[row]), lengths[row] - 1, tiles[row].stop) for row in alive]
     assert shares.rows_B4[: len(alive)].tolist() == [list(record) for record in records]
 
-    line = [(row, head, tile) for row in alive for head in range(kv_heads) for tile in range(tiles[row])]
+    line = [(row, head, tile) for row in alive for head in range(kv_heads) for tile in tiles[row]]
     workers = shares.workers_WN.tolist()
     taken, parts = [], {}
     for worker, (index, head, tile, pairs, count, *_) in enumerate(workers):
@@ -47,7 +51,7 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int) -> None:
         names = list(dict.fromkeys(place[:2] for place in own))
         assert len(names) == pairs
         for number, name in enumerate(names):
-            if len([place for place in own if place[:2] == name]) < tiles[name[0]]:
+            if len([place for place in own if place[:2] == name]) < len(tiles[name[0]]):
                 parts.setdefault(name, []).append(2 * worker + min(number, 1))
         taken += own
     assert taken == line

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fused_rows import Step
+from fused_rows import Step, tiles_seen
 from interpreted import rerun_interpreted
 from paged_attention import Heads
 from tercet.triton_kernels import fused_decode
@@ -22,13 +22,15 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the in
     [[1], [0, 0, 0], [1025], [2, 1, 33, 34], [0, 700, 0, 0, 5, 64, 65, 0], torch.randint(0, 900, (7,)).tolist()],
 )
 @pytest.mark.parametrize("num_workers", [4, 100])
-def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_workers: int) -> None:
+@pytest.mark.parametrize("window", [0, 2, 33, 64, 100])
+def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_workers: int, window: int) -> None:
     slots = torch.randperm(len(lengths)).int()
-    few = make_few_rows(len(lengths), num_workers, kv_heads, kv_heads, 64, TILE, slots.device)
+    few = make_few_rows(len(lengths), num_workers, kv_heads, kv_heads, 64, TILE, slots.device, window=window)
     few.workers_W8.fill_(-7)
     table = torch.randint(1, 1000, (len(lengths), 1 + max(lengths) // PAGE)).int()
     plan_few_rows(torch.tensor(lengths).int(), slots, table, few, PAGE, kv_heads)
     workers = few.workers_W8[:, :7].tolist()
+    tiles = [tiles_seen(length, TILE, window) for length in lengths]
     loads, used = [], 0
     for row, (slot, known, first, count) in enumerate(few.rows_B4.tolist()):
         assert (slot, known) == (slots[row], lengths[row] - 1)
@@ -41,13 +43,14 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_worker
                 assert page == table[slot, begin * TILE // PAGE]
                 taken += range(begin, end)
                 loads.append(end - begin)
-            assert taken == list(range(-(-max(known, 0) // TILE)))
+            assert taken == list(tiles[row])
             used += count
     assert all(begin == end for *_, begin, end, _ in workers[used:])
     # Nobody has more than the fewest with which there are workers enough; at the worst each pair wastes one.
     worst = -(-sum(loads) // (few.num_workers - len(lengths) * kv_heads))
-    tiles = [-(-max(length - 1, 0) // TILE) for length in lengths]
-    enough = (each for each in range(1, worst + 1) if sum(-(-n // each) for n in tiles) * kv_heads <= few.num_workers)
+    enough = (
+        each for each in range(1, worst + 1) if sum(-(-len(own) // each) for own in tiles) * kv_heads <= few.num_workers
+    )
     fewest = next(enough, 1)
     assert fewest <= max(loads, default=fewest) <= max(worst, 1)
     if fewest == -(-sum(loads) // few.num_workers):
@@ -65,6 +68,10 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_worker
         (Heads(16, 1, 64, 32), 64, [100, 64]),
         (Heads(3, 1, 128, 64), 32, [0, 0]),
         (Heads(3, 1, 64, 64), 32, [1500]),
+        (Heads(4, 2, 64, 64, window=33, sinks=True), 32, [0, 1, 2, 32, 33, 34, 35, 64, 65, 66, 97, 400]),
+        (Heads(3, 1, 128, 32, window=2), 64, [0, 1, 2, 3, 64, 65, 66, 129]),
+        (Heads(16, 1, 64, 64, window=128), 64, [127, 128, 129, 130, 192, 193]),
+        (Heads(3, 3, 64, 64, sinks=True), 32, [0, 1, 31, 200]),
     ],
     ids=str,
 )
@@ -75,6 +82,16 @@ def test_against_float64(
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", len(lengths))
     monkeypatch.setattr(fused_decode, "_FEW_TILE", tile)
     step = Step(heads, lengths, with_norms, "cpu", torch.float16, cells)
+    step.check(step.run())
+
+
+@interpreted
+@pytest.mark.parametrize("window", [0, 50])
+def test_sinks_of_any_size(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)
+    step = Step(Heads(8, 2, 64, 64, window=window, sinks=True), [1, 0, 70, 300], True, "cpu", torch.float16)
+    assert step.cache.sinks_H is not None
+    step.cache.sinks_H.copy_(torch.tensor([float("-inf"), -40, -9, 0, 2, 5, 8, 9]))
     step.check(step.run())
 
 

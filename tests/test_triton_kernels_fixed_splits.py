@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fused_rows import tiles_seen
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.fixed_splits import make_fixed_splits, plan_fixed_splits
@@ -24,15 +25,17 @@ needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in 
         torch.randint(0, 900, (70,)).tolist(),
     ],
 )
-def test_every_tile_is_in_one_split(lengths: list[int]) -> None:
+@pytest.mark.parametrize("window", [0, 2, 33, 64, 100, 200])
+def test_every_tile_is_in_one_split(lengths: list[int], window: int) -> None:
     slots = torch.randperm(len(lengths)).int()
-    plan = make_fixed_splits(torch.tensor(lengths).int(), 1100, 20, 4, 64, TILE, SPLIT)
+    plan = make_fixed_splits(torch.tensor(lengths).int(), 1100, 20, 4, 64, TILE, SPLIT, window=window)
     for memory in (plan.splits_I4, plan.num_splits_1, plan.counts_B, plan.starts_B):
         memory.fill_(-7)
     plan_fixed_splits(slots, plan)
 
-    tiles = [max(1, -(-(length - 1) // TILE)) if length else 0 for length in lengths]
-    counts = [-(-number // SPLIT) for number in tiles]
+    tiles = [(tiles_seen(length, TILE, window) or range(1)) if length else range(0) for length in lengths]
+    splits = [sorted({tile // SPLIT for tile in own}) for own in tiles]
+    counts = [len(own) for own in splits]
     assert plan.counts_B.tolist() == counts
     assert plan.starts_B.tolist() == [sum(counts[:row]) for row in range(len(lengths))]
     assert plan.num_splits_1.item() == sum(counts) <= len(plan.splits_I4)
@@ -45,10 +48,10 @@ def test_every_tile_is_in_one_split(lengths: list[int]) -> None:
         ends.setdefault(row, []).append(end)
         sizes.append(end - (end - 1) // SPLIT * SPLIT)
     assert ends == {
-        row: [min((index + 1) * SPLIT, tiles[row]) for index in range(counts[row])]
+        row: [min((index + 1) * SPLIT, tiles[row].stop) for index in splits[row]]
         for row in ends.keys() | {row for row, length in enumerate(lengths) if length}
     }
-    assert SPLIT not in sizes[sizes.count(SPLIT) :], "whole splits come first"
+    assert SPLIT not in sizes[sizes.count(SPLIT) :], "splits that end where a cut is come first"
 
 
 @pytest.mark.parametrize("head_dim", [64, 80])

@@ -25,8 +25,16 @@ HEADS = [
     Heads(5, 5, 64, 64),
     Heads(9, 3, 64, 32),
     Heads(14, 2, 64, 64),
+    Heads(64, 8, 64, 64, sinks=True),
+    Heads(7, 1, 128, 128, sinks=True),
+    Heads(64, 8, 64, 64, window=128, sinks=True),
+    Heads(16, 8, 128, 64, window=100),
+    Heads(32, 2, 128, 64, window=33, sinks=True),
+    Heads(9, 3, 64, 32, window=2),
+    Heads(5, 5, 64, 64, window=1000),
 ]
-
+SEEING_FEW = [heads for heads in HEADS if heads.window]
+WITH_SINKS = [heads for heads in HEADS if heads.sinks]
 
 PLANS = {"few": FewRows, "many": DecodeShares, "fixed": FixedSplits}
 
@@ -36,6 +44,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """Each of the kernels, forced, whatever the number of rows."""
     name: str = request.param
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 1000 if name == "few" else 0)
+    monkeypatch.setattr(fused_decode, "_FEW_SEEN", 0)
     monkeypatch.setattr(Step, "deterministic", name == "fixed")
     return name
 
@@ -45,11 +54,38 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_against_float64(heads: Heads, with_norms: bool, cells: torch.dtype | None, kernel: str) -> None:
     for lengths in (LENGTHS * 3, [2300], [1], [0, 0], [0, 5000, 0, 1, 1]):
         step = Step(heads, lengths, with_norms, cells=cells)
-        assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, Scoring(1.0))
+        scoring = Scoring(1.0, heads.window, sinks_H=step.cache.sinks_H)
+        assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, scoring)
         out = step.run()
         assert isinstance(step.plan(), PLANS[kernel])
         step.check(out)
         assert torch.equal(step.run(), out), "the same step gives the same bits"
+
+
+@pytest.mark.parametrize("cells", [None, FP8])
+@pytest.mark.parametrize("heads", SEEING_FEW, ids=str)
+def test_rows_about_as_long_as_the_window(heads: Heads, cells: torch.dtype | None, kernel: str) -> None:
+    near = [max(heads.window + more, 0) for more in (-65, -64, -33, -2, -1, 0, 1, 2, 31, 32, 63, 64, 65, 200)]
+    for lengths in (near, [*near, *range(240, 290)], [heads.window + 1], [heads.window * 2 + 3000]):
+        step = Step(heads, lengths, True, cells=cells)
+        step.check(step.run())
+
+
+@pytest.mark.parametrize("heads", WITH_SINKS, ids=str)
+def test_sinks_of_any_size(heads: Heads, kernel: str) -> None:
+    """Those beside which all else is next to nothing, those that are nothing beside it, and none at all."""
+    step = Step(heads, [*LENGTHS, 5000], True)
+    assert step.cache.sinks_H is not None
+    step.cache.sinks_H.copy_((torch.rand(heads.num_q) - 0.5) * 100)
+    step.cache.sinks_H[::3] = float("-inf")
+    step.check(step.run())
+
+
+def test_short_windows_are_for_few_rows() -> None:
+    for count, kind in ((1, FewRows), (16, FewRows), (17, DecodeShares)):
+        assert isinstance(Step(Heads(64, 8, 64, 64, window=128), [5000] * count, False).plan(), kind)
+    scoring = Scoring(1.0, window=1)
+    assert not can_fuse_decode(Step(HEADS[0], [1], False).cache.k_cache, 16, 128, scoring)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +107,7 @@ def test_other_tiles_for_few_rows(tile: int, warps: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 1000)
     monkeypatch.setattr(fused_decode, "_FEW_TILE", tile)
     monkeypatch.setattr(decode_few, "_NUM_WARPS", warps)
-    for heads in (HEADS[0], HEADS[5]):
+    for heads in (HEADS[0], HEADS[5], SEEING_FEW[0]):
         step = Step(heads, LENGTHS, True)
         step.check(step.run())
 
@@ -79,8 +115,9 @@ def test_other_tiles_for_few_rows(tile: int, warps: int, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("cells", [None, FP8])
 def test_many_rows_of_any_length(cells: torch.dtype | None, kernel: str) -> None:
     for count in (17, 256):
-        step = Step(HEADS[0], torch.randint(0, 1500, (count,)).tolist(), True, cells=cells)
-        step.check(step.run())
+        for heads in (HEADS[0], *SEEING_FEW[:2]):
+            step = Step(heads, torch.randint(0, 1500, (count,)).tolist(), True, cells=cells)
+            step.check(step.run())
 
 
 @pytest.mark.parametrize("heads", [HEADS[0], HEADS[5]], ids=str)
@@ -97,7 +134,7 @@ def test_too_large_for_fp8(heads: Heads, kernel: str) -> None:
 
 
 @pytest.mark.parametrize("cells", [None, FP8])
-@pytest.mark.parametrize("heads", [HEADS[0], HEADS[1], HEADS[3], HEADS[5]], ids=str)
+@pytest.mark.parametrize("heads", [HEADS[0], HEADS[1], HEADS[3], HEADS[5], WITH_SINKS[0], *SEEING_FEW], ids=str)
 def test_fixed_splits_give_a_row_its_bits_in_any_batch(
     heads: Heads, cells: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

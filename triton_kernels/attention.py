@@ -17,10 +17,9 @@ from tercet.triton_kernels.attention_reference import (
 from tercet.triton_kernels.checks import (
     FLOATS,
     FP8,
-    check_contiguous,
-    check_device,
     check_dtype,
     check_indices,
+    check_of_heads,
     check_same,
     check_shape,
 )
@@ -229,7 +228,4 @@ def _check(
     check_indices("page_table", page_table_SM, q, None, None)
     for name, numbers_H in (("alibi_slopes", alibi_slopes_H), ("sinks", sinks_H)):
         if numbers_H is not None:
-            check_shape(name, numbers_H, q.shape[1])
-            check_dtype(name, numbers_H, *FLOATS)
-            check_contiguous(name, numbers_H)
-            check_device(name, numbers_H, q)
+            check_of_heads(name, numbers_H, q.shape[1], q)

@@ -46,6 +46,14 @@ def check_indices(name: str, tensor: Tensor, like: Tensor, *shape: int | None) -
     check_device(name, tensor, like)
 
 
+def check_of_heads(name: str, numbers_H: Tensor, num_heads: int, like: Tensor) -> None:
+    """A float of any type for each head, contiguous, and on the device of `like`."""
+    check_shape(name, numbers_H, num_heads)
+    check_dtype(name, numbers_H, *FLOATS)
+    check_contiguous(name, numbers_H)
+    check_device(name, numbers_H, like)
+
+
 def check_same(name: str, tensor: Tensor, like: Tensor, *others: torch.dtype) -> None:
     """Contiguous, and of the type, or one of `others`, and the device of `like`."""
     if tensor.dtype != like.dtype or tensor.device != like.device or not tensor.is_contiguous():

@@ -18,7 +18,9 @@ from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
 from tercet.triton_kernels.merge_parts import add_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.sinks import load_sinks
 from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.windows import first_seen
 
 _NUM_WARPS = 4
 _MERGED_PARTS, _MERGED_COLUMNS = 32, 32
@@ -120,8 +122,8 @@ def few_rows_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr, part_ptr,
     stats_ptr, eps, scale, B, M, P, num_pages,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_G: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
+    WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS + NUM_WORKERS,): newest tokens, then stretches of old ones; each leaves a part to be merged.
 
@@ -162,6 +164,8 @@ def few_rows_kernel(
         cos, sin = _load_halves(cos_ptr, columns, HALF)
         norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
         inside = tile * TILE + tokens < tl.where((pages >= 0) & (pages < num_pages), known, 0)
+        if WINDOW > 0:
+            inside &= tile * TILE + tokens >= first_seen(known, WINDOW)
         if PAGE % TILE == 0:
             first_cell = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + tile * TILE % PAGE
             offsets = (tokens.to(tl.int64) * D)[:, None]
@@ -183,7 +187,10 @@ def few_rows_kernel(
         # Two chains of products, each half as long.
         k0, k1, v = k0.to(q0.dtype), k1.to(q0.dtype), v.to(q0.dtype)
         s = tl.dot(k0, tl.trans(q0)) * unit + tl.dot(k1, tl.trans(q1)) * unit
-        s = tl.where((tile * TILE + tokens < known)[:, None], s, float("-inf"))
+        seen = tile * TILE + tokens < known
+        if WINDOW > 0:
+            seen &= tile * TILE + tokens >= first_seen(known, WINDOW)
+        s = tl.where(seen[:, None], s, float("-inf"))
         new = tl.maximum(largest, tl.max(s, 0))
         shrink = tl.exp2(largest - new)
         weights = tl.exp2(s - new[None, :])
@@ -199,11 +206,12 @@ def few_rows_kernel(
 
 @triton.jit
 def few_rows_merge_kernel(
-    qkv_ptr, v_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
+    qkv_ptr, v_ptr, sinks_ptr, rows_ptr, part_ptr, stats_ptr, out_ptr,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, COLUMNS: tl.constexpr, BLOCK_I: tl.constexpr,
     NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B KV_HEADS, G, D / COLUMNS): one program merges, in order, the newest token and the parts of one q head.
+    """Grid (B KV_HEADS, G, D / COLUMNS): one program merges, in order, the newest token and the parts of one q head,
+    and counts its sink, if it has one.
 
     Rows of length 0 give zeros.
     """
@@ -220,6 +228,8 @@ def few_rows_merge_kernel(
     parts = tl.arange(0, BLOCK_I)
     part_ptrs = part_ptr + place * D + (parts * (G * D))[:, None] + columns[None, :]
     stats_ptrs = stats_ptr + place * 2 + parts * (G * 2)
+    if sinks_ptr is not None:
+        sink = load_sinks(sinks_ptr, head * G + tl.program_id(1), alive)
     wait_for_previous(PDL)
     value_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + H + KV_HEADS + head) * D
     value = tl.load(value_ptr + columns, mask=(columns < D) & alive, other=0.0)
@@ -234,6 +244,9 @@ def few_rows_merge_kernel(
         acc, largest, weight = add_parts(acc, largest, weight, sums, own, weights)
         part_ptrs += BLOCK_I * G * D
         stats_ptrs += BLOCK_I * G * 2
+    if sinks_ptr is not None:
+        # Not before: it may be so large that the weight of all else would be nothing beside it.
+        weight += tl.exp2(sink - largest)
     y = (acc / weight).to(out_ptr.dtype.element_ty)
     tl.store(out_ptr + (row * H + head * G + tl.program_id(1)) * D + columns, y)
 
@@ -241,7 +254,7 @@ def few_rows_merge_kernel(
 def launch_few_rows(
     qkv_BN: Tensor, cos_sin_PD: Tensor, q_norm_weight_D: Tensor | None, k_norm_weight_D: Tensor | None, eps: float,
     k_cache: Tensor, v_cache: Tensor, page_table_SM: Tensor, few: FewRows, num_q_heads: int, scale: float,
-    out_BHD: Tensor,
+    sinks_H: Tensor | None, out_BHD: Tensor,
 ) -> None:  # fmt: skip
     """Two launches: the parts, and their merge. Graph-safe; `few` is planned."""
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
@@ -252,11 +265,11 @@ def launch_few_rows(
         page_table_SM, few.rows_B4, few.workers_W8, few.part_IGD, few.stats_IG2, eps, scale, B,
         page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, TILE=few.tile,
-        BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS,
+        BLOCK_G=next_power_of_2(group), NUM_WORKERS=few.num_workers, WINDOW=few.window, ROW_WORDS=ROW_WORDS,
         WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **overlap,
     )  # fmt: skip
     few_rows_merge_kernel[(B * num_kv_heads, group, head_dim // _MERGED_COLUMNS)](
-        qkv_BN, v_cache, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
+        qkv_BN, v_cache, sinks_H, few.rows_B4, few.part_IGD, few.stats_IG2, out_BHD,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, COLUMNS=_MERGED_COLUMNS, BLOCK_I=_MERGED_PARTS,
         NUM_WORKERS=few.num_workers, ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **overlap,
     )  # fmt: skip

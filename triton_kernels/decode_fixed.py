@@ -20,20 +20,25 @@ from tercet.triton_kernels.decode_pair import (
     store_whole,
 )
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.windows import first_tile
 
 _SPLIT_WORDS = gl.constexpr(4)  # as in fixed_splits.py
 
 
 @gluon.jit
-def _begin_of(end, SPLIT: gl.constexpr):
-    """The first tile of the split that ends with the tile before `end`."""
-    return (end - 1) // SPLIT * SPLIT
+def _begin_of(end, first, SPLIT: gl.constexpr, WINDOW: gl.constexpr):
+    """The first tile that is seen of the split that ends with the tile before `end`."""
+    begin = (end - 1) // SPLIT * SPLIT
+    if WINDOW > 0:
+        begin = gl.maximum(begin, first)
+    return begin
 
 
 @gluon.jit
 def _next_tile(
-    splits_ptr, pair, total, slot, known, tile, end, KV_HEADS: gl.constexpr, SPLIT: gl.constexpr, STEP: gl.constexpr
-):
+    splits_ptr, pair, total, slot, known, tile, end, KV_HEADS: gl.constexpr, TILE: gl.constexpr, SPLIT: gl.constexpr,
+    STEP: gl.constexpr, WINDOW: gl.constexpr,
+):  # fmt: skip
     """The worker's tile behind a tile: of the same pair, or the first of its next, if there is one."""
     tile += 1
     if tile == end:
@@ -43,16 +48,16 @@ def _next_tile(
             slot = gl.load(record_ptr + 1)
             known = gl.load(record_ptr + 2)
             end = gl.load(record_ptr + 3)
-            tile = _begin_of(end, SPLIT)
+            tile = _begin_of(end, first_tile(known, TILE, WINDOW), SPLIT, WINDOW)
     return pair, slot, known, tile, end
 
 
 @gluon.jit(do_not_specialize=["M", "P", "num_pages"], do_not_specialize_on_alignment=["M", "P", "num_pages"])
 def fixed_decode_kernel(
-    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, splits_ptr,
-    num_splits_ptr, starts_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, M, P, num_pages,
+    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr,
+    splits_ptr, num_splits_ptr, starts_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, SPLIT: gl.constexpr,
-    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    STAGES: gl.constexpr, NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each."""
     TILE: gl.constexpr = k_desc.block_shape[2]
@@ -79,7 +84,7 @@ def fixed_decode_kernel(
         next_slot = gl.load(record_ptr + 1)
         next_known = gl.load(record_ptr + 2)
         next_end = gl.load(record_ptr + 3)
-        next_tile = _begin_of(next_end, SPLIT)
+        next_tile = _begin_of(next_end, first_tile(next_known, TILE, WINDOW), SPLIT, WINDOW)
         next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
     for ahead in range(STAGES):
         if next_pair < total:
@@ -89,8 +94,9 @@ def fixed_decode_kernel(
                 KV_HEADS, PAGE,
             )  # fmt: skip
             next_pair, next_slot, next_known, next_tile, next_end = _next_tile(
-                splits_ptr, next_pair, total, next_slot, next_known, next_tile, next_end, KV_HEADS, SPLIT, NUM_WORKERS
-            )
+                splits_ptr, next_pair, total, next_slot, next_known, next_tile, next_end, KV_HEADS, TILE, SPLIT,
+                NUM_WORKERS, WINDOW,
+            )  # fmt: skip
             if next_pair < total:
                 next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
 
@@ -103,18 +109,19 @@ def fixed_decode_kernel(
         slot = gl.load(record_ptr + 1)
         known = gl.load(record_ptr + 2)
         end = gl.load(record_ptr + 3)
-        begin = _begin_of(end, SPLIT)
+        first = first_tile(known, TILE, WINDOW)
+        begin = _begin_of(end, first, SPLIT, WINDOW)
         # A row without a token in the cache has a tile all the same.
         is_last = end * TILE >= known
         q0, q1, acc0, acc1, largest, weight = begin_pair(
-            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head,
-            is_last, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known,
+            head, is_last, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
         )  # fmt: skip
         for at in range(begin, end):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             acc0, acc1, largest, weight = attend_tile(
-                k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known
+                k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known, WINDOW
             )
             if next_pair < total:
                 next_head = next_pair % KV_HEADS
@@ -123,16 +130,16 @@ def fixed_decode_kernel(
                     next_known, num_pages, KV_HEADS, PAGE,
                 )  # fmt: skip
                 next_pair, next_slot, next_known, next_tile, next_end = _next_tile(
-                    splits_ptr, next_pair, total, next_slot, next_known, next_tile, next_end, KV_HEADS, SPLIT,
-                    NUM_WORKERS,
+                    splits_ptr, next_pair, total, next_slot, next_known, next_tile, next_end, KV_HEADS, TILE,
+                    SPLIT, NUM_WORKERS, WINDOW,
                 )  # fmt: skip
                 if next_pair < total:
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
             count += 1
-        if (begin == 0) & is_last:
+        if (begin == first) & is_last:
             store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G, PAIRED)
         else:
-            part = gl.load(starts_ptr + row) + begin // SPLIT
+            part = gl.load(starts_ptr + row) + begin // SPLIT - first // SPLIT
             place = part.to(gl.int64) * H + head * G
             store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G, PAIRED)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.

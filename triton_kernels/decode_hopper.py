@@ -20,6 +20,7 @@ from tercet.triton_kernels.decode_pair import (
     store_whole,
 )
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.windows import first_tile
 
 _ROW_WORDS = gl.constexpr(4)  # as in decode_shares.py
 _WORKER_WORDS = gl.constexpr(12)
@@ -27,7 +28,7 @@ _WORKER_WORDS = gl.constexpr(12)
 
 @gluon.jit
 def _record(rows_ptr, index):
-    """A row, its slot, tokens in the cache and tiles of one head. There is one record more than rows."""
+    """A row, its slot, tokens in the cache and where tiles of a head end. There is one record more than rows."""
     record_ptr = rows_ptr + index * _ROW_WORDS
     return (
         gl.load(record_ptr).to(gl.int64), gl.load(record_ptr + 1), gl.load(record_ptr + 2), gl.load(record_ptr + 3)
@@ -35,17 +36,19 @@ def _record(rows_ptr, index):
 
 
 @gluon.jit
-def _next_tile(rows_ptr, index, head, tile, slot, known, KV_HEADS: gl.constexpr, TILE: gl.constexpr):
+def _next_tile(
+    rows_ptr, index, head, tile, slot, known, KV_HEADS: gl.constexpr, TILE: gl.constexpr, WINDOW: gl.constexpr
+):
     """The tile behind a tile in the line: of the same row and head, or the first of the next."""
     tile += 1
     if tile * TILE >= known:
-        tile = 0
         head += 1
         if head == KV_HEADS:
             head = 0
             index += 1
             slot = gl.load(rows_ptr + index * _ROW_WORDS + 1)
             known = gl.load(rows_ptr + index * _ROW_WORDS + 2)
+        tile = first_tile(known, TILE, WINDOW)
     return index, head, tile, slot, known
 
 
@@ -63,10 +66,10 @@ def _clear_dead(lengths_ptr, out_ptr, worker, B, SIZE: gl.constexpr, NUM_WORKERS
 
 @gluon.jit(do_not_specialize=["B", "M", "P", "num_pages"], do_not_specialize_on_alignment=["B", "M", "P", "num_pages"])
 def hopper_decode_kernel(
-    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, rows_ptr, workers_ptr,
-    lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
+    k_desc, v_desc, k_ptr, v_ptr, qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, rows_ptr,
+    workers_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr, eps, scale, B, M, P, num_pages,
     H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
-    NUM_WORKERS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    NUM_WORKERS: gl.constexpr, WINDOW: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (NUM_WORKERS,), one warp each: a worker walks over its stretch of tiles."""
     TILE: gl.constexpr = k_desc.block_shape[2]
@@ -103,7 +106,7 @@ def hopper_decode_kernel(
             KV_HEADS, PAGE,
         )  # fmt: skip
         next_index, next_head, next_tile, next_slot, next_known = _next_tile(
-            rows_ptr, next_index, next_head, next_tile, next_slot, next_known, KV_HEADS, TILE
+            rows_ptr, next_index, next_head, next_tile, next_slot, next_known, KV_HEADS, TILE, WINDOW
         )
         if ahead + 1 < num_tiles:
             next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
@@ -114,14 +117,14 @@ def hopper_decode_kernel(
     for pair in range(num_pairs):
         stop = gl.minimum(tiles, tile + left)
         q0, q1, acc0, acc1, largest, weight = begin_pair(
-            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head,
-            stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
+            qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known,
+            head, stop == tiles, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, TILE, NORM, PDL,
         )  # fmt: skip
         for at in range(tile, stop):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             acc0, acc1, largest, weight = attend_tile(
-                k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known
+                k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, at * TILE, known, WINDOW
             )
             count += 1
             if fetched < num_tiles:
@@ -132,21 +135,21 @@ def hopper_decode_kernel(
                 fetched += 1
                 if fetched < num_tiles:
                     next_index, next_head, next_tile, next_slot, next_known = _next_tile(
-                        rows_ptr, next_index, next_head, next_tile, next_slot, next_known, KV_HEADS, TILE
+                        rows_ptr, next_index, next_head, next_tile, next_slot, next_known, KV_HEADS, TILE, WINDOW
                     )
                     next_page = page_of(page_table_ptr, next_slot, next_tile, M, TILE, PAGE)
-        if (tile == 0) & (stop == tiles):
+        if (tile == first_tile(known, TILE, WINDOW)) & (stop == tiles):
             store_whole(out_ptr, row * H + head * G, acc0, acc1, weight, D, G, PAIRED)
         else:
             place = (worker * 2 + gl.minimum(pair, 1)) * G
             store_part(part_ptr, stats_ptr, place, acc0, acc1, largest, weight, D, G, PAIRED)
         left -= stop - tile
-        tile = 0
         head += 1
         if head == KV_HEADS:
             head = 0
             index += 1
             row, slot, known, tiles = _record(rows_ptr, index)
+        tile = first_tile(known, TILE, WINDOW)
     # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
     if (num_pairs > 0) | (worker < B):
         wait_for_previous(PDL)

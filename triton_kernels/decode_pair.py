@@ -21,6 +21,8 @@ from tercet.triton_kernels.decode_cells import (
     numbers_of_half,
 )
 from tercet.triton_kernels.overlap import wait_for_previous
+from tercet.triton_kernels.sinks import load_sinks
+from tercet.triton_kernels.windows import first_seen
 
 
 @gluon.constexpr_function
@@ -114,10 +116,10 @@ def _spread_scores(score, GROUP: gl.constexpr, MMA: gl.constexpr):
 
 @gluon.jit
 def _attend_newest(
-    q0, q1, key0, key1, v0, v1, is_last, unit,
+    q0, q1, key0, key1, v0, v1, sinks, is_last, unit,
     TILE: gl.constexpr, GROUP: gl.constexpr, MMA: gl.constexpr, PAIRED: gl.constexpr,
 ):  # fmt: skip
-    """The softmax before any tile: of the newest token, if `is_last`; else of nothing.
+    """The softmax before any tile: of the newest token and the heads' sinks, if `is_last`; else of nothing.
 
     No branch around it: the loads of what it needs would move there, behind those of the queries.
     """
@@ -133,17 +135,28 @@ def _attend_newest(
     acc1 = gl.zeros((HALF, GROUP), gl.float32, MMA)
     acc0 += gl.convert_layout(even_first(v0, PAIRED), gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
     acc1 += gl.convert_layout(even_first(v1, PAIRED), gl.SliceLayout(1, MMA)).to(gl.float32)[:, None]
+    if sinks is not None:
+        newest = largest
+        sinks = gl.where(is_last, sinks, float("-inf"))
+        largest = gl.maximum(newest, sinks)
+        # Of nothing the largest score is not finite.
+        finite = gl.where(is_last, largest, 0.0)
+        own = _exp2(newest - finite)
+        weight = first[:, None] * (own + _exp2(sinks - finite))[None, :]
+        acc0 *= own[None, :]
+        acc1 *= own[None, :]
     return acc0, acc1, largest, weight
 
 
 @gluon.jit
 def begin_pair(
-    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, k_ptr, v_ptr, row, slot, known, head, is_last, eps,
-    unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
+    qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, page_table_ptr, sinks_ptr, k_ptr, v_ptr, row, slot, known, head,
+    is_last, eps, unit, M, P, num_pages, H: gl.constexpr, KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr,
     TILE: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """A row's queries of one kv head, and the softmax before any tile: of the newest token, if `is_last`, which is
-    written on the way; else of nothing. Waits for the kernel ahead; from the second time on for nothing."""
+    """A row's queries of one kv head, and the softmax before any tile: if `is_last`, of the newest token, which is
+    written on the way, and of the heads' sinks, where they have some; else of nothing. Waits for the kernel ahead; from
+    the second time on for nothing."""
     HALF: gl.constexpr = D // 2
     G: gl.constexpr = H // KV_HEADS
     GROUP: gl.constexpr = group_columns(G)
@@ -160,6 +173,10 @@ def begin_pair(
     q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
     k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
     own_page = page_of(page_table_ptr, slot, known // TILE, M, TILE, PAGE).to(gl.int64)
+    sinks = None
+    if sinks_ptr is not None:
+        group = gl.arange(0, GROUP, gl.SliceLayout(0, MMA))
+        sinks = load_sinks(sinks_ptr + head * G, group, group < G)
     # Up to here nothing was read that the kernel ahead writes.
     wait_for_previous(PDL)
     heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
@@ -184,7 +201,9 @@ def begin_pair(
     key1 = as_cached(k1, cell)
     v0 = as_cached(v0, cell)
     v1 = as_cached(v1, cell)
-    acc0, acc1, largest, weight = _attend_newest(q0, q1, key0, key1, v0, v1, is_last, unit, TILE, GROUP, MMA, PAIRED)
+    acc0, acc1, largest, weight = _attend_newest(
+        q0, q1, key0, key1, v0, v1, sinks, is_last, unit, TILE, GROUP, MMA, PAIRED
+    )
     place = ((own_page * KV_HEADS + head) * PAGE + known % PAGE) * D
     written = wanted & (own_page > 0) & (own_page < num_pages)
     _store_halves(k_ptr + place, columns, key0, key1, written, HALF)
@@ -205,7 +224,7 @@ def _transpose_blocks(p, MMA: gl.constexpr):
 
 
 @gluon.jit
-def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, start, known):
+def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit, start, known, WINDOW: gl.constexpr):
     """One tile in the softmax so far. A row's last tile ends with its last token (see `fetch`).
 
     Keys and values are the tall side of the products, a group's heads the narrow one, of 8 columns. `weight` is summed
@@ -220,7 +239,11 @@ def attend_tile(k_ring, v_ring, stage, q0, q1, acc0, acc1, largest, weight, unit
     s = mma_v2(load_keys(k_ring.index(stage * 2), TALL), q0, zeros)
     s += mma_v2(load_keys(k_ring.index(stage * 2 + 1), TALL), q1, zeros)
     places = gl.arange(0, TILE, gl.SliceLayout(1, MMA))
-    s = gl.where((places >= start + TILE - known)[:, None], s, float("-inf"))
+    hidden = start + TILE - known
+    if WINDOW > 0:
+        # Also what is ahead of the window, which lies behind what the copy put ahead.
+        hidden = gl.maximum(hidden, 0) + gl.maximum(first_seen(known, WINDOW) - start, 0)
+    s = gl.where((places >= hidden)[:, None], s, float("-inf"))
     new = gl.maximum(largest, gl.max(s, 0) * unit)
     shrink = _exp2(largest - new)
     weights = _exp2(s * unit - new[None, :])

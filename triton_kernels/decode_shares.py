@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+from tercet.triton_kernels.windows import first_tile
 
 ROW_WORDS = 4
 WORKER_WORDS = 12
@@ -31,8 +32,8 @@ class DecodeShares:
     """What each worker does in one step, and memory for the parts that are merged."""
 
     rows_B4: Tensor
-    """int32 records of the rows that are alive, in order: row, slot, tokens in the cache, tiles of one head. One more,
-    since whoever is at the last row looks for the next."""
+    """int32 records of the rows that are alive, in order: row, slot, tokens in the cache, one behind the last tile of a
+    head. One more, since whoever is at the last row looks for the next."""
     workers_WN: Tensor
     """int32 records: index of the first row, kv head, tile, number of row-head pairs, number of tiles; of the pair that
     begins in the stretch and ends beyond: row, kv head, its first part, number of parts (0: there is none)."""
@@ -43,6 +44,8 @@ class DecodeShares:
     """fp32 largest score and sum of weights."""
     tile: int
     """Tokens of one tile."""
+    window: int
+    """Of a row no more than its last so many tokens are seen; 0: all."""
 
     @property
     def num_workers(self) -> int:
@@ -50,8 +53,9 @@ class DecodeShares:
 
 
 def make_decode_shares(
-    decode_lengths_B: Tensor, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int
-) -> DecodeShares:
+    decode_lengths_B: Tensor, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int, *,
+    window: int = 0,
+) -> DecodeShares:  # fmt: skip
     """Memory for any step of so many decode rows."""
     device, group = decode_lengths_B.device, num_q_heads // num_kv_heads
     return DecodeShares(
@@ -61,6 +65,7 @@ def make_decode_shares(
         part_IGD=torch.empty(2 * num_workers, group, head_dim, dtype=torch.float32, device=device),
         stats_IG2=torch.empty(2 * num_workers, group, 2, dtype=torch.float32, device=device),
         tile=tile,
+        window=window,
     )
 
 
@@ -86,7 +91,7 @@ def _find(at, ends, tiles, alive, KV_HEADS: tl.constexpr, EXTRA: tl.constexpr):
 def _share_kernel(
     lengths_ptr, slots_ptr, rows_ptr, workers_ptr, B, W,
     BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, KV_HEADS: tl.constexpr, FEWEST: tl.constexpr,
-    EXTRA: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+    EXTRA: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also lists the rows.
 
@@ -98,7 +103,9 @@ def _share_kernel(
     lengths = tl.load(lengths_ptr + rows, mask=rows < B, other=0)
     alive = lengths > 0
     # The newest token is not in the cache yet. A row without any other has a tile all the same, of nothing.
-    tiles = tl.where(alive, tl.maximum(tl.cdiv(lengths - 1, TILE), 1), 0)
+    stops = tl.where(alive, tl.maximum(tl.cdiv(lengths - 1, TILE), 1), 0)
+    firsts = first_tile(lengths - 1, TILE, WINDOW)
+    tiles = stops - firsts
     places = tl.where(alive, tiles + EXTRA, 0) * KV_HEADS
     ends = tl.cumsum(places, 0)
     total = tl.sum(places, 0)
@@ -107,7 +114,7 @@ def _share_kernel(
         tl.store(record_ptr, rows, mask=alive)
         tl.store(record_ptr + 1, tl.load(slots_ptr + rows, mask=alive, other=0), mask=alive)
         tl.store(record_ptr + 2, lengths - 1, mask=alive)
-        tl.store(record_ptr + 3, tiles, mask=alive)
+        tl.store(record_ptr + 3, stops, mask=alive)
 
     worker = tl.program_id(0) * BLOCK_W + tl.arange(0, BLOCK_W)
     used = tl.minimum(tl.maximum(total // FEWEST, 1), W)
@@ -115,10 +122,13 @@ def _share_kernel(
     more = total % used
     begin = worker * each + tl.minimum(worker, more)
     end = begin + each + (worker < more).to(tl.int32)
-    index, _, _, head, place, before = _find(begin, ends, tiles, alive, KV_HEADS, EXTRA)
+    index, row, _, head, place, before = _find(begin, ends, tiles, alive, KV_HEADS, EXTRA)
     last_index, last_row, last_own, last_head, last_place, last_before = _find(
         end - 1, ends, tiles, alive, KV_HEADS, EXTRA
     )
+    tile = tl.maximum(place - EXTRA, 0)
+    if WINDOW > 0:
+        tile += tl.sum(tl.where(rows[None, :] == row[:, None], firsts[None, :], 0), 1)
     # A stretch that ends among a pair's extra places has none of its tiles.
     has_last = last_place >= EXTRA
     count = last_before + has_last.to(tl.int32) - before
@@ -137,7 +147,7 @@ def _share_kernel(
     mask = worker < W
     tl.store(record_ptr, index, mask=mask)
     tl.store(record_ptr + 1, head, mask=mask)
-    tl.store(record_ptr + 2, tl.maximum(place - EXTRA, 0), mask=mask)
+    tl.store(record_ptr + 2, tile, mask=mask)
     tl.store(record_ptr + 3, tl.where(busy, pairs, 0), mask=mask)
     tl.store(record_ptr + 4, tl.where(busy, count, 0), mask=mask)
     tl.store(record_ptr + 5, last_row, mask=mask)
@@ -155,6 +165,6 @@ def plan_decode_shares(decode_slots_B: Tensor, shares: DecodeShares, num_kv_head
     _share_kernel[(cdiv(W, block_w),)](
         shares.lengths_B, decode_slots_B, shares.rows_B4, shares.workers_WN, B, W,
         BLOCK_B=block_b, BLOCK_W=block_w, TILE=shares.tile, KV_HEADS=num_kv_heads, FEWEST=_FEWEST_PLACES,
-        EXTRA=EXTRA_PLACES, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4,
+        EXTRA=EXTRA_PLACES, WINDOW=shares.window, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=4,
         **overlap_options(decode_slots_B),
     )  # fmt: skip

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+from tercet.triton_kernels.windows import first_tile
 
 ROW_WORDS = 4
 WORKER_WORDS = 8
@@ -36,6 +37,8 @@ class FewRows:
     """fp32 largest score and sum of weights of each part; behind the workers', the newest tokens' scores."""
     tile: int
     """Tokens of one tile."""
+    window: int
+    """Of a row no more than its last so many tokens are seen; 0: all."""
 
     @property
     def num_workers(self) -> int:
@@ -43,8 +46,9 @@ class FewRows:
 
 
 def make_few_rows(
-    num_rows: int, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int, device: torch.device
-) -> FewRows:
+    num_rows: int, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int,
+    device: torch.device, *, window: int = 0,
+) -> FewRows:  # fmt: skip
     """Memory for any step of so many decode rows. Each pair of a row and a head may need a worker."""
     pairs, group = num_rows * num_kv_heads, num_q_heads // num_kv_heads
     num_workers = max(num_workers, 2 * pairs)
@@ -54,6 +58,7 @@ def make_few_rows(
         part_IGD=torch.empty(num_workers, group, head_dim, dtype=torch.float32, device=device),
         stats_IG2=torch.empty(num_workers + pairs, group, 2, dtype=torch.float32, device=device),
         tile=tile,
+        window=window,
     )
 
 
@@ -61,7 +66,7 @@ def make_few_rows(
 def _cut_kernel(
     lengths_ptr, slots_ptr, page_table_ptr, rows_ptr, workers_ptr, B, W, M,
     BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also describes the rows."""
     let_next_start(PDL)
@@ -71,6 +76,8 @@ def _cut_kernel(
     known = tl.load(lengths_ptr + rows, mask=rows < B, other=0) - 1
     slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
     tiles = tl.cdiv(tl.maximum(known, 0), TILE)
+    firsts = first_tile(known, TILE, WINDOW)
+    tiles -= firsts
     # Tiles of a stretch: an equal share, unless the last and shorter stretches of the pairs make too many of them.
     total = tl.sum(tiles, 0) * KV_HEADS
     even = tl.maximum(tl.cdiv(total, W), 1)
@@ -96,6 +103,8 @@ def _cut_kernel(
     stretch = within % count
     # As even as can be. Who belongs to no row has none of its tiles.
     begin = stretch * (own_tiles // count) + tl.minimum(stretch, own_tiles % count)
+    if WINDOW > 0:
+        begin += tl.sum(tl.where(is_own, firsts[None, :], 0), 1)
     end = begin + own_tiles // count + (stretch < own_tiles % count).to(tl.int32)
     page_ptr = page_table_ptr + own_slot.to(tl.int64) * M + tl.minimum(begin * TILE // PAGE, M - 1)
     record_ptr = workers_ptr + worker * WORKER_WORDS
@@ -119,5 +128,6 @@ def plan_few_rows(
     _cut_kernel[(cdiv(W, block_w),)](
         decode_lengths_B, decode_slots_B, page_table_SM, few.rows_B4, few.workers_W8, B, W, page_table_SM.shape[1],
         BLOCK_B=next_power_of_2(B), BLOCK_W=block_w, TILE=few.tile, PAGE=page_size, KV_HEADS=num_kv_heads,
-        ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=2, **overlap_options(decode_slots_B),
+        WINDOW=few.window, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=2,
+        **overlap_options(decode_slots_B),
     )  # fmt: skip

@@ -15,7 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.windows import first_tile, most_tiles
 
 SPLIT_WORDS = 4
 _SIZES = ["B"]
@@ -42,14 +43,17 @@ class FixedSplits:
     """Tokens of one tile."""
     split: int
     """Tiles of one split."""
+    window: int
+    """Of a row no more than its last so many tokens are seen, which moves no cut; 0: all."""
 
 
 def make_fixed_splits(
-    decode_lengths_B: Tensor, max_tokens: int, num_workers: int, num_q_heads: int, head_dim: int, tile: int, split: int
-) -> FixedSplits:
+    decode_lengths_B: Tensor, max_tokens: int, num_workers: int, num_q_heads: int, head_dim: int, tile: int, split: int,
+    *, window: int = 0,
+) -> FixedSplits:  # fmt: skip
     """Memory for any step of so many decode rows of up to `max_tokens` each."""
     device, num_rows = decode_lengths_B.device, decode_lengths_B.shape[0]
-    capacity = num_rows * cdiv(max_tokens, tile * split)
+    capacity = num_rows * most_tiles(max_tokens, tile * split, window)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -65,13 +69,15 @@ def make_fixed_splits(
         num_workers=num_workers,
         tile=tile,
         split=split,
+        window=window,
     )
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _fixed_splits_kernel(
     lengths_ptr, slots_ptr, splits_ptr, num_splits_ptr, counts_ptr, starts_ptr, B,
-    BLOCK_B: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, SPLIT_WORDS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_B: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr, SPLIT_WORDS: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1,): one program cuts all rows."""
     let_next_start(PDL)
@@ -81,7 +87,9 @@ def _fixed_splits_kernel(
     slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
     # The newest token is not in the cache yet. A row without any other has a tile all the same, of nothing.
     tiles = tl.where(lengths > 0, tl.maximum(tl.cdiv(lengths - 1, TILE), 1), 0)
-    long = tiles // SPLIT
+    # Splits of which nothing is seen are none. One that the window cuts counts as long.
+    firsts = first_tile(lengths - 1, TILE, WINDOW) // SPLIT
+    long = tiles // SPLIT - firsts
     short = (tiles % SPLIT > 0).to(tl.int32)
     long_before = tl.cumsum(long, 0) - long
     short_before = tl.cumsum(short, 0) - short
@@ -99,7 +107,7 @@ def _fixed_splits_kernel(
         tl.store(record_ptr, rows, mask=index < long)
         tl.store(record_ptr + 1, slots, mask=index < long)
         tl.store(record_ptr + 2, lengths - 1, mask=index < long)
-        tl.store(record_ptr + 3, (index + 1) * SPLIT, mask=index < long)
+        tl.store(record_ptr + 3, (firsts + index + 1) * SPLIT, mask=index < long)
 
 
 def plan_fixed_splits(decode_slots_B: Tensor, splits: FixedSplits) -> None:
@@ -107,6 +115,6 @@ def plan_fixed_splits(decode_slots_B: Tensor, splits: FixedSplits) -> None:
     B = decode_slots_B.shape[0]
     _fixed_splits_kernel[(1,)](
         splits.lengths_B, decode_slots_B, splits.splits_I4, splits.num_splits_1, splits.counts_B, splits.starts_B, B,
-        BLOCK_B=max(16, next_power_of_2(B)), TILE=splits.tile, SPLIT=splits.split, SPLIT_WORDS=SPLIT_WORDS,
-        num_warps=4, **overlap_options(decode_slots_B),
+        BLOCK_B=max(16, next_power_of_2(B)), TILE=splits.tile, SPLIT=splits.split, WINDOW=splits.window,
+        SPLIT_WORDS=SPLIT_WORDS, num_warps=4, **overlap_options(decode_slots_B),
     )  # fmt: skip

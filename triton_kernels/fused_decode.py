@@ -1,7 +1,8 @@
 """Decode attention straight from a layer's q, k, v rows: head norms, rotary, the new token's K and V into the cache,
-and attention to all before it, in two launches. On Hopper, for plain scoring; elsewhere prologue and attention are
-apart. A step's plan says which of three kernels serves it: one made for bandwidth, one for few rows, one that cuts rows
-at fixed positions, so that a row's bits are its own.
+and attention to what it sees of those before it, in two launches. On Hopper, also of layers with a window or sinks;
+elsewhere, and with soft caps or ALiBi, prologue and attention are apart. A step's plan says which of three kernels
+serves it: one made for bandwidth, one for few rows, one that cuts rows at fixed positions, so that a row's bits are its
+own.
 
 Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q heads, D head size, S slots, M pages of a
 slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
@@ -13,7 +14,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as HopperDe
 
 from tercet.triton_kernels.attention_prologue import check_heads
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.checks import FP8, check_contiguous, check_indices, check_same, check_shape
+from tercet.triton_kernels.checks import (
+    FP8,
+    check_contiguous,
+    check_indices,
+    check_of_heads,
+    check_same,
+    check_shape,
+)
 from tercet.triton_kernels.decode_few import launch_few_rows
 from tercet.triton_kernels.decode_fixed import fixed_decode_kernel
 from tercet.triton_kernels.decode_hopper import hopper_decode_kernel
@@ -28,10 +36,13 @@ from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
 from tercet.triton_kernels.merge_parts import merge_parts_kernel
 from tercet.triton_kernels.merge_splits import merge_splits
-from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
+from tercet.triton_kernels.tiles import hopper_descriptor
+from tercet.triton_kernels.windows import most_tiles
 
-_TILE_BYTES, _STAGES = 64, 3
+_TILE_BYTES = 64
 """Of one of the numbers that a token has: tiles of 32 tokens, in FP8 of 64."""
+_RING_BYTES = 48 * 1024
+"""Keys and values that are on their way to a worker: three tiles, or six of heads of 64 numbers."""
 _WORKERS_PER_MULTIPROCESSOR = 4
 _MERGED_PARTS, _MERGE_WARPS = 8, 1
 _MOST_HEADS = 16
@@ -42,6 +53,8 @@ _FEW_ROWS = 1
 short."""
 LONG = 2**30
 """As what is known of a row's length: it is so long that bytes count, not instructions behind each other."""
+_FEW_SEEN = 2048
+"""Up to here, tokens that all rows see because of a window, that kernel too."""
 _FEW_TILE = 64
 _SPLIT = 256
 """Tokens of a fixed split."""
@@ -50,11 +63,15 @@ FusedPlan = DecodeShares | FewRows | FixedSplits
 
 
 def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
-    """Whether the fused kernel knows these shapes and this way of scoring."""
+    """Whether the fused kernel knows these shapes and this way of scoring.
+
+    Not windows of one, in which nothing is left of the cache.
+    """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % 32 == 0
     fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
-    return fits and scoring.is_plain and is_hopper(k_cache.device)
+    fits = fits and not scoring.softcap and scoring.alibi_slopes_H is None and scoring.window != 1
+    return fits and is_hopper(k_cache.device)
 
 
 def plan_fused_decode(
@@ -64,13 +81,15 @@ def plan_fused_decode(
     num_q_heads: int,
     k_cache: Tensor,
     *,
+    window: int = 0,
     deterministic: bool = False,
     longest: int = 0,
 ) -> FusedPlan:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step.
 
-    `deterministic`: a row's bits depend on nothing else in the step. `longest`: tokens that a row has at most, of a few
-    that are known to be short, or `LONG`: they are attended to faster then, and others rightly.
+    `window`: of the layers that it is for, see `Scoring`. `deterministic`: a row's bits depend on nothing else in the
+    step. `longest`: tokens that a row has at most, of a few that are known to be short, or `LONG`: they are attended to
+    faster then, and others rightly.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
@@ -82,22 +101,25 @@ def plan_fused_decode(
     tile = min(_TILE_BYTES // k_cache.dtype.itemsize, page_size)
     if deterministic:
         splits = make_fixed_splits(
-            decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, _SPLIT // tile
+            decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, _SPLIT // tile, window=window
         )
         plan_fixed_splits(decode_slots_B, splits)
         return splits
-    if longest < LONG and (longest or num_rows <= _FEW_ROWS):
+    sees_few = 0 < num_rows * window <= _FEW_SEEN
+    if sees_few or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
-        num_tiles = num_rows * num_kv_heads * cdiv(longest or max_tokens, _FEW_TILE)
+        num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, _FEW_TILE, window)
         num_workers = min(num_workers, num_tiles)
-        few = make_few_rows(num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device)
+        few = make_few_rows(
+            num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device, window=window
+        )
         plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
     if num_rows * num_kv_heads <= num_workers:
         # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
         num_workers = max(num_workers // 64 * 64, 16)
-    shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, tile)
+    shares = make_decode_shares(decode_lengths_B, num_workers, num_q_heads, num_kv_heads, head_dim, tile, window=window)
     plan_decode_shares(decode_slots_B, shares, num_kv_heads)
     return shares
 
@@ -115,12 +137,13 @@ def fused_decode_attention(
     num_q_heads: int,
     scale: float,
     out_BHD: Tensor,
+    sinks_H: Tensor | None = None,
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
     Rows of length 0 give zeros and write nothing. Softmax and norms in fp32; q and k are rounded once, as the prologue
-    rounds them. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
-    them and this there must be a kernel that is launched without overlap (see overlap.py).
+    rounds them. `sinks_H`: see `Scoring`. Graph-safe. Keys of earlier steps, page tables and shares are read before the
+    wait: between what wrote them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
@@ -131,32 +154,35 @@ def fused_decode_attention(
     check_shape("cos_sin", cos_sin_PD, None, head_dim)
     check_heads(qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
     check_indices("page_table", page_table_SM, qkv_BN, None, None)
+    if sinks_H is not None:
+        check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
         launch_few_rows(
             qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM, shares,
-            num_q_heads, scale, out_BHD,
+            num_q_heads, scale, sinks_H, out_BHD,
         )  # fmt: skip
         return
     check_shape("lengths", shares.lengths_B, B)
-    norm, stages = q_norm_weight_D is not None, _STAGES * _TILE_BYTES // (shares.tile * k_cache.dtype.itemsize)
+    norm = q_norm_weight_D is not None
+    stages = _RING_BYTES // (2 * shares.tile * head_dim * k_cache.dtype.itemsize)
     if isinstance(shares, FixedSplits):
         fixed_decode_kernel[(shares.num_workers,)](
             _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
             q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
-            shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD,
+            sinks_H, shares.splits_I4, shares.num_splits_1, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD,
             eps, scale, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
             H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, SPLIT=shares.split, STAGES=stages,
-            NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+            NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
         )  # fmt: skip
         merge_splits(shares.counts_B, shares.starts_B, shares.part_IHD, shares.stats_IH2, out_BHD)
         return
     hopper_decode_kernel[(shares.num_workers,)](
         _descriptor(k_cache, shares.tile), _descriptor(v_cache, shares.tile), k_cache, v_cache, qkv_BN,
         q_norm_weight_D if norm else qkv_BN, k_norm_weight_D if norm else qkv_BN, cos_sin_PD, page_table_SM,
-        shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD, shares.stats_IG2, out_BHD,
+        sinks_H, shares.rows_B4, shares.workers_WN, shares.lengths_B, shares.part_IGD, shares.stats_IG2, out_BHD,
         eps, scale, B, page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
         H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, PAGE=page_size, STAGES=stages,
-        NUM_WORKERS=shares.num_workers, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
+        NUM_WORKERS=shares.num_workers, WINDOW=shares.window, NORM=norm, PDL=True, num_warps=1, launch_pdl=True,
     )  # fmt: skip
     merge_parts_kernel[(shares.num_workers, group)](
         shares.workers_WN, shares.part_IGD, shares.stats_IG2, out_BHD,
