@@ -59,11 +59,12 @@ def test_the_bits_of_the_numbers_that_they_stand_for(tmp_path: Path) -> None:
 
 
 def test_requests_alone_in_default_mode(tmp_path: Path) -> None:
-    """Where each pair of a token and an expert is by itself: near what is said with sums in plain order."""
+    """Where each pair of a token and an expert is by itself: near what plain experts say so. (Not what they say with
+    sums in plain order: near ties go to other experts then.)"""
     stored, plain = in_mxfp4(make_checkpoint("gpt-oss", tmp_path / "model", **SIZES), tmp_path)
     batches = [[prompt] for prompt in prompts_of(8)]
     compared = 0
-    for (got,), (wanted,) in zip(answers(stored, batches), answers(plain, batches, deterministic=True), strict=True):
+    for (got,), (wanted,) in zip(answers(stored, batches), answers(plain, batches), strict=True):
         for place, (one, other) in enumerate(zip(got.logprobs, wanted.logprobs, strict=True)):
             for token_id in one.keys() & other.keys():
                 assert abs(one[token_id].logprob - other[token_id].logprob) < 0.15
