@@ -1,20 +1,14 @@
 """Engines that try tokens ahead: the same answers as without, from real processes around tiny models on the CPU."""
 
-import atexit
-import functools
-import shutil
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from msgspec.structs import replace
-from safetensors.torch import load_file, save_file
 
-from checkpoints import make_checkpoint, random_prompts, reference_greedy
-from families import VOCAB_SIZE
+from checkpoints import random_prompts, reference_greedy
+from covering import long
+from repetitive_model import CYCLE, FAMILY, repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.answers import EngineInfo
 from tercet.ipc.messages import SamplingParams
@@ -22,9 +16,6 @@ from whole_engine import PAGE_SIZE, bytes_of_pages, info, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
-FAMILY = "llama3"
-CYCLE = 9
-"""Tokens after which a model of ours says the same again, unless its layers have another idea."""
 THREE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "disable_by_batch_size": 5}
 DISTURBED = {
     "alone": {},
@@ -36,25 +27,6 @@ DISTURBED = {
 
 Answers = list[tuple[list[int], str, str]]
 Cases = tuple[list[list[int]], list[SamplingParams], Answers]
-
-
-@functools.cache
-def repetitive() -> Path:
-    """A checkpoint that mostly goes around in circles: its head wants one token after the other, its layers say little
-    against it."""
-    folder = Path(tempfile.mkdtemp(prefix="tercet-repetitive-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = make_checkpoint(FAMILY, folder) / "model.safetensors"
-    tensors = load_file(path)
-    ids = torch.arange(VOCAB_SIZE)
-    following = torch.where(ids % CYCLE == CYCLE - 1, ids - CYCLE + 1, (ids + 1).clamp(max=VOCAB_SIZE - 1))
-    embedding = tensors["model.embed_tokens.weight"]
-    tensors["lm_head.weight"] = torch.zeros_like(embedding).index_copy_(0, following, embedding) * 3
-    for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
-            tensors[name] *= 0.002
-    save_file(tensors, path, {"format": "pt"})
-    return folder
 
 
 def engine(**options: Any) -> LLM:
@@ -108,7 +80,7 @@ def cases(nan_memory: None) -> Cases:
     return prompts, params, said
 
 
-@pytest.mark.parametrize("how", DISTURBED)
+@pytest.mark.parametrize("how", [long("alone"), "deterministic", "preempted", long("ahead")])
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     prompts, params, said = cases
     with engine(speculative_config=THREE, **DISTURBED[how]) as llm:
