@@ -19,8 +19,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Tried behind the last one, in a step."""
     prompt_lookup_max: int = 4
     """Of a request's last tokens so many are looked for."""
-    prompt_lookup_min: int = 2
-    """Fewer of them are not enough."""
+    prompt_lookup_min: int = 1
+    """Fewer of them are not enough. A step that tries takes as long whether or not it has something to try."""
     disable_by_batch_size: int = 16
     """With more requests in a step nothing is tried: their tokens fill it."""
 
@@ -38,7 +38,7 @@ def speculative_config(given: object) -> SpeculativeConfig | None:
     try:
         return msgspec.convert(given, SpeculativeConfig)
     except msgspec.ValidationError as error:
-        example = '{"method": "ngram", "num_speculative_tokens": 4}'
+        example = '{"method": "ngram", "num_speculative_tokens": 7}'
         raise ValueError(f"{_FLAG} got {given!r}: {error}; want such as {example}") from None
 
 

@@ -89,7 +89,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag(
         "speculative-config",
         "try tokens that may come next: JSON such as "
-        '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2}',
+        '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 1}',
         type=json_map,
         metavar="JSON",
     )
