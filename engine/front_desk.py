@@ -16,7 +16,7 @@ from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptIds, PromptLogprobs, Usage
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.step_messages import Ended, Load, Logs, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
+from tercet.ipc.step_messages import Ended, Load, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
 
 Item = Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds
 _NOBODY: dict[int, Ended] = {}
@@ -204,9 +204,9 @@ class FrontDesk:
             if (live := by_number.get(logs.row)) is not None:
                 self._accept_prompt_logs(live, logs, items)
         numbers, token_ids = memoryview(tokens.numbers).cast("q"), memoryview(tokens.token_ids).cast("i")
-        if tokens.logs is not None:
-            self._accept_logs(tokens.logs, numbers, token_ids)
-        for number, token_id in zip(numbers, token_ids, strict=True):
+        last = {number: place for place, number in enumerate(numbers) if number in ended} if ended else {}
+        rows = dict(zip(unpack_rows(tokens.logs), unpack_words(tokens.logs), strict=True)) if tokens.logs else {}
+        for place, (number, token_id) in enumerate(zip(numbers, token_ids, strict=True)):
             live = by_number.get(number)
             if live is None:  # ended here, while the scheduler did not know yet
                 continue
@@ -218,9 +218,9 @@ class FrontDesk:
             live.fresh_ids.append(token_id)
             live.generated.append(token_id)
             touched[number] = live
-            end = ended.get(number)
-            if end is not None and live.num_generated < end.usage.num_generated_tokens:
-                end = None  # another token of it follows
+            if place in rows and live.logprobs is not None:
+                live.fresh_logs.append(tuple(read_row(rows[place], token_id, live.logprobs, self._pieces)))
+            end = ended[number] if last.get(number) == place else None
             # The token that ended a request is among its ids, but its text is not part of the answer.
             if end is None or end.stop_id is None or live.keeps_stop:
                 live.fresh_text.append(detokenizer.push(token_id))
@@ -235,12 +235,6 @@ class FrontDesk:
                 finished = self._finish(live, end.reason, end.stop_id, end.usage)
                 self._tell(items, live, finished)
                 touched.pop(end.number, None)
-
-    def _accept_logs(self, logs: Logs, numbers: "memoryview[int]", token_ids: "memoryview[int]") -> None:
-        for place, words in zip(unpack_rows(logs), unpack_words(logs), strict=True):
-            live = self._by_number.get(numbers[place])
-            if live is not None and live.logprobs is not None:
-                live.fresh_logs.append(tuple(read_row(words, token_ids[place], live.logprobs, self._pieces)))
 
     def _accept_prompt_logs(self, live: Live, logs: PromptLogs, items: dict[Client, list[Item]]) -> None:
         """After a preemption they come once more: what the client has is left out."""

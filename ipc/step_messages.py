@@ -224,7 +224,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """Masks of some rows are still to come: it stops before its draw, and a `Draw` follows. Decodes only."""
     num_guesses: int = 0
     """Each of `decodes` has so many rows more, behind each other: for tokens that may come next, of which those hold
-    that are what is sampled. No chunks are beside them, and nobody's logits are adjusted or logged."""
+    that are what is sampled. No chunks are beside them, and no masks."""
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

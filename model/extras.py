@@ -93,12 +93,13 @@ class Extras:
             first += length
         return logged
 
-    def adjust(self, logits_RV: Tensor, slots_R: Tensor, table: SlotTable) -> Tensor:
-        """The logits to sample from, fp32; those given stay as they are. Masks, biases, then penalties. Graph-safe."""
+    def adjust(self, logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
+        """The logits to sample the tokens of these positions from, fp32; those given stay as they are. Masks, biases,
+        then penalties. Graph-safe."""
         adjusted_RV = widen(logits_RV, slots_R, self.masks.words_SW)
         add_bias(adjusted_RV, slots_R, self._table.bias_ids_SK, self._table.bias_SK)
         penalties = self._table.repetition_S, self._table.presence_S, self._table.frequency_S
-        penalize(adjusted_RV, slots_R, table, *penalties)
+        penalize(adjusted_RV, slots_R, positions_R, table, *penalties)
         return adjusted_RV
 
     def _note(self, enter: Enter) -> None:

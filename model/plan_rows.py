@@ -43,6 +43,11 @@ class PlanRows(NamedTuple):
         return self.num_decode_rows + int(self.chunks.shape[1])
 
     @property
+    def slots(self) -> NDArray[np.int32]:
+        """Of all results."""
+        return np.concatenate([np.repeat(self.decodes, self.width), self.chunks[0]])
+
+    @property
     def num_prefill_tokens(self) -> int:
         return int(self.chunks[2].sum())
 

@@ -230,7 +230,7 @@ class Runner:
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
-        logged = self._extras.logged(np.concatenate([self._rows.decodes, self._rows.chunks[0]])[computed])
+        logged = self._extras.logged(self._rows.slots[computed])
         prompts = [(chunk, [HostCopy(block, self._rooms) for block in blocks]) for chunk, blocks in self._prompt_logs]
         if logs_RW is None:  # no row samples
             logged[:] = False

@@ -52,7 +52,7 @@ def sample_step(
         _accept(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape)
         return token_ids_R, None
     raw_NV = decoder.logits(hidden_ND)
-    logits_NV = extras.adjust(raw_NV, slots_N, table) if shape.adjusted else raw_NV
+    logits_NV = extras.adjust(raw_NV, slots_N, positions_N, table) if shape.adjusted else raw_NV
     token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
     _accept(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape)
     if not shape.logged:
@@ -78,7 +78,7 @@ def sample_step_into(
         _accept(ring, trials, table, shape)
         return None
     raw_RV = decoder.logits(hidden_RD)
-    logits_RV = extras.adjust(raw_RV, rows.slots_R, table) if shape.adjusted else raw_RV
+    logits_RV = extras.adjust(raw_RV, rows.slots_R, rows.positions_R, table) if shape.adjusted else raw_RV
     sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
     _accept(ring, trials, table, shape)
     if not shape.logged:

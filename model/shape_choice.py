@@ -36,7 +36,7 @@ class ShapeChoice:
         whole_logits = bool(self._whole_logits_S[rows.decodes].any())
         if rows.num_guesses:
             assert self._trials is not None
-            return self._trials.fit(len(rows.decodes), whole_logits)
+            return self._trials.fit(len(rows.decodes), whole_logits, self._adjusted(rows), self._logged(rows)[0])
         sizes = len(rows.decodes), rows.chunks.shape[1], rows.num_prefill_tokens
         depth = int(rows.chunks[1].max(initial=0))
         return self._shapes.fit(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows), depth=depth)
@@ -47,7 +47,7 @@ class ShapeChoice:
         whole_logits = bool(self._whole_logits_S[rows.decodes].any() or self._whole_logits_S[rows.chunks[0]].any())
         if rows.num_guesses:
             assert self._trials is not None
-            return self._trials.exact(num_alive, whole_logits)
+            return self._trials.exact(num_alive, whole_logits, self._adjusted(rows), self._logged(rows)[0])
         sizes = num_alive, rows.chunks.shape[1], rows.num_prefill_tokens
         return StepShape(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows))
 

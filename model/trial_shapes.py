@@ -16,17 +16,22 @@ class TrialShapes:
         self._sizes = _sizes(settings.most_slots)
         self.max_rows = self._sizes[-1] * (settings.num_guesses + 1)
 
-    def exact(self, num_slots: int, whole_logits: bool) -> StepShape:
-        """For a CPU."""
-        num_rows = num_slots * (self._num_guesses + 1)
-        return StepShape(num_rows, 0, 0, whole_logits, num_trials=num_slots, num_guesses=self._num_guesses)
+    def exact(
+        self, num_slots: int, whole_logits: bool = False, adjusted: bool = False, logged: bool = False
+    ) -> StepShape:
+        """For a CPU. What some row wants is as in `Shapes.fit`."""
+        whole_logits |= adjusted or logged
+        rows, guesses = num_slots * (self._num_guesses + 1), self._num_guesses
+        return StepShape(rows, 0, 0, whole_logits, adjusted, logged, num_trials=num_slots, num_guesses=guesses)
 
-    def fit(self, num_slots: int, whole_logits: bool) -> StepShape:
+    def fit(
+        self, num_slots: int, whole_logits: bool = False, adjusted: bool = False, logged: bool = False
+    ) -> StepShape:
         """For a GPU."""
-        return self.exact(self._sizes[bisect_left(self._sizes, num_slots)], whole_logits)
+        return self.exact(self._sizes[bisect_left(self._sizes, num_slots)], whole_logits, adjusted, logged)
 
     def for_graphs(self) -> list[StepShape]:
-        """All that `fit` can say, the largest first."""
+        """All that `fit` can say of slots that want nothing special, the largest first."""
         return [self.exact(size, whole_logits) for size in self._sizes[::-1] for whole_logits in (False, True)]
 
 

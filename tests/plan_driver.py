@@ -109,8 +109,8 @@ def run_jobs(
 ) -> None:
     """Run every job to its end; slots and pages are drawn at random and used again.
 
-    `ahead`: steps that have no prompts are planned ahead of some of their `masks`; `num_guesses`: in some of them as
-    many tokens are tried, for whom that is possible.
+    `ahead`: steps that have no prompts are planned ahead of some of their `masks`; `num_guesses`: in most of those that
+    have no masks either so many tokens are tried.
     """
     rng = random.Random(seed)
     free_pages = list(range(1, runner.limits.num_pages))
@@ -144,8 +144,7 @@ def run_jobs(
         awaited = [job for job in masked if ahead and not chunks and rng.random() < 0.7]
         late = [job for job in awaited if rng.random() < 0.3]
         here = [job for job in masked if job not in awaited]
-        asked = any(job.sampling.logprobs is not None or job.sampling.adjustments for job in decodes)
-        guesses = num_guesses if decodes and not (chunks or masked or asked) and rng.random() < 0.8 else 0
+        guesses = num_guesses if decodes and not (chunks or masked) and rng.random() < 0.8 else 0
         pages: list[int] = []
         for job in (*decodes, *chunked):
             most = job.num_prompt + job.sampling.max_tokens - 1

@@ -1,6 +1,7 @@
 """The front desk, without sockets: every request ends exactly once, and its parts make the whole."""
 
 import random
+import struct
 from array import array
 
 import msgspec
@@ -10,9 +11,9 @@ from tercet.engine.front_desk import FrontDesk, Item
 from tercet.engine.live import Client, Live
 from tercet.engine.pieces import Pieces
 from tercet.engine.preparation import make_detokenizer
-from tercet.ipc.answers import Delta, Failed, Finished
+from tercet.ipc.answers import Delta, Failed, Finished, Logprobs
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.step_messages import Ended, Load, Sampling, Started, Submit, Tokens, Unservable
+from tercet.ipc.step_messages import Ended, Load, Logs, Sampling, Started, Submit, Tokens, Unservable
 from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 A, B = b"client a", b"client b"
@@ -107,6 +108,30 @@ def test_a_stop_string_ends_at_once_and_aborts(desk: FrontDesk) -> None:
     assert (finished.usage.queued_s, finished.usage.prefill_s, finished.usage.decode_s) == (0.5, 1.25, 0.0)
     # What the scheduler had on the way is dropped.
     assert desk.accept([tokens({x.number: EOS}, ended(x, EOS))], 13.0) == ({}, [])
+
+
+@pytest.mark.parametrize("stop", ["", "b"])
+def test_several_tokens_of_a_request_in_one_step(desk: FrontDesk, stop: str) -> None:
+    """Only the last has no text, and what is behind a stop string is dropped, with its log-probabilities."""
+    asked = SamplingParams(logprobs=0, stop=stop or ())
+    x, y = submitted(desk, A, "x", asked), submitted(desk, A, "y", asked)
+    a, b, c = ids_of("abc")
+    numbers = array("q", [x.number, y.number, x.number, x.number]).tobytes()
+    words = struct.pack("<fi", -0.5, 1) + struct.pack("<fi", -0.25, 2) + struct.pack("<fi", -0.125, 3)
+    logs = Logs(array("i", [0, 2, 3]).tobytes(), 0, words)
+    message = Tokens(numbers, array("i", [a, c, b, EOS]).tobytes(), (ended(x, EOS),), logs=logs)
+    items, aborts = desk.accept([message], 11.0)
+    told, finished, delta = items[A]
+    assert isinstance(told, Logprobs)
+    assert isinstance(finished, Finished)
+    assert delta == Delta("y", "c", array("i", [c]).tobytes())
+    if stop:
+        assert ([row[0].logprob for row in told.tokens], aborts) == ([-0.5, -0.25], [x.number])
+        assert (finished.text, finished.stop, finished.token_ids) == ("a", "b", array("i", [a, b]).tobytes())
+    else:
+        assert ([row[0].logprob for row in told.tokens], aborts) == ([-0.5, -0.25, -0.125], [])
+        assert (finished.text, finished.stop) == ("ab", EOS)
+        assert finished.token_ids == array("i", [a, b, EOS]).tobytes()
 
 
 def test_held_text_comes_with_the_end(desk: FrontDesk) -> None:

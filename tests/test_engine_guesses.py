@@ -25,7 +25,7 @@ DISTURBED = {
 }
 
 
-Answers = list[tuple[list[int], str, str]]
+Answers = list[tuple[list[int], str, str, Any]]
 Cases = tuple[list[list[int]], list[SamplingParams], Answers]
 
 
@@ -53,9 +53,16 @@ def draws() -> tuple[list[list[int]], list[SamplingParams]]:
 
 
 def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> Answers:
-    """Ids, text and why they end."""
+    """Ids, text, why they end, and the order of the likeliest tokens at each place, where that is asked for."""
     outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    return [(output.token_ids, output.text, str(output.finish_reason)) for output in outputs]
+    ranks = [
+        output.logprobs and [{token_id: one.rank for token_id, one in row.items()} for row in output.logprobs]
+        for output in outputs
+    ]
+    return [
+        (output.token_ids, output.text, str(output.finish_reason), rank)
+        for output, rank in zip(outputs, ranks, strict=True)
+    ]
 
 
 def settled(llm: LLM) -> EngineInfo:
@@ -74,9 +81,10 @@ def cases(nan_memory: None) -> Cases:
         for index in (5, 11):  # one ends at a token that it says
             params[index] = replace(params[index], stop_token_ids=[said[index][0][9]])
         said = answers(llm, prompts, params)
-    assert {reason for _, _, reason in said} == {"stop", "length"}
+    assert {one[2] for one in said} == {"stop", "length"}
+    assert all(one[3] is None or len(one[3]) == len(one[0]) for one in said)
     assert said[0][0] == reference_greedy(repetitive(), prompts[:1], len(said[0][0]))[0]
-    assert max(len(set(ids)) for ids, _, _ in said) > CYCLE, "always the same again"
+    assert max(len(set(one[0])) for one in said) > CYCLE, "always the same again"
     return prompts, params, said
 
 

@@ -9,7 +9,7 @@ from repetitive_model import repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from test_engine_gpu import engine
-from test_engine_guesses import answers, draws, settled
+from test_engine_guesses import Answers, answers, draws, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -37,7 +37,7 @@ def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(enforce_eager:
     assert 0 < gauges.num_right_guesses < gauges.num_guesses
 
 
-def _alone(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[tuple[list[int], str, str]]:
+def _alone(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> Answers:
     return [answers(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
 
 

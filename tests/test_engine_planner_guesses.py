@@ -9,7 +9,7 @@ from tercet.engine.plan_draft import InFlight
 from tercet.engine.residents import Counters
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
-from tercet.ipc.step_messages import Adjustments, Step
+from tercet.ipc.step_messages import Step
 from test_engine_planner import Run, settings, submit
 from test_triton_kernels_guess import plain_guesses
 
@@ -28,25 +28,6 @@ def test_a_request_takes_fewer_steps_and_says_the_same() -> None:
     assert load.num_steps < 50
     assert 0 < load.num_right_guesses < load.num_guesses <= 4 * load.num_trials
     assert load.num_steps + load.num_right_guesses >= 60
-
-
-@pytest.mark.parametrize(
-    "asked", [{"logprobs": 1}, {"adjustments": Adjustments(1.2)}, {"logprobs": 0}], ids=["logprobs", "penalty", "own"]
-)
-def test_nothing_is_tried_beside_who_is_asked_about(asked: dict[str, object]) -> None:
-    run = Run(settings(speculation=FOUR))
-    run.planner.submit(submit(0, [1, 2], max_tokens=40), 0.0)
-    run.planner.submit(submit(1, [1, 3], max_tokens=8, **asked), 0.0)
-    guesses: list[tuple[int, int]] = []
-    while not run.planner.idle:
-        step = run.planner.plan(0.0)
-        if step is not None:
-            guesses.append((len(np.frombuffer(step.decodes, np.int32)), step.num_guesses))
-            run.worker.issue(step)
-        else:
-            run.execute()
-    assert {number for rows, number in guesses if rows == 2} == {0}
-    assert (1, 4) in guesses
 
 
 def test_nothing_is_tried_in_steps_of_many_or_with_prompts() -> None:

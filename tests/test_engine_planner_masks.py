@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from masked_run import MaskedRun, constrained
 from simulated_worker import VOCABULARY, undisturbed
 from tercet.ipc.step_messages import Abort, Sibling, Submit
-from test_engine_planner import settings, submit, tight_sizes
+from test_engine_planner import random_speculation, settings, submit, tight_sizes
 from test_engine_planner_restart import prompt_of, restart
 
 
@@ -19,6 +19,7 @@ def test_random_loads_with_late_masks(seed: int) -> None:
     chosen = settings(
         **tight_sizes(draw),
         deterministic=draw.random() < 0.4,
+        speculation=draw.choice([None, random_speculation(draw)]),
     )
     run = MaskedRun(chosen)
     requests = {}

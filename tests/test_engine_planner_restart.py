@@ -9,7 +9,7 @@ from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.process_messages import Limits, WorkersRestarted
 from tercet.ipc.step_messages import Abort, Forget, Sampled, Submit, Unservable
-from test_engine_planner import Run, settings, submit
+from test_engine_planner import Run, random_speculation, settings, submit
 
 
 def restart(run: Run, blame: str | None = None, num_pages: int | None = None, *, now: float = 0.0) -> list[Unservable]:
@@ -36,7 +36,12 @@ def prompt_of(message: Submit) -> list[int]:
 @pytest.mark.parametrize("seed", range(30))
 def test_all_is_said_once_however_often_workers_die(seed: int) -> None:
     draw = random.Random(seed)
-    run = Run(settings(num_pages=draw.choice([26, 40]), max_num_seqs=draw.choice([2, 5]), max_model_len=44))
+    run = Run(
+        settings(
+            num_pages=draw.choice([26, 40]), max_num_seqs=draw.choice([2, 5]), max_model_len=44,
+            speculation=draw.choice([None, random_speculation(draw)]),
+        )
+    )  # fmt: skip
     requests = [
         submit(
             number,

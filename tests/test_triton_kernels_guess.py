@@ -72,6 +72,10 @@ def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int]
     trials = empty_trials(slots, num_guesses)
     before = replace(table, **{name: getattr(table, name).clone() for name in SlotTable.__dataclass_fields__})
     guess(trials, table, num_guesses=num_guesses, repeated=repeated, page_size=PAGE, num_pages=NUM_PAGES)
+    for row, slot in enumerate(slots):  # guesses are where they would be
+        mine, length = slice(row * width + 1, row * width + width), int(table.length_S[slot])
+        tried = trials.input_ids_T[mine][trials.lengths_T[mine] > 0]
+        before.token_ids_SL[slot, length : length + len(tried)] = tried
     for name in SlotTable.__dataclass_fields__:
         assert torch.equal(getattr(table, name), getattr(before, name)), name
     assert int(trials.num_tokens_1) == len(trials.slots_T)

@@ -55,15 +55,18 @@ def test_penalties(dtype: torch.dtype, vocab: int) -> None:
     table.num_prompt_S[:] = torch.tensor([1, 9, 30, 79, 5, 20])
     table.length_S[:] = torch.tensor([60, 50, 64, 79, 80, 80])
     slots = torch.tensor([2, 0, 5, SLOTS, -1, 3], dtype=INTS)
+    positions = torch.tensor([64, 50, 77, 9, 9, 79], dtype=INTS)
     repetition = torch.tensor([1.3, 1.0, 1.0, 1.5, 1.0, 0.8])
     presence = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -0.5])
     frequency = torch.tensor([0.25, 0.0, 0.0, 0.0, 0.0, 0.1])
-    penalize(logits, slots, table, repetition, presence, frequency)
+    penalize(logits, slots, torch.full_like(positions, -1), table, repetition, presence, frequency)
+    assert torch.equal(logits, before), "rows that sample nothing stay as they are"
+    penalize(logits, slots, positions, table, repetition, presence, frequency)
     assert torch.equal(logits[0], before[0]), "a neutral row keeps its bits"
     assert torch.equal(logits[3:5], before[3:5]), "a slot outside the table changes nothing"
     for row, slot in ((1, 0), (2, 5), (5, 3)):
-        length, num_prompt = int(table.length_S[slot]), int(table.num_prompt_S[slot])
-        ids = table.token_ids_SL[slot].tolist()[:length]
+        num_prompt = int(table.num_prompt_S[slot])
+        ids = table.token_ids_SL[slot].tolist()[: int(positions[row])]  # whatever the slot's length
         for token in range(vocab):
             x, generated = float(before[row, token]), ids[num_prompt:].count(token)
             if token in ids:

@@ -153,8 +153,10 @@ def test_logits() -> None:
         torch.testing.assert_close(cut.cpu().double(), wanted.double(), rtol=1.02 * 2**-7, atol=1e-6)
         wanted.copy_(cut.cpu())
 
-    penalize(cut, slots.to(DEVICE), ours, repetition.to(DEVICE), presence.to(DEVICE), frequency.to(DEVICE))
-    penalize_reference(wanted, slots, table, repetition, presence, frequency)
+    positions = table.length_S[slots.clamp(0, num_slots - 1).long()]
+    numbers = repetition.to(DEVICE), presence.to(DEVICE), frequency.to(DEVICE)
+    penalize(cut, slots.to(DEVICE), positions.to(DEVICE), ours, *numbers)
+    penalize_reference(wanted, slots, positions, table, repetition, presence, frequency)
     check()
     add_bias(cut, slots.to(DEVICE), bias_ids.to(DEVICE), bias.to(DEVICE))
     add_bias_reference(wanted, slots, bias_ids, bias)

@@ -104,7 +104,7 @@ def test_compile_logits(capability: int) -> None:
     logits, slots, numbers = meta(R, V, dtype=torch.bfloat16), meta(R), meta(S, dtype=torch.float32)
     with compiling_for(capability) as kernels:
         logits = logits_module.widen(logits, slots, meta(R, V // 32))
-        logits_module.penalize(logits, slots, table, numbers, numbers, numbers)
+        logits_module.penalize(logits, slots, slots, table, numbers, numbers, numbers)
         logits_module.add_bias(logits, slots, meta(S, 50), meta(S, 50, dtype=torch.float32))
         log_probabilities_module.log_probabilities(logits, slots, 5)
         slot_table_module.tokens_at(slots, slots, table)

@@ -124,7 +124,9 @@ def _guess_kernel(
     known = tl.where(place == 0, length - 1, behind + (place - 1) % period)
     token = row * N + place
     position = length - 1 + place
-    tl.store(input_ids_ptr + token, tl.load(ids_ptr + known, mask=tried, other=0), mask=own)
+    ids = tl.load(ids_ptr + known, mask=tried, other=0)
+    tl.store(input_ids_ptr + token, ids, mask=own)
+    tl.store(ids_ptr + position, ids, mask=tried & (place > 0))
     tl.store(positions_ptr + token, tl.where(tried, position, 0), mask=own)
     cell = kv_slot(page_table_ptr, slot, position, tried, PAGE, M, num_pages, token)
     tl.store(kv_slots_ptr + token, cell, mask=own)
@@ -141,7 +143,8 @@ def guess(
 ) -> None:
     """Fill `trials` for slots that try up to `num_guesses` tokens behind their last one, from the table alone.
 
-    `repeated`: how many tokens at least, and at most, are looked for among earlier ones. Integers only; graph-safe.
+    `repeated`: how many tokens at least, and at most, are looked for among earlier ones. Guesses are also written into
+    the table, behind the slot's length, for whoever counts what is ahead of a position. Integers only; graph-safe.
     """
     B, N = len(trials.slots_B), num_guesses + 1
     _check(trials, table, num_guesses, repeated)
@@ -184,6 +187,7 @@ def guess_reference(
         pages_N = table.page_table_SM[slot, positions_N // page_size].long()
         pages_N = torch.where(pages_N < num_pages, pages_N, 0)
         trials.input_ids_T[first:last] = torch.tensor(ids, dtype=torch.int32)
+        table.token_ids_SL[slot, length : length + len(ids) - 1] = trials.input_ids_T[first + 1 : last]
         trials.positions_T[first:last] = positions_N
         trials.kv_slots_T[first:last] = torch.where(pages_N > 0, pages_N * page_size + positions_N % page_size, 0)
         trials.lengths_T[first:last] = positions_N + 1

@@ -53,11 +53,12 @@ def _seen(ids_ptr, counts_ptr, start, length, V: tl.constexpr, BLOCK: tl.constex
 
 @triton.jit(**_SIZES)
 def _penalize_kernel(
-    logits_ptr, counts_ptr, slots_ptr, token_ids_ptr, length_ptr, num_prompt_ptr, repetition_ptr, presence_ptr,
+    logits_ptr, counts_ptr, slots_ptr, positions_ptr, token_ids_ptr, num_prompt_ptr, repetition_ptr, presence_ptr,
     frequency_ptr, S, L, STRIDE: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (R,): one program counts the tokens of one row's slot, and changes their logits, each token's once: where
-    the first of its positions takes the count. All of it by atomics, so that one thread sees what another did."""
+    """Grid (R,): one program counts the tokens of one row's slot ahead of the one that it samples, and changes their
+    logits, each token's once: where the first of its positions takes the count. All of it by atomics, so that one
+    thread sees what another did."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -66,7 +67,7 @@ def _penalize_kernel(
         repetition = tl.load(repetition_ptr + slot)
         presence = tl.load(presence_ptr + slot)
         frequency = tl.load(frequency_ptr + slot)
-        length = tl.minimum(tl.load(length_ptr + slot), L)
+        length = tl.minimum(tl.load(positions_ptr + row), L)
         num_prompt = tl.load(num_prompt_ptr + slot)
         if (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0):
             ids_ptr = token_ids_ptr + slot.to(tl.int64) * L
@@ -140,23 +141,28 @@ def widen(logits_RV: Tensor, slots_R: Tensor, mask_SW: Tensor) -> Tensor:
 
 
 def penalize(
-    logits_RV: Tensor, slots_R: Tensor, table: SlotTable, repetition_S: Tensor, presence_S: Tensor, frequency_S: Tensor
-) -> None:
-    """Repetition penalty on every token that the row's slot has (over 1 makes it less likely), presence and frequency
-    penalties on generated ones, in place. Neutral: 1, 0, 0. Graph-safe."""
+    logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, repetition_S: Tensor, presence_S: Tensor,
+    frequency_S: Tensor,
+) -> None:  # fmt: skip
+    """Repetition penalty on every token that the row's slot has ahead of position `positions_R`, which it samples (over
+    1 makes it less likely), presence and frequency penalties on generated ones, in place. Neutral: 1, 0, 0. Rows that
+    sample nothing, of position -1, stay as they are. Graph-safe."""
     R, V = _check_logits(logits_RV, slots_R)
     _check_slots(slots_R, R, table.length_S)
+    check_shape("positions", positions_R, R)
+    check_dtype("positions", positions_R, torch.int32)
+    check_device("positions", positions_R, logits_RV)
     for name, tensor in (("repetition", repetition_S), ("presence", presence_S), ("frequency", frequency_S)):
         check_shape(name, tensor, repetition_S.shape[0])
         check_dtype(name, tensor, torch.float32)
         check_device(name, tensor, logits_RV)
     if not use_kernels(logits_RV):
-        penalize_reference(logits_RV, slots_R, table, repetition_S, presence_S, frequency_S)
+        penalize_reference(logits_RV, slots_R, positions_R, table, repetition_S, presence_S, frequency_S)
     elif R:
         S, L = min(len(repetition_S), len(table.length_S)), table.token_ids_SL.shape[1]
         counts_RV = torch.empty(R, V, dtype=torch.int32, device=logits_RV.device)
         _penalize_kernel[(R,)](
-            logits_RV, counts_RV, slots_R, table.token_ids_SL, table.length_S, table.num_prompt_S, repetition_S,
+            logits_RV, counts_RV, slots_R, positions_R, table.token_ids_SL, table.num_prompt_S, repetition_S,
             presence_S, frequency_S, S, L, STRIDE=logits_RV.stride(0), V=V, BLOCK=_POSITIONS, num_warps=8,
             **overlap_options(logits_RV),
         )  # fmt: skip
@@ -192,17 +198,18 @@ def widen_reference(logits_RV: Tensor, slots_R: Tensor, mask_SW: Tensor) -> Tens
 
 
 def penalize_reference(
-    logits_RV: Tensor, slots_R: Tensor, table: SlotTable, repetition_S: Tensor, presence_S: Tensor, frequency_S: Tensor
-) -> None:
+    logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable, repetition_S: Tensor, presence_S: Tensor,
+    frequency_S: Tensor,
+) -> None:  # fmt: skip
     """The same in PyTorch."""
     V = logits_RV.shape[1]
-    for row, slot in enumerate(slots_R.tolist()):
+    for row, (slot, position) in enumerate(zip(slots_R.tolist(), positions_R.tolist(), strict=True)):
         if not 0 <= slot < min(len(repetition_S), len(table.length_S)):
             continue
         repetition, presence, frequency = (float(some[slot]) for some in (repetition_S, presence_S, frequency_S))
         if (repetition, presence, frequency) == (1.0, 0.0, 0.0):
             continue
-        ids_L = table.token_ids_SL[slot, : int(table.length_S[slot])].long()
+        ids_L = table.token_ids_SL[slot, : max(position, 0)].long()
         inside_L = (ids_L >= 0) & (ids_L < V)
         generated_L = torch.arange(len(ids_L), device=ids_L.device) >= table.num_prompt_S[slot]
         generated_V = ids_L[inside_L & generated_L].bincount(minlength=V).float()
