@@ -20,8 +20,10 @@ from chaos_traffic import Record, Traffic, cases
 from checkpoints import checkpoint
 from daemon import free_port
 from engine_children import children, is_alive
+from repetitive_model import repetitive
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.engine.speculation import SpeculativeConfig
 from tercet.ipc.client import Client
 from whole_engine import bytes_of_pages, wait_until_empty
 
@@ -41,10 +43,11 @@ ROLES = ("tokenizer", "scheduler", "worker", "http")
 
 
 @contextmanager
-def engine(num_ranks: int, http: str) -> Iterator[EngineProcess]:
-    """Small enough a cache that requests are preempted, too."""
+def engine(num_ranks: int, http: str, *, tries: bool) -> Iterator[EngineProcess]:
+    """Small enough a cache that requests are preempted, too. `tries`: tokens ahead, of a model that repeats itself."""
     config = EngineConfig(
-        model=str(checkpoint(FAMILY)),
+        model=str(repetitive() if tries else checkpoint(FAMILY)),
+        speculative_config=SpeculativeConfig(num_speculative_tokens=3) if tries else None,
         device="cpu",
         tensor_parallel_size=num_ranks,
         page_size=16,
@@ -135,7 +138,7 @@ async def episode(
 def run_episode(num_ranks: int, num_faults: int, record: Record, seed: int) -> None:
     """A whole engine's life, at the end of which its supervisor is killed."""
     http = f"127.0.0.1:{free_port()}"
-    with engine(num_ranks, http) as process:
+    with engine(num_ranks, http, tries=seed % 2 == 1) as process:
         anyio.run(episode, process, http, num_ranks, num_faults, record, seed)
         family = psutil.Process(process.process.pid).children(recursive=True)
         process.process.kill()
