@@ -13,6 +13,14 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 DEVICE, DTYPE = "cuda", torch.bfloat16
 NEAR = 5e-3
+NEAR_SINKS = 7e-3
+"""Beside a sink a lone key's weight is less than one: it is rounded, by up to 2**-8, and so is what comes of it."""
+
+
+def near(heads: Heads) -> float:
+    return NEAR_SINKS if heads.sinks else NEAR
+
+
 """Weights and output are rounded to bf16, which errs by 1e-3; one position too many or too few of 2,000 by 2e-2."""
 
 HEADS = [
@@ -53,7 +61,8 @@ def test_decode(heads: Heads, deterministic: bool, cells: torch.dtype | None) ->
         got = cache.decode(q, slots, lengths, deterministic=deterministic)
         for row, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
             if length:
-                assert distance(got[row], cache.exact(q[row : row + 1], slot, length - 1)[0]) < NEAR, (slot, length)
+                error = distance(got[row], cache.exact(q[row : row + 1], slot, length - 1)[0])
+                assert error < near(heads), (slot, length)
             else:
                 assert not got[row].count_nonzero()
 
@@ -68,7 +77,7 @@ def test_prefill(heads: Heads, cells: torch.dtype | None) -> None:
     for chunks, padding in ((ends, 70), (middle, 0), ([(10, 1770, 7)], 9), ([(0, 0, 0)], 5)):
         q = cache.queries(sum(count for _, _, count in chunks) + padding)
         got = cache.prefill(q, chunks)
-        assert_near(cache, q, got, chunks, NEAR)
+        assert_near(cache, q, got, chunks, near(heads))
         few, end = cache.prefill(q, chunks, only_last=True), 0
         for _, _, count in chunks:
             end += count
@@ -102,7 +111,7 @@ def test_few_queries_behind_many(heads: Heads, deep: int, cells: torch.dtype | N
     ):
         q = cache.queries(sum(count for _, _, count in chunks) + padding)
         got = cache.prefill(q, chunks, deep=deep)
-        assert_near(cache, q, got, chunks, NEAR)
+        assert_near(cache, q, got, chunks, near(heads))
 
 
 def test_random_chunks_and_rows() -> None:
