@@ -1,5 +1,5 @@
-"""Every kind of fault once against a live engine under traffic; in the long run against one that tries tokens ahead, and
-a few with two ranks, too. `make chaos` runs hundreds."""
+"""Every kind of fault once against a live engine under traffic, in the long run also against one that tries tokens
+ahead, and a few with two ranks. `make chaos` runs hundreds."""
 
 import pytest
 
