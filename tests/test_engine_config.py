@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from tercet.engine.config import EngineConfig
+from tercet.engine.speculation import SpeculativeConfig
 
 
 @pytest.mark.parametrize(
@@ -23,6 +24,8 @@ from tercet.engine.config import EngineConfig
         ({"max_num_seqs": 64.0}, ["--max-num-seqs", "64.0", "int"]),
         ({"deterministic": "no"}, ["--deterministic", "'no'", "bool"]),
         ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
+        ({"speculative_config": 3}, ["--speculative-config", "3", "num_speculative_tokens"]),
+        ({"speculative_config": {"num_speculative_tokens": 99}}, ["--speculative-config", "99", "1 to 15"]),
     ],
 )
 def test_wrong_values_name_flag_value_and_want(options: dict[str, object], words: list[str]) -> None:
@@ -40,5 +43,9 @@ def test_a_key_of_the_wrong_type_is_not_shown(name: str) -> None:
 
 
 def test_config_survives_the_pipe_to_a_child() -> None:
-    config = EngineConfig(model="m", listen=("ipc:///tmp/x",), kv_cache_memory=2**33, deterministic=True)
+    tries = {"method": "ngram", "num_speculative_tokens": 3}
+    config = EngineConfig(
+        model="m", listen=("ipc:///tmp/x",), kv_cache_memory=2**33, deterministic=True, speculative_config=tries
+    )  # type: ignore[arg-type]
+    assert config.speculative_config == SpeculativeConfig(num_speculative_tokens=3)
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config

@@ -1,13 +1,17 @@
 """Engines that try tokens ahead: the same answers as without, from real processes around tiny models on the CPU."""
 
+import re
 import time
 from typing import Any
 
+import httpx
 import pytest
 from msgspec.structs import replace
+from openai import OpenAI
 
 from checkpoints import random_prompts, reference_greedy
 from covering import long
+from daemon import Daemon, free_port
 from repetitive_model import CYCLE, FAMILY, repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.answers import EngineInfo
@@ -107,17 +111,35 @@ def test_several_ranks_keep_the_same_guesses(cases: Cases) -> None:
         assert settled(llm).num_right_guesses > 0
 
 
-def test_stop_strings_and_pieces_of_a_stream() -> None:
-    """Text ends where a stop string begins, though tokens behind it came in the same step."""
-    question = "One, two, three, four, one, two, three, four, one, two,"
-    greedy = SamplingParams(temperature=0, max_tokens=24)
-    with LLM("demo", device="cpu", max_model_len=256, max_lease=1) as llm:
-        whole = llm.generate(question, greedy, use_tqdm=False)[0].outputs[0]
-    with LLM("demo", device="cpu", max_model_len=256, max_lease=1, speculative_config=THREE) as llm:
-        again = llm.generate(question, greedy, use_tqdm=False)[0].outputs[0]
-        assert (again.text, again.token_ids) == (whole.text, whole.token_ids)
-        stop = whole.text[len(whole.text) // 2 :][:5]
-        ended = llm.generate(question, SamplingParams(temperature=0, max_tokens=24, stop=stop), use_tqdm=False)
-        assert ended[0].outputs[0].text == whole.text[: whole.text.index(stop)]
-        assert ended[0].outputs[0].finish_reason == "stop"
+def test_text_ends_where_a_stop_string_begins() -> None:
+    """Though tokens behind it came in the same step."""
+    prompts, params = draws()
+    longer = replace(params[0], max_tokens=150)
+    with engine(speculative_config=THREE, max_lease=1) as llm:
+        whole = answers(llm, prompts[:1], [longer])[0][1]
+        for place in range(len(whole) // 2, len(whole) // 2 + 9):
+            stop = whole[place : place + 40]
+            ((_, text, reason, _),) = answers(llm, prompts[:1], [replace(longer, stop=stop)])
+            assert (text, reason) == (whole[: whole.index(stop)], "stop")
         assert settled(llm).num_right_guesses > 5
+
+
+def test_a_daemon_that_was_told_so_by_a_flag(cases: Cases) -> None:
+    """Streams by HTTP, whose pieces may be several tokens, and what it counts."""
+    prompts, params, said = cases
+    flags = ["--device", "cpu", "--page-size", "16", "--kv-cache-memory", "32MiB", "--served-model-name", "circles"]
+    flags += ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+    with Daemon(str(repetitive()), *flags, "--http", f"127.0.0.1:{free_port()}") as daemon:
+        with OpenAI(base_url=f"{daemon.http}/v1", api_key="none") as client:
+            for index in (0, 6):
+                more = {"ignore_eos": params[index].ignore_eos}
+                events = client.completions.create(
+                    model="circles", prompt=prompts[index], max_tokens=params[index].max_tokens, temperature=0,
+                    stream=True, extra_body=more,
+                )  # fmt: skip
+                assert "".join(event.choices[0].text for event in events) == said[index][1]
+        time.sleep(0.6)  # gauges are refreshed some times a second
+        counted = re.findall(r"vllm:spec_decode_num_\w+_total{.*} (\d+)", httpx.get(f"{daemon.http}/metrics").text)
+    num_drafts, num_guesses, num_right = map(int, counted)
+    assert 0 < num_drafts <= num_guesses <= 3 * num_drafts
+    assert 0 < num_right <= num_guesses

@@ -90,6 +90,8 @@ def check_numbers(daemon: Daemon, num_prompt: int) -> None:
         assert value(samples, f"{prefix}prefix_cache_queries_total") >= 4 * num_prompt
         assert value(samples, f"{prefix}prefix_cache_hits_total") >= 3 * (num_prompt // 16 * 16 - 16)
         assert value(samples, f"{prefix}num_preemptions_total") == 0
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            assert value(samples, f"{prefix}spec_decode_num_{name}_total") == 0
         assert value(samples, f"{prefix}engine_up") == 1
     for status, count in (("200", 4), ("400", 1), ("499", 1)):
         assert value(samples, "tercet:http_responses_total", path="/v1/completions", status=status) == count

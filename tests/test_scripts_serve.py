@@ -55,6 +55,8 @@ def test_phases_then_one_ready_line_then_service(tmp_path: Path, capfd: pytest.C
         (["x", "--kv-cache-memory", "1e999"], "'1e999' is no size"),
         (["x", "--device", "tpu"], "--device"),
         (["x", "--run-ahead", "0"], "--run-ahead got 0; want 1 to"),
+        (["x", "--speculative-config", "ngram"], "--speculative-config: 'ngram'"),
+        (["x", "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 3}'], "'eagle'"),
         (["x", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization got 1.5; want 0.01 to 1.0"),
         (["x", "--listen", "tcp://0.0.0.0:5555"], "want a loopback address"),
         (["x", "--listen", "http://127.0.0.1:80"], "want ipc://PATH or tcp://HOST:PORT"),
