@@ -55,7 +55,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
     formats = ["none", "none", [EOS]]
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats, 0, 0, 0]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from covering import covering
 from fused_rows import tiles_seen
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.decode_shares import EXTRA_PLACES, make_decode_shares, plan_decode_shares
@@ -12,10 +13,9 @@ TILE = 32
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernel, in the interpreter")
-@pytest.mark.parametrize("kv_heads", [1, 3, 8])
-@pytest.mark.parametrize(
-    "lengths",
-    [
+@covering(
+    2,
+    lengths=[
         [1],
         [0, 0, 0],
         [1025],
@@ -24,8 +24,9 @@ TILE = 32
         torch.randint(0, 900, (70,)).tolist(),
         torch.randint(0, 90, (2100,)).tolist(),
     ],
+    kv_heads=[1, 3, 8],
+    window=[0, 2, 33, 64, 100],
 )
-@pytest.mark.parametrize("window", [0, 2, 33, 64, 100])
 def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, window: int) -> None:
     num_workers = 20
     slots = torch.randperm(len(lengths)).int()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from covering import covering
 from fused_rows import Step, tiles_seen
 from interpreted import rerun_interpreted
 from paged_attention import Heads
@@ -16,13 +17,20 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the in
 
 
 @interpreted
-@pytest.mark.parametrize("kv_heads", [1, 3, 8])
-@pytest.mark.parametrize(
-    "lengths",
-    [[1], [0, 0, 0], [1025], [2, 1, 33, 34], [0, 700, 0, 0, 5, 64, 65, 0], torch.randint(0, 900, (7,)).tolist()],
+@covering(
+    2,
+    lengths=[
+        [1],
+        [0, 0, 0],
+        [1025],
+        [2, 1, 33, 34],
+        [0, 700, 0, 0, 5, 64, 65, 0],
+        torch.randint(0, 900, (7,)).tolist(),
+    ],
+    kv_heads=[1, 3, 8],
+    num_workers=[4, 100],
+    window=[0, 2, 33, 64, 100],
 )
-@pytest.mark.parametrize("num_workers", [4, 100])
-@pytest.mark.parametrize("window", [0, 2, 33, 64, 100])
 def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_workers: int, window: int) -> None:
     slots = torch.randperm(len(lengths)).int()
     few = make_few_rows(len(lengths), num_workers, kv_heads, kv_heads, 64, TILE, slots.device, window=window)

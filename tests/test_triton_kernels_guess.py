@@ -59,7 +59,7 @@ def plain_guesses(ids: list[int], wanted: int, repeated: tuple[int, int]) -> lis
 @pytest.mark.parametrize(
     ("num_slots", "num_guesses", "repeated"), [(1, 1, (1, 1)), (3, 3, (2, 4)), (8, 4, (1, 8)), (5, 15, (3, 8))]
 )
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_token(num_slots: int, num_guesses: int, repeated: tuple[int, int], seed: int) -> None:
     rng = random.Random(seed)
     table = random_table(SLOTS, PAGES_EACH, PAGE, VOCAB, seed)
@@ -128,8 +128,7 @@ class _Oracle:
         return rng.randrange(VOCAB)
 
 
-@pytest.mark.parametrize("num_guesses", [1, 3, 4])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("num_guesses", "seed"), [(1, 0), (3, 1), (3, 2), (4, 3)])
 def test_tokens_are_those_of_one_at_a_time(num_guesses: int, seed: int) -> None:
     """Step by step, with stop ids that count only from some length on, until all are done."""
     rng = random.Random(seed)
