@@ -26,6 +26,7 @@ _TRUSTED = 400
 _LASTING = 24
 """Steps that tried behind each other: then it was no mistake to begin."""
 _MOST_PATIENCE = 256
+"""Plain steps at most, until some may try again."""
 _NOTHING = -1
 """Of a row that tried nothing; less than that: of one that was behind a wrong guess."""
 
@@ -54,7 +55,7 @@ class Guessing:
     def wanted(self, slots: NDArray[np.int32]) -> int:
         """Guesses of each row of the next plan, which decodes these."""
         config = self._config
-        if config is None or len(slots) > config.disable_by_batch_size or not self._slots.may_guess[slots].all():
+        if config is None or len(slots) > config.disable_by_batch_size or self._slots.constrained[slots].any():
             return 0
         self._decide(config.num_speculative_tokens)
         if not self._tries:
@@ -104,7 +105,7 @@ class Guessing:
     def _look_up(self, slot: int, config: SpeculativeConfig) -> None:
         """Whether the newest token of a slot would have been guessed."""
         slots = self._slots
-        if slots.alive[slot] and slots.may_guess[slot]:
+        if slots.alive[slot] and not slots.constrained[slot]:
             tokens = slots.tokens[slot, : slots.known[slot]]
             guessed = follows(tokens[:-1], config.prompt_lookup_min, config.prompt_lookup_max)
             self._hits.append(guessed == int(tokens[-1]))

@@ -52,8 +52,6 @@ class SlotArrays:
         self.times_late = np.zeros(num_slots, np.int32)
         """Draws that have gone without that mask."""
         self.decoding = np.zeros(num_slots, bool)
-        self.may_guess = np.zeros(num_slots, bool)
-        """What may come next can be tried: no grammar says so token by token."""
         self.coming = np.zeros(num_slots, np.int32)
         """Tokens that plans in flight sample at most."""
         self._max_length = np.zeros(num_slots, np.int32)
@@ -73,7 +71,6 @@ class SlotArrays:
         self._stop_ids[slot, : len(stop_ids)] = stop_ids
         self.constrained[slot], self.lacks_mask[slot] = request.sampling.grammar is not None, False
         self.number[slot], self.alive[slot] = request.number, True
-        self.may_guess[slot] = request.sampling.grammar is None
 
     def leave(self, slot: int) -> None:
         self.alive[slot] = self.decoding[slot] = False

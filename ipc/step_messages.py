@@ -219,7 +219,9 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     copies: bytes = b""
     """int32 pairs: page, and page that becomes its copy, before any row is computed."""
     longest: int = 0
-    """Tokens of the longest decode row in the first step, the one that it decodes included; one more in each step."""
+    """Tokens of the longest decode row in the first step, the one that it decodes included; one more in each step.
+    Where guesses are made, at most: those in flight may all be right, and each step adds as many as it has rows of a
+    slot."""
     awaits: bool = False
     """Masks of some rows are still to come: it stops before its draw, and a `Draw` follows. Decodes only."""
     num_guesses: int = 0

@@ -47,15 +47,16 @@ def sample_step(
         return token_ids_R, None
     slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
     hidden_ND = hidden_RD[rows_N]
-    if not _takes_whole_logits(shape):
+    raw_NV = decoder.logits(hidden_ND) if _takes_whole_logits(shape) else None
+    if raw_NV is None:
         token_ids_R[rows_N] = decoder.sample(hidden_ND, slots_N, positions_N, table)
-        _accept(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape)
-        return token_ids_R, None
-    raw_NV = decoder.logits(hidden_ND)
-    logits_NV = extras.adjust(raw_NV, slots_N, positions_N, table) if shape.adjusted else raw_NV
-    token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
-    _accept(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape)
-    if not shape.logged:
+    else:
+        logits_NV = extras.adjust(raw_NV, slots_N, positions_N, table) if shape.adjusted else raw_NV
+        token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
+    if trials is not None:
+        ring = TokenRing(token_ids_R[None], token_ids_R.new_zeros(1))
+        accept(ring, trials, table, num_guesses=shape.num_guesses)
+    if raw_NV is None or not shape.logged:
         return token_ids_R, None
     logs_NW = token_logs(raw_NV, token_ids_R[rows_N])
     return token_ids_R, logs_NW.new_zeros(len(token_ids_R), logs_NW.shape[1]).index_copy_(0, rows_N, logs_NW)
@@ -73,23 +74,18 @@ def sample_step_into(
     trials: Trials | None = None,
 ) -> Tensor | None:
     """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
-    if not _takes_whole_logits(shape):
+    raw_RV = decoder.logits(hidden_RD) if _takes_whole_logits(shape) else None
+    if raw_RV is None:
         decoder.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
-        _accept(ring, trials, table, shape)
-        return None
-    raw_RV = decoder.logits(hidden_RD)
-    logits_RV = extras.adjust(raw_RV, rows.slots_R, rows.positions_R, table) if shape.adjusted else raw_RV
-    sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
-    _accept(ring, trials, table, shape)
-    if not shape.logged:
+    else:
+        logits_RV = extras.adjust(raw_RV, rows.slots_R, rows.positions_R, table) if shape.adjusted else raw_RV
+        sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
+    if trials is not None:
+        accept(ring, trials, table, num_guesses=shape.num_guesses)
+    if raw_RV is None or not shape.logged:
         return None
     return token_logs(raw_RV, tokens_at(rows.slots_R, rows.positions_R, table))
 
 
 def _takes_whole_logits(shape: StepShape) -> bool:
     return shape.whole_logits or shape.adjusted or shape.logged
-
-
-def _accept(ring: TokenRing, trials: Trials | None, table: SlotTable, shape: StepShape) -> None:
-    if trials is not None:
-        accept(ring, trials, table, num_guesses=shape.num_guesses)

@@ -8,6 +8,8 @@ from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
 
 EPS = 1e-6
 NEAR = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
+UNEVEN = [[1], [0, 0, 0], [1025], [2, 1, 33, 34], [0, 700, 0, 0, 5, 64, 65, 0]]
+"""Lengths of steps' rows, around a tile's edge and a page's; 0: padding."""
 
 
 def normed_and_turned(x: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from repetitive_model import CYCLE, FAMILY, repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.answers import EngineInfo
 from tercet.ipc.messages import SamplingParams
-from whole_engine import PAGE_SIZE, bytes_of_pages, info, wait_until_empty
+from whole_engine import bytes_of_pages, info, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -31,11 +31,6 @@ DISTURBED = {
 
 Answers = list[tuple[list[int], str, str, Any]]
 Cases = tuple[list[list[int]], list[SamplingParams], Answers]
-
-
-def engine(**options: Any) -> LLM:
-    defaults = {"device": "cpu", "page_size": PAGE_SIZE, "kv_cache_memory": 32 << 20}
-    return LLM(repetitive(), **{**defaults, **options})
 
 
 def draws() -> tuple[list[list[int]], list[SamplingParams]]:
@@ -80,7 +75,7 @@ def settled(llm: LLM) -> EngineInfo:
 def cases(nan_memory: None) -> Cases:
     """What an engine says that guesses nothing."""
     prompts, params = draws()
-    with engine() as llm:
+    with tiny_engine(repetitive()) as llm:
         said = answers(llm, prompts, params)
         for index in (5, 11):  # one ends at a token that it says
             params[index] = replace(params[index], stop_token_ids=[said[index][0][9]])
@@ -95,7 +90,7 @@ def cases(nan_memory: None) -> Cases:
 @pytest.mark.parametrize("how", [long("alone"), "deterministic", "preempted", long("ahead")])
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     prompts, params, said = cases
-    with engine(speculative_config=THREE, **DISTURBED[how]) as llm:
+    with tiny_engine(repetitive(), speculative_config=THREE, **DISTURBED[how]) as llm:
         assert answers(llm, prompts, params) == said
         for index in range(3):
             assert answers(llm, prompts[index : index + 1], params[index : index + 1]) == said[index : index + 1]
@@ -106,7 +101,7 @@ def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Ca
 
 def test_several_ranks_keep_the_same_guesses(cases: Cases) -> None:
     prompts, params, said = cases
-    with engine(speculative_config=THREE, tensor_parallel_size=2) as llm:
+    with tiny_engine(repetitive(), speculative_config=THREE, tensor_parallel_size=2) as llm:
         assert answers(llm, prompts[:6], params[:6]) == said[:6]
         assert settled(llm).num_right_guesses > 0
 
@@ -115,7 +110,7 @@ def test_text_ends_where_a_stop_string_begins() -> None:
     """Though tokens behind it came in the same step."""
     prompts, params = draws()
     longer = replace(params[0], max_tokens=150)
-    with engine(speculative_config=THREE, max_lease=1) as llm:
+    with tiny_engine(repetitive(), speculative_config=THREE, max_lease=1) as llm:
         whole = answers(llm, prompts[:1], [longer])[0][1]
         for place in range(len(whole) // 2, len(whole) // 2 + 9):
             stop = whole[place : place + 40]

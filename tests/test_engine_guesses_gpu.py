@@ -8,13 +8,12 @@ import torch
 from repetitive_model import repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
-from test_engine_gpu import engine
+from test_engine_gpu import REAL_HEADS, engine
 from test_engine_guesses import Answers, answers, draws, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 THREE = {"num_speculative_tokens": 3, "prompt_lookup_min": 1}
-LARGE = {"head_dim": 128, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
 
 
 def longer(params: Sequence[SamplingParams]) -> list[SamplingParams]:
@@ -44,7 +43,7 @@ def _alone(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> 
 def test_deterministic_answers_are_the_same_alone_and_together_and_however_many_are_tried() -> None:
     """In bf16, heads as of real models."""
     prompts, params = draws()
-    params, model = longer(params), repetitive(0.0005, **LARGE)
+    params, model = longer(params), repetitive(0.0005, **REAL_HEADS)
     said = []
     for number in (3, 7):
         config = {**THREE, "num_speculative_tokens": number}

@@ -75,7 +75,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.slots, self.counters = SlotArrays(1, 20_000), Counters()
-        self.slots.alive[0] = self.slots.may_guess[0] = True
+        self.slots.alive[0] = True
         self._guessing = Guessing(FOUR, self.slots, self.counters)
         self._now, self._step_id = 0.0, 0
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from covering import covering
-from fused_rows import tiles_seen
+from fused_rows import UNEVEN, tiles_seen
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.decode_shares import EXTRA_PLACES, make_decode_shares, plan_decode_shares
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -16,11 +16,7 @@ TILE = 32
 @covering(
     2,
     lengths=[
-        [1],
-        [0, 0, 0],
-        [1025],
-        [2, 1, 33, 34],
-        [0, 700, 0, 0, 5, 64, 65, 0],
+        *UNEVEN,
         torch.randint(0, 900, (70,)).tolist(),
         torch.randint(0, 90, (2100,)).tolist(),
     ],

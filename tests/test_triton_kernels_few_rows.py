@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from covering import covering
-from fused_rows import Step, tiles_seen
+from fused_rows import UNEVEN, Step, tiles_seen
 from interpreted import rerun_interpreted
 from paged_attention import Heads
 from tercet.triton_kernels import fused_decode
@@ -20,11 +20,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the in
 @covering(
     2,
     lengths=[
-        [1],
-        [0, 0, 0],
-        [1025],
-        [2, 1, 33, 34],
-        [0, 700, 0, 0, 5, 64, 65, 0],
+        *UNEVEN,
         torch.randint(0, 900, (7,)).tolist(),
     ],
     kv_heads=[1, 3, 8],

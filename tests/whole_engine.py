@@ -3,6 +3,7 @@
 import functools
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,10 +21,11 @@ NUM_TOKENS = 3 * PAGE_SIZE
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
 
-def tiny_engine(family: str, **options: Any) -> LLM:
-    """An engine of a tiny checkpoint on the CPU."""
+def tiny_engine(family: str | Path, **options: Any) -> LLM:
+    """An engine of a tiny checkpoint on the CPU: of that family's, or of the one in that folder."""
+    model = family if isinstance(family, Path) else checkpoint(family)
     defaults = {"device": "cpu", "page_size": PAGE_SIZE, "kv_cache_memory": 32 << 20}
-    return LLM(str(checkpoint(family)), **{**defaults, **options})
+    return LLM(str(model), **{**defaults, **options})
 
 
 def bytes_of_pages(family: str, num_pages: int) -> int:
