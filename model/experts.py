@@ -15,9 +15,9 @@ from torch import Tensor
 from tercet.model.config import Experts
 from tercet.model.linear import linear
 from tercet.model.rank_weights import ExpertWeights
-from tercet.triton_kernels.clamped_gate import clamped_gate
+from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.expert_work import deal_out
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.sum_experts import sum_experts
 
@@ -53,10 +53,10 @@ def go_through_experts(
     )
     work = deal_out(chosen_TK, experts.all, tile)
     pairs_each = experts.each + experts.shared
-    if (clamp := experts.clamp) is None:
-        gated_PF = matmul_experts_silu_and_mul(x_TD, weights.gate_up_E2FD, work, pairs_each)
-    else:
-        gate_up_P2F = matmul_experts(x_TD, weights.gate_up_E2FD, work, pairs_each)
-        gated_PF = clamped_gate(gate_up_P2F, chosen_TK, weights.gate_up_bias_E2F, clamp.limit, clamp.slope, experts.all)
+    clamp = None
+    if experts.clamp is not None:
+        assert weights.gate_up_bias_E2F is not None
+        clamp = ClampedGate(weights.gate_up_bias_E2F, experts.clamp.limit, experts.clamp.slope)
+    gated_PF = matmul_experts_gated(x_TD, weights.gate_up_E2FD, work, pairs_each, clamp)
     bias_ED = weights.down_bias_ED if counts_biases else None
     return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows, chosen_TK, bias_ED)

@@ -13,9 +13,9 @@ from torch import Tensor
 from kernel_rows import Row
 from kernel_timing import Stopwatch
 from random_weights import KINDS, random_mxfp4, random_weight
-from tercet.triton_kernels.clamped_gate import clamped_gate
+from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.expert_work import deal_out
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sum_experts import sum_experts
@@ -70,12 +70,11 @@ def _block(
 ) -> None:  # fmt: skip
     experts, weights = route(logits[index], each, normed=True)
     work = deal_out(experts, num_experts, expert_tile(experts.numel(), num_experts, gate_up, down))
-    if biases is None:
-        gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
-        sum_experts(matmul_experts(gated, down, work), weights)
-        return
-    gated = clamped_gate(matmul_experts(x, gate_up, work, each), experts, biases[0], 7.0, 1.702, num_experts)
-    sum_experts(matmul_experts(gated, down, work), weights, None, experts, biases[1])
+    clamp, down_bias = None, None
+    if biases is not None:
+        clamp, down_bias = ClampedGate(biases[0], 7.0, 1.702), biases[1]
+    gated = matmul_experts_gated(x, gate_up, work, each, clamp)
+    sum_experts(matmul_experts(gated, down, work), weights, None, experts, down_bias)
 
 
 def _deal(routes: list[Tensor], num_experts: int, tile: int, index: int) -> None:

@@ -85,6 +85,8 @@ _OF_FLOATS: dict[str, Callable[..., Tensor]] = {
     "fma.rn.f32": lambda a, b, c: bits_of((_float32(a).double() * _float32(b) + _float32(c)).float()),
     "lop3.b32": _logic,
     "mul.f32": lambda a, b: bits_of(_float32(a) * _float32(b)),
+    "min.f32": lambda a, b: bits_of(torch.fmin(_float32(a), _float32(b))),
+    "max.f32": lambda a, b: bits_of(torch.fmax(_float32(a), _float32(b))),
 }
 _COMPARE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge
@@ -119,6 +121,8 @@ def meaning(opcode: str, *values: Tensor) -> Tensor:
         return values[0]
     if last == "pred":
         return _OF_PREDICATES[kind](*values)
+    if last[0] == "f" and kind != "selp":
+        raise KeyError(opcode)
     bits, signed = int(last[1:]), last[0] == "s"
     if kind == "selp":
         return torch.where(values[2].bool(), values[0], values[1])

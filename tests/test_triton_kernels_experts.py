@@ -12,11 +12,11 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, Place
-from tercet.triton_kernels.clamped_gate import clamped_gate
+from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out, deal_out_reference, most_tiles
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.sum_experts import sum_experts
 
@@ -161,7 +161,7 @@ def test_products(place: Place, tokens: int, num_experts: int, each: int, width:
     roundings = 1e-5 if place.dtype == torch.float32 else 6e-3 if place.dtype == torch.float16 else 3e-2
     for tile in (1, expert_tile(tokens * each, num_experts, gate_up, deterministic=True)):
         work = deal_out(experts.to(place.device), num_experts, tile)
-        gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+        gated = matmul_experts_gated(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
         given = torch.where(there[:, None], gated, float("nan"))
@@ -170,7 +170,7 @@ def test_products(place: Place, tokens: int, num_experts: int, each: int, width:
         torch.testing.assert_close(projected[there].double(), exact[there], rtol=roundings, atol=roundings)
     alone = experts[:1].clone()
     work = deal_out(alone.to(place.device), num_experts, 64)  # other tiles, other neighbours
-    assert place.device == "cpu" or torch.equal(matmul_experts_silu_and_mul(x[:1], gate_up, work, each), gated[:each])
+    assert place.device == "cpu" or torch.equal(matmul_experts_gated(x[:1], gate_up, work, each), gated[:each])
 
 
 @pytest.mark.parametrize(("tokens", "each", "width"), [(1, 1, 64), (9, 8, 1000), (5, 3, 2048)])
@@ -195,17 +195,6 @@ def test_what_experts_add_to_their_pairs(place: Place) -> None:
     place.check_rounded(got, exact)
     experts[-1] = num_experts  # as padding has: nothing is read for them
     assert torch.equal(sum_experts(x, weights, None, experts.to(place.device), bias)[:-1], got[:-1])
-
-
-def test_several_pairs_of_a_row(place: Place) -> None:
-    """As the gate's product has them, without its end."""
-    x, w = place.random(5, 48), place.random(4, 40, 48) * 48**-0.5
-    experts = torch.stack([torch.randperm(4)[:3] for _ in range(5)]).int()
-    exact = exact_rows(x, w, experts, 3)
-    for tile in (1, 16):
-        got = matmul_experts(x, w, deal_out(experts.to(place.device), 4, tile), 3)
-        roundings = 1e-5 if place.dtype == torch.float32 else 6e-3 if place.dtype == torch.float16 else 3e-2
-        torch.testing.assert_close(got.double(), exact, rtol=roundings, atol=roundings)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +228,7 @@ def test_bad_input(run: Callable[[], object], message: str) -> None:
 
 def _multiply(w: Tensor) -> Tensor:
     work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
-    return matmul_experts_silu_and_mul(torch.zeros(2, 6), w, work, 1)
+    return matmul_experts_gated(torch.zeros(2, 6), w, work, 1)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
@@ -260,7 +249,7 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             assert (expert_tile(tokens * 8, 128, gate_up) == 1) == (tokens == 1)
             assert expert_tile(tokens * 8, 128, gate_up, again=2) > 1
             work = deal_out(experts, 128, tile)
-            gated = matmul_experts_silu_and_mul(meta(tokens, 2048), gate_up, work, 8)
+            gated = matmul_experts_gated(meta(tokens, 2048), gate_up, work, 8)
             sum_experts(matmul_experts(gated, meta(128, 2048, 768), work), weights, rows)
             biased = {"bias_E": meta(128, dtype=torch.float32), "scale": 1.5, "shared": 2}
             logits = meta(tokens, 128, dtype=torch.float32)
@@ -269,13 +258,13 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             sum_experts(meta(tokens * 10, 2048), wide, rows)
             biases = meta(128, 2048)
             sum_experts(meta(tokens * 8, 2048), weights, rows, experts, biases)
-            clamped_gate(meta(tokens * 8, 2048), experts, biases, 7.0, 1.702, 128)
+            matmul_experts_gated(meta(tokens, 2048), gate_up, work, 8, ClampedGate(meta(128, 1536), 7.0, 1.702))
             route(meta(tokens, 61), 4, normed=False, shared=4, gated=True)
         for kernel in kernels:
             assert kernel.asm["cubin"]
             assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
         names |= {kernel.name for kernel in kernels}
-    assert len(names) == 8 + (capability == 90)
+    assert len(names) == 7 + (capability == 90)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="the interpreter's own tests")

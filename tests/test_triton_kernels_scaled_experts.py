@@ -10,10 +10,11 @@ from torch import Tensor
 from interpreted import rerun_interpreted
 from places import PLACES, Place
 from scaled_weights import META, meant, mx, of_meta, on_meta, scaled, unrounded
+from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
 from test_triton_kernels_experts import exact_rows
 
 HAVE_GPU = torch.cuda.is_available()
@@ -49,7 +50,7 @@ def test_products(
         work = deal_out(experts.to(place.device), num_experts, tile)
         of_gate_up, of_down = (unrounded(w) if tile == 1 else meant(w) for w in (gate_up, down))
         both = exact_rows(x, of_gate_up.view(num_experts, -1, width), experts, each)
-        gated = matmul_experts_silu_and_mul(x, gate_up, work, each)
+        gated = matmul_experts_gated(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
         given = torch.where(there[:, None], gated, float("nan"))
@@ -59,8 +60,8 @@ def test_products(
     if place.device == "cuda" and torch.cuda.get_device_capability()[0] == 9:  # in plain order
         for _ in range(10):
             assert torch.equal(
-                matmul_experts_silu_and_mul(x, gate_up, work, each)[there],
-                matmul_experts_silu_and_mul(x, meant(gate_up).view(num_experts, -1, width), work, each)[there],
+                matmul_experts_gated(x, gate_up, work, each)[there],
+                matmul_experts_gated(x, meant(gate_up).view(num_experts, -1, width), work, each)[there],
             )
 
 
@@ -79,8 +80,8 @@ def test_products(
     ],
 )
 def test_products_in_mxfp4(tokens: int, num_experts: int, each: int, width: int, inner: int) -> None:
-    """As without an end, which these experts have by themselves; the same bits as with plain weights."""
-    x = torch.randn(tokens, width, device="cuda").bfloat16()
+    """Without a gate; the same bits as with plain weights."""
+    x = torch.randn(tokens * each, width, device="cuda").bfloat16()
     experts = torch.stack([torch.randperm(num_experts)[:each] for _ in range(tokens)]).int()
     experts[tokens // 2 + 1 :] = num_experts  # as padding has
     there = (experts.flatten() < num_experts).cuda()
@@ -89,8 +90,8 @@ def test_products_in_mxfp4(tokens: int, num_experts: int, each: int, width: int,
     for tile in (1, sorted_tile):
         work = deal_out(experts.cuda(), num_experts, tile)
         own = meant(gate_up).view(num_experts, -1, width)
-        projected = matmul_experts(x, gate_up, work, each)
-        exact = exact_rows(x, own, experts, each)
+        projected = matmul_experts(x, gate_up, work)
+        exact = exact_rows(x, own, experts, 1)
         torch.testing.assert_close(projected[there].double(), exact[there], rtol=3e-2, atol=3e-2)
         given = torch.where(there[:, None], projected[:, :inner], float("nan")).contiguous()
         others = meant(down).view(num_experts, -1, inner)
@@ -98,7 +99,7 @@ def test_products_in_mxfp4(tokens: int, num_experts: int, each: int, width: int,
         exact = exact_rows(given, others, experts, 1)
         torch.testing.assert_close(back[there].double(), exact[there], rtol=3e-2, atol=3e-2)
         if tile > 1 and torch.cuda.get_device_capability()[0] == 9:  # in plain order
-            assert torch.equal(projected[there], matmul_experts(x, own, work, each)[there])
+            assert torch.equal(projected[there], matmul_experts(x, own, work)[there])
             assert torch.equal(back[there], matmul_experts(given, others, work)[there])
 
 
@@ -113,7 +114,7 @@ def test_bad_input() -> None:
     work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
 
     def multiply(rows: int) -> Tensor:
-        return matmul_experts_silu_and_mul(torch.zeros(2, 64), scaled(rows, 64, 1, torch.float32), work, 1)
+        return matmul_experts_gated(torch.zeros(2, 64), scaled(rows, 64, 1, torch.float32), work, 1)
 
     for columns, dtype in ((64, torch.float16), (40, torch.bfloat16)):
         with pytest.raises(ValueError, match=f"w: got {columns} columns of MXFP4 for {dtype}, wanted those of experts"):
@@ -131,7 +132,7 @@ def test_compile(tile: int, four: bool, capability: int) -> None:
     x = torch.empty(64, 2048, dtype=torch.bfloat16, device=META)
     pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (32 * tile, 32))
     with compiling_for(capability) as kernels:
-        matmul_experts_silu_and_mul(x, of_meta(16 * 1536, 2048, 16, four=four), ExpertWork(pairs, experts, tile, 16), 8)
+        matmul_experts_gated(x, of_meta(16 * 1536, 2048, 16, four=four), ExpertWork(pairs, experts, tile, 16), 8)
     (kernel,) = kernels
     check_tiles(kernel, capability, "8" if four else "4")
 
@@ -144,7 +145,7 @@ def test_compile_mxfp4(tile: int, capability: int) -> None:
     x = torch.empty(64, 2080, dtype=torch.bfloat16, device=META)
     pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (32 * tile, 32))
     with compiling_for(capability) as kernels:
-        matmul_experts(x, on_meta(mx(16 * 96, 2080)), ExpertWork(pairs, experts, tile, 16), 4)
+        matmul_experts(x, on_meta(mx(16 * 96, 2080)), ExpertWork(pairs, experts, tile, 16))
     (kernel,) = kernels
     check_tiles(kernel, capability, "8")
 
@@ -167,12 +168,12 @@ def test_compile_alone(capability: int, four: bool) -> None:
         assert [expert_tile(pairs, 128, w) == 1 for pairs in (64, 65)] == [True, False]
         assert [expert_tile(40, 128, w, again=pairs) == 1 for pairs in (10, 11)] == [True, False]
         work = ExpertWork(None, experts, 1, 128)
-        gated = matmul_experts_silu_and_mul(x, w, work, 8)
+        gated = matmul_experts_gated(x, w, work, 8)
         matmul_experts(x.new_empty(24, 768), w, work)
-        matmul_experts(x, w, work, 8)
+        matmul_experts_gated(x, w, work, 8, ClampedGate(x.new_empty(128, 1002), 7.0, 1.7))
     assert gated.shape == (24, 501)
     assert [kernel.metadata.name for kernel in kernels] == ["experts_vector_scaled_kernel"] * 3
-    # First products alone wait for who was chosen before they load weights, with a gate at their end or without.
+    # First products alone wait for who was chosen before they load weights, whatever gate is at their end.
     ahead = ["ld.global" in kernel.asm["ptx"].partition("griddepcontrol.wait")[0] for kernel in kernels]
     assert ahead == [capability < 90, True, capability < 90]
 
@@ -194,7 +195,7 @@ def test_how_many_pairs_read_weights(capability: int, pairs_each: int, names: li
     with compiling_for(capability) as kernels:
         tile = expert_tile(2 * pairs_each, 2, w)
         pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (8 * tile, 8))
-        matmul_experts_silu_and_mul(x, w, ExpertWork(pairs, experts, tile, 2), 2)
+        matmul_experts_gated(x, w, ExpertWork(pairs, experts, tile, 2), 2)
     assert [kernel.metadata.name for kernel in kernels] == [f"{name}_kernel" for name in names]
 
 

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from ptx_machine import Machine
 from scaled_weights import META, mx, on_meta, scaled, unrounded
+from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.matmul_config import MatmulConfig
-from tercet.triton_kernels.matmul_experts import matmul_experts, matmul_experts_silu_and_mul
+from tercet.triton_kernels.matmul_experts import matmul_experts, matmul_experts_gated
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from test_triton_kernels_matmul import distance, exact, gated
 
@@ -21,7 +22,7 @@ BF16, FP16 = torch.bfloat16, torch.float16
 NEAR = {BF16: 4e-3, FP16: 5e-4}
 
 
-def run(ptx: str, given: list[Tensor], blocks: int) -> None:
+def run(ptx: str, given: list[Tensor | int], blocks: int) -> None:
     for block in range(blocks):
         Machine(ptx, dict(enumerate(given)), block).run()
 
@@ -63,26 +64,39 @@ def test_one_row(
 FP8, FOUR, MX = "FP8", "four bits", "MXFP4"
 
 
-@pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.parametrize(("kind", "K"), [(FP8, 1280), (FOUR, 1280), (MX, 1280), (MX, 32), (MX, 2080)])
-def test_experts(kind: str, K: int, gate: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "K", "end"),
+    [(kind, 1280, end) for kind in (FP8, FOUR, MX) for end in ("", "gate")]
+    + [(FP8, 1280, "clamped"), (MX, 1280, "clamped"), (MX, 32, "gate"), (MX, 2080, "clamped"), (MX, 2080, "")],
+)
+def test_experts(kind: str, K: int, end: str) -> None:
     """Each pair's row with the weights of its expert, and nothing where that is none."""
     num_experts, N = 5, 10
     experts = torch.tensor([3, 5, 0, 4, -1, 3], dtype=torch.int32)
     w = mx(num_experts * N, K) if kind == MX else scaled(num_experts * N, K, 10, BF16, four=kind == FOUR)
-    x = torch.randn(3 if gate else 6, K).to(BF16)
-    out = torch.full((6, N // 2 if gate else N), float("nan"), dtype=BF16)
+    x, bias = torch.randn(3 if end else 6, K).to(BF16), torch.randn(num_experts, N).to(BF16)
+    out = torch.full((6, N // 2 if end else N), float("nan"), dtype=BF16)
     work = ExpertWork(None, experts.to(META), 1, num_experts)
+    limit, slope = 0.75, 1.5
     with compiling_for(90) as kernels:
-        if gate:
-            matmul_experts_silu_and_mul(x.to(META), on_meta(w), work, 2)
+        if end:
+            clamp = ClampedGate(bias.to(META), limit, slope) if end == "clamped" else None
+            matmul_experts_gated(x.to(META), on_meta(w), work, 2, clamp)
         else:
             matmul_experts(x.to(META), on_meta(w), work)
-    run(kernels[-1].asm["ptx"], [x, w.numbers_NJ.view(torch.uint8), w.scales_GN, experts, out], 6 * 2)
-    numbers = unrounded(w).view(num_experts, N, K)
+    settings = torch.tensor([limit, slope]).view(torch.int32).tolist()
+    numbers = w.numbers_NJ.view(torch.uint8)
+    run(kernels[-1].asm["ptx"], [x, numbers, w.scales_GN, experts, bias, *settings, out], 6 * 2)
+    meant = unrounded(w).view(num_experts, N, K)
     for pair, expert in enumerate(experts.tolist()):
         if 0 <= expert < num_experts:
-            total = exact(x[pair // 2 if gate else pair][None], numbers[expert])
-            assert distance(out[pair][None], gated(total) if gate else total) < NEAR[BF16]
+            wanted = exact(x[pair // 2 if end else pair][None], meant[expert])
+            if end == "clamped":
+                wanted += bias[expert].double()
+                gate, up = wanted[:, 0::2].clamp(max=limit), wanted[:, 1::2].clamp(-limit, limit)
+                wanted = (up + 1) * gate * torch.sigmoid(slope * gate)
+            elif end:
+                wanted = gated(wanted)
+            assert distance(out[pair][None], wanted) < NEAR[BF16]
         else:
             assert out[pair].isnan().all()

@@ -8,7 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
-from tercet.triton_kernels.matmul_epilogue import GATE, STORE
+from tercet.triton_kernels.matmul_epilogue import CLAMPED
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.widening_groups import OWN, multiply_stages, own_rows, store_sums
 
@@ -19,8 +19,8 @@ GROUPS_WIDTH = _GROUPS.value * OWN.value
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N: gl.constexpr,
-    K: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr,
+    x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, num_tiles,
+    N: gl.constexpr, K: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr,
     EPILOGUE: gl.constexpr, PDL: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warp group: its 64 output columns of each tile, from the first product to the store."""
@@ -37,14 +37,19 @@ def _multiply(
             acc, _, count = multiply_stages(
                 x_ring, None, w_ring, free, full, count, scale_ptrs, 0, K, ROWS, GROUP, FOUR, False, WHICH
             )
-            store_sums(acc, None, pairs_ptr, out_ptr, start_n, tile * BLOCK_M, 0, N, EPILOGUE, False, True)
+            of_expert = bias_ptr + expert.to(gl.int64) * N
+            store_sums(
+                acc, of_expert, limit, slope, pairs_ptr, out_ptr, start_n, tile * BLOCK_M, 0, N, EPILOGUE,
+                EPILOGUE == CLAMPED, True,
+            )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["num_tiles"])
 def experts_groups_kernel(
-    x_ptr, w_desc, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, PER_ROW: gl.constexpr, N: gl.constexpr,
-    K: gl.constexpr, X: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr, FOUR: gl.constexpr,
-    BLOCK_M: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, X_LAYOUT: gl.constexpr, PDL: gl.constexpr,
+    x_ptr, w_desc, scales_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, num_tiles,
+    PER_ROW: gl.constexpr, N: gl.constexpr, K: gl.constexpr, X: gl.constexpr, ROWS: gl.constexpr, GROUP: gl.constexpr,
+    FOUR: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, EPILOGUE: gl.constexpr, X_LAYOUT: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles, of BLOCK_M places by three times 64
     columns, those of an expert that are there.
@@ -53,7 +58,6 @@ def experts_groups_kernel(
     FOUR, where halves have their own. It divides K, too, of which x has the first X columns.
     """
     BLOCK_K: gl.constexpr = w_desc.block_shape[1] * (2 if FOUR else 1)
-    EPILOGUE: gl.constexpr = GATE if GATED else STORE
     x_ring, w_ring, free, full = make_gathered_ring(x_ptr, w_desc, X_LAYOUT, BLOCK_M, BLOCK_K, STAGES, _GROUPS, _GROUPS)
     let_next_start(PDL)
     zero: gl.constexpr = 0
@@ -63,18 +67,18 @@ def experts_groups_kernel(
         [
             (
                 _multiply,
-                (x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N, K, ROWS,
-                 GROUP, FOUR, EPILOGUE, PDL, zero),
+                (x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
+                 num_tiles, N, K, ROWS, GROUP, FOUR, EPILOGUE, PDL, zero),
             ),
             (
                 _multiply,
-                (x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N, K, ROWS,
-                 GROUP, FOUR, EPILOGUE, PDL, one),
+                (x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
+                 num_tiles, N, K, ROWS, GROUP, FOUR, EPILOGUE, PDL, one),
             ),
             (
                 _multiply,
-                (x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N, K, ROWS,
-                 GROUP, FOUR, EPILOGUE, PDL, two),
+                (x_ring, w_ring, free, full, scales_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
+                 num_tiles, N, K, ROWS, GROUP, FOUR, EPILOGUE, PDL, two),
             ),
             (
                 gather_stages,

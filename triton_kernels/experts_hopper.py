@@ -7,9 +7,10 @@ Shape suffixes: M places of a tile, K reduced size, N output columns of one expe
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from tercet.triton_kernels.clamped_gate import gate_columns, load_own
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
-from tercet.triton_kernels.matmul_epilogue import gate_pairs
-from tercet.triton_kernels.matmul_hopper import multiply_stages
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, STORE
+from tercet.triton_kernels.matmul_hopper import multiply_stages, sums_layout
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 
@@ -31,8 +32,8 @@ def _send(y, staging, out_ptr, pairs, column, WIDTH: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, staging, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N: gl.constexpr,
-    K: gl.constexpr, GATED: gl.constexpr, PDL: gl.constexpr, WHICH: gl.constexpr,
+    x_ring, w_ring, free, full, staging, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, num_tiles,
+    N: gl.constexpr, K: gl.constexpr, EPILOGUE: gl.constexpr, PDL: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warp group: half of each tile's places, from the first product to the store."""
     ROWS: gl.constexpr = x_ring.shape[1] // 2
@@ -42,15 +43,21 @@ def _multiply(
     num_k: gl.constexpr = (K + x_ring.shape[2] - 1) // x_ring.shape[2]
     wait_for_previous(PDL)
     places = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, _out_layout(HALF)))
+    ACC: gl.constexpr = sums_layout(BLOCK_N)
     count = 0
     for index in range(gl.program_id(0), num_tiles * num_n, gl.num_programs(0)):
         tile = index // num_n
-        if gl.load(tile_experts_ptr + tile) >= 0:
+        expert = gl.load(tile_experts_ptr + tile)
+        if expert >= 0:
             column = index % num_n * BLOCK_N
             pairs = gl.load(pairs_ptr + tile * x_ring.shape[1] + places)
+            if EPILOGUE == CLAMPED:
+                own = load_own(bias_ptr, expert, column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, ACC)), N)
             acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
-            if GATED:
-                y = gate_pairs(acc, ROWS, BLOCK_N)
+            if EPILOGUE == CLAMPED:
+                acc += own.to(gl.float32)[None, :]
+            if EPILOGUE != STORE:
+                y = gate_columns(acc, limit, slope, ROWS, BLOCK_N, EPILOGUE)
                 _send(y, staging, out_ptr, pairs, column // 2, N // 2)
             else:
                 left, right = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, HALF)), (0, 2, 1)))
@@ -60,9 +67,9 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["num_tiles"])
 def experts_hopper_kernel(
-    x_ptr, w_desc, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, PER_ROW: gl.constexpr, N: gl.constexpr,
-    K: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, GATED: gl.constexpr, X_LAYOUT: gl.constexpr,
-    PDL: gl.constexpr,
+    x_ptr, w_desc, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, num_tiles, PER_ROW: gl.constexpr,
+    N: gl.constexpr, K: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, EPILOGUE: gl.constexpr,
+    X_LAYOUT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles, of BLOCK_M places by as many columns as
     `w_desc` has rows in a block, those of an expert that are there."""
@@ -79,13 +86,13 @@ def experts_hopper_kernel(
         [
             (
                 _multiply,
-                (x_ring, w_ring, free, full, staging0, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N, K, GATED,
-                 PDL, zero),
+                (x_ring, w_ring, free, full, staging0, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
+                 num_tiles, N, K, EPILOGUE, PDL, zero),
             ),
             (
                 _multiply,
-                (x_ring, w_ring, free, full, staging1, pairs_ptr, tile_experts_ptr, out_ptr, num_tiles, N, K, GATED,
-                 PDL, one),
+                (x_ring, w_ring, free, full, staging1, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
+                 num_tiles, N, K, EPILOGUE, PDL, one),
             ),
             (
                 gather_stages,

@@ -6,31 +6,35 @@ Shape suffixes: M places of a tile, K reduced size, N output columns of one expe
 import triton
 import triton.language as tl
 
-from tercet.triton_kernels.matmul_epilogue import gate_pairs
+from tercet.triton_kernels.clamped_gate import gate_columns, load_own
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, STORE
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide
 
 
 @triton.jit
 def _store_tile(
-    acc, pairs, start_n, out_ptr, N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GATE: tl.constexpr
-):
-    width: tl.constexpr = N // 2 if GATE else N
-    if GATE:
-        y = gate_pairs(acc, BLOCK_M, BLOCK_N)
-        columns = start_n // 2 + tl.arange(0, BLOCK_N // 2)
-    else:
+    acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr,
+    N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPILOGUE: tl.constexpr,
+):  # fmt: skip
+    width: tl.constexpr = N if EPILOGUE == STORE else N // 2
+    columns = start_n + tl.arange(0, BLOCK_N)
+    if EPILOGUE == CLAMPED:
+        acc += load_own(bias_ptr, expert, columns, N).to(tl.float32)[None, :]
+    if EPILOGUE == STORE:
         y = acc
-        columns = start_n + tl.arange(0, BLOCK_N)
+    else:
+        y = gate_columns(acc, limit, slope, BLOCK_M, BLOCK_N, EPILOGUE)
+        columns = start_n // 2 + tl.arange(0, BLOCK_N // 2)
     pointers = out_ptr + pairs.to(tl.int64)[:, None] * width + columns[None, :]
     tl.store(pointers, y.to(out_ptr.dtype.element_ty), mask=(pairs >= 0)[:, None] & (columns < width)[None, :])
 
 
 @triton.jit
 def experts_kernel(
-    x_ptr, w_ptr, pairs_ptr, tile_experts_ptr, out_ptr, PER_ROW: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr, PRECISION: tl.constexpr,
-    PDL: tl.constexpr,
+    x_ptr, w_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, PER_ROW: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EPILOGUE: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of pairs * ceil(N / BLOCK_N),): one program owns one output tile of one expert, if there is one."""
     let_next_start(PDL)
@@ -55,14 +59,14 @@ def experts_kernel(
                 x = tl.load(x_ptrs + k)
                 w = tl.load(w_ptrs + k)
             acc = tl.dot(x, w, acc, input_precision=PRECISION)
-        _store_tile(acc, pairs, start_n, out_ptr, N, BLOCK_M, BLOCK_N, GATE)
+        _store_tile(acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr, N, BLOCK_M, BLOCK_N, EPILOGUE)
 
 
 @triton.jit
 def scaled_experts_kernel(
-    x_ptr, w_ptr, scales_ptr, pairs_ptr, tile_experts_ptr, out_ptr, PER_ROW: tl.constexpr, N: tl.constexpr,
-    K: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
-    TOGETHER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATE: tl.constexpr,
+    x_ptr, w_ptr, scales_ptr, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, PER_ROW: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, X: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr, FOUR: tl.constexpr,
+    TOGETHER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EPILOGUE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     """The same with weights of eight bits or four, which are the tall side (`matmul_scaled.py`). ROWS: of all experts'
@@ -89,4 +93,4 @@ def scaled_experts_kernel(
             wide = load_wide(w, scale_ptrs, k, ROWS, GROUP, FOUR, BLOCK_K, x.dtype, TOGETHER)
             acc_NM = awaited(tl.dot(wide, x, acc_NM))
         acc = tl.trans(acc_NM)
-        _store_tile(acc, pairs, start_n, out_ptr, N, BLOCK_M, BLOCK_N, GATE)
+        _store_tile(acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr, N, BLOCK_M, BLOCK_N, EPILOGUE)

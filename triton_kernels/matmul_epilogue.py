@@ -15,6 +15,13 @@ STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)  # into what the output holds: the residual
 GATE = tl.constexpr(2)  # silu(even columns) * odd columns
 SAMPLE = tl.constexpr(3)  # the columns are logits: nothing but each row's best score of the tile
+CLAMPED = tl.constexpr(4)  # experts' gates, within limits (clamped_gate.py)
+
+
+@triton.constexpr_function
+def is_gate(epilogue):
+    """Whether columns are gate and up in turns, which make one number together."""
+    return epilogue in (GATE.value, CLAMPED.value)
 
 
 @triton.jit

@@ -15,16 +15,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.choose_scaled import can_be_vector
+from tercet.triton_kernels.clamped_gate import ClampedGate, clamped_gate_reference
 from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, multiprocessors, use_kernels
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.experts_groups import GROUPS_WIDTH, experts_groups_kernel
 from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_vector_scaled_kernel
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, STORE
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
@@ -92,8 +95,11 @@ def _are_alone(num_pairs: int, num_experts: int, weights: Sequence[Weight], agai
     return few and all(isinstance(w_ENK, Tensor) or can_be_vector(w_ENK) for w_ENK in weights)
 
 
-def matmul_experts_silu_and_mul(x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, pairs_each: int) -> Tensor:
-    """silu(gate) * up of each pair's row with its expert's weights: [M, K] x [E, 2F, K] -> [M * pairs_each, F].
+def matmul_experts_gated(
+    x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, pairs_each: int, clamp: ClampedGate | None = None
+) -> Tensor:
+    """The first product of each pair's row with its expert's weights, and its gate: [M, K] x [E, 2F, K] ->
+    [M * pairs_each, F]. silu(gate) * up, or as `clamp` says.
 
     Pair p is of row p // `pairs_each`. Pairs that are in no tile stay unwritten. fp32 inside; graph-safe. Of eight bits
     or four weights are [E * 2F, K].
@@ -101,30 +107,34 @@ def matmul_experts_silu_and_mul(x_MK: Tensor, w_E2FK: Weight, work: ExpertWork, 
     N = _check(x_MK, w_E2FK, work)
     if N % 2:
         raise ValueError(f"w: got {N} rows, wanted gate and up rows in turns: an even number")
+    if clamp is not None:
+        check_shape("bias", clamp.bias_E2F, work.num_experts, N)
+        check_same("bias", clamp.bias_E2F, x_MK)
     out_PF = x_MK.new_empty(x_MK.shape[0] * pairs_each, N // 2)
     if use_kernels(x_MK):
-        _launch(x_MK, w_E2FK, work, out_PF, pairs_each, first=True, gate=True)
+        _launch(x_MK, w_E2FK, work, out_PF, pairs_each, GATE if clamp is None else CLAMPED, clamp)
     else:
         w_E2FK = _plain(w_E2FK, work)
         for expert, pairs in _by_expert(work):
             y = F.linear(x_MK[pairs // pairs_each], w_E2FK[expert])
-            out_PF[pairs] = silu_and_mul_reference(y[:, 0::2], y[:, 1::2])
+            if clamp is None:
+                out_PF[pairs] = silu_and_mul_reference(y[:, 0::2], y[:, 1::2])
+            else:
+                out_PF[pairs] = clamped_gate_reference(y, clamp.bias_E2F[expert], clamp.limit, clamp.slope)
     return out_PF
 
 
-def matmul_experts(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, pairs_each: int | None = None) -> Tensor:
-    """Each pair's row with its expert's weights: [M, K] x [E, N, K] -> [M * pairs_each, N], of the first product. As
-    above. Without `pairs_each` each pair has its own row: that is the second, behind one that knew the pairs' experts.
-    """
-    N = _check(x_MK, w_ENK, work)
-    first, pairs_each = pairs_each is not None, pairs_each or 1
-    out_PN = x_MK.new_empty(x_MK.shape[0] * pairs_each, N)
-    if use_kernels(x_MK):
-        _launch(x_MK, w_ENK, work, out_PN, pairs_each, first=first, gate=False)
+def matmul_experts(x_PK: Tensor, w_ENK: Weight, work: ExpertWork) -> Tensor:
+    """The second product, of each pair's own row: [P, K] x [E, N, K] -> [P, N]. As above. What ran ahead of it knew the
+    pairs' experts."""
+    N = _check(x_PK, w_ENK, work)
+    out_PN = x_PK.new_empty(x_PK.shape[0], N)
+    if use_kernels(x_PK):
+        _launch(x_PK, w_ENK, work, out_PN, 1, STORE, None)
     else:
         w_ENK = _plain(w_ENK, work)
         for expert, pairs in _by_expert(work):
-            out_PN[pairs] = F.linear(x_MK[pairs // pairs_each], w_ENK[expert])
+            out_PN[pairs] = F.linear(x_PK[pairs], w_ENK[expert])
     return out_PN
 
 
@@ -143,58 +153,60 @@ def _by_expert(work: ExpertWork) -> list[tuple[int, Tensor]]:
 
 
 def _launch(
-    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row: int, *, first: bool, gate: bool
+    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, per_row: int, epilogue: tl.constexpr,
+    clamp: ClampedGate | None,
 ) -> None:  # fmt: skip
     N = math.prod(w_ENK.shape[:-1]) // work.num_experts
     K = w_ENK.stored_columns if isinstance(w_ENK, ScaledWeight) else w_ENK.shape[-1]
     num_tiles, pairs_each = len(work.experts_N), len(out) // work.num_experts
     if not num_tiles:
         return
-    fixed = {"PER_ROW": per_row, "N": N, "K": K, **overlap_options(x_MK)}
+    bias, limit, slope = clamp or (x_MK, 0.0, 0.0)
+    fixed = {
+        "bias_ptr": bias, "limit": float(limit), "slope": float(slope), "out_ptr": out, "PER_ROW": per_row, "N": N,
+        "K": K, "EPILOGUE": epilogue.value, **overlap_options(x_MK),
+    }  # fmt: skip
     if work.pairs_Q is None:
-        _launch_vectors(x_MK, w_ENK, work, out, first, gate, fixed)
+        _launch_vectors(x_MK, w_ENK, work, fixed)
         return
     fixed["BLOCK_M"] = work.tile
     if isinstance(w_ENK, ScaledWeight):
         if x_MK.dtype.itemsize == 2 and work.tile >= _LEAST_OF_GROUPS and can_use_tma(x_MK, w_ENK.numbers_NJ):
-            _launch_groups(x_MK, w_ENK, work, out, gate, fixed)
+            _launch_groups(x_MK, w_ENK, work, fixed)
             return
         if x_MK.dtype.itemsize == 2 and pairs_each <= _MOST_WIDENED:
-            _launch_scaled(x_MK, w_ENK, work, out, gate, fixed)
+            _launch_scaled(x_MK, w_ENK, work, fixed)
             return
         w_ENK = plain(w_ENK).contiguous()
         fixed["K"] = K = x_MK.shape[1]
     w_RK = w_ENK.view(-1, K)
     if work.tile == 128 and pairs_each >= _MANY and K % 64 == 0 and can_use_tma(x_MK, w_RK):
         experts_hopper_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 256)),)](
-            x_MK, hopper_descriptor(w_RK, 256, 64), work.pairs_Q, work.experts_N, out, num_tiles, GATED=gate,
-            STAGES=4, X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, 64), num_warps=4, **fixed,
+            x_MK, hopper_descriptor(w_RK, 256, 64), work.pairs_Q, work.experts_N, num_tiles=num_tiles, STAGES=4,
+            X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, 64), num_warps=4, **fixed,
         )  # fmt: skip
         return
     blocks = _blocks(work.tile, x_MK)
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     experts_kernel[(num_tiles * cdiv(N, blocks.n),)](
-        x_MK, w_RK, work.pairs_Q, work.experts_N, out, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate,
-        PRECISION=precision, num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
+        x_MK, w_RK, work.pairs_Q, work.experts_N, BLOCK_N=blocks.n, BLOCK_K=blocks.k, PRECISION=precision,
+        num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
     )  # fmt: skip
 
 
-def _launch_vectors(
-    x_MK: Tensor, w_ENK: Weight, work: ExpertWork, out: Tensor, first: bool, gate: bool, fixed: dict[str, Any]
-) -> None:
+def _launch_vectors(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, fixed: dict[str, Any]) -> None:
     N, K = fixed["N"], fixed["K"]
-    fixed |= {"ROWS": N * work.num_experts, "GATE": gate, "FIRST": first}
+    fixed["ROWS"] = N * work.num_experts
     if isinstance(w_ENK, Tensor):
         blocks = _Blocks(n=4, k=1024, warps=2, stages=1) if K >= 1024 else _Blocks(n=8, k=256, warps=1, stages=1)
         experts_vector_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
-            x_MK, w_ENK, work.experts_N, out, BLOCK_N=blocks.n, BLOCK_K=blocks.k, num_warps=blocks.warps, **fixed
+            x_MK, w_ENK, work.experts_N, BLOCK_N=blocks.n, BLOCK_K=blocks.k, num_warps=blocks.warps, **fixed
         )
         return
     words = w_ENK.numbers_NJ.view(torch.int32)
     experts_vector_scaled_kernel[(len(work.experts_N) * cdiv(N, _ROWS_OF_VECTOR),)](
-        x_MK, words, w_ENK.scales_GN, work.experts_N, out, GROUP=w_ENK.group, FOUR=w_ENK.kind, X=x_MK.shape[1],
-        BLOCK_N=_ROWS_OF_VECTOR,
-        num_warps=_warps_of_vector(words.shape[1]), **fixed,
+        x_MK, words, w_ENK.scales_GN, work.experts_N, GROUP=w_ENK.group, FOUR=w_ENK.kind, X=x_MK.shape[1],
+        BLOCK_N=_ROWS_OF_VECTOR, num_warps=_warps_of_vector(words.shape[1]), **fixed,
     )  # fmt: skip
 
 
@@ -206,28 +218,24 @@ def _warps_of_vector(num_words: int) -> int:
     return warps
 
 
-def _launch_scaled(
-    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
-) -> None:
+def _launch_scaled(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: dict[str, Any]) -> None:
     blocks = _scaled_blocks(work.tile, w_RK)
     together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
     scaled_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], blocks.n),)](
-        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, out, X=x_MK.shape[1], ROWS=len(w_RK),
-        GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_N=blocks.n, BLOCK_K=blocks.k, GATE=gate,
+        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, X=x_MK.shape[1], ROWS=len(w_RK),
+        GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
     )  # fmt: skip
 
 
-def _launch_groups(
-    x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, out: Tensor, gate: bool, fixed: dict[str, Any]
-) -> None:
+def _launch_groups(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: dict[str, Any]) -> None:
     each = 2 if w_RK.four_bits else 1  # numbers in a byte
     block_k = w_RK.widest_of_one_scale
     stage_bytes = 2 * block_k * work.tile + GROUPS_WIDTH * block_k // each
     num_tiles = len(work.experts_N)
     experts_groups_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(fixed["N"], GROUPS_WIDTH)),)](
         x_MK, hopper_descriptor(w_RK.numbers_NJ, 64, block_k // each), w_RK.scales_GN, work.pairs_Q, work.experts_N,
-        out, num_tiles, ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, X=x_MK.shape[1], GATED=gate,
+        num_tiles=num_tiles, ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, X=x_MK.shape[1],
         STAGES=min(_RING_BYTES // stage_bytes, 8), X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, block_k),
         num_warps=4, **fixed,
     )  # fmt: skip

@@ -74,9 +74,11 @@ def _multiply(
         )
         wait_for_previous(PDL)
         of_part = out_ptr + part.to(gl.int64) * M * N if PARTS > 1 else out_ptr
-        store_sums(acc, bias_ptr, None, of_part, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, False)
+        store_sums(acc, bias_ptr, None, None, None, of_part, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, False)
         if TALL:
-            store_sums(tail, bias_ptr, None, of_part, start_n, start_m + BLOCK_M, M, N, EPILOGUE, HAS_BIAS, False)
+            store_sums(
+                tail, bias_ptr, None, None, None, of_part, start_n, start_m + BLOCK_M, M, N, EPILOGUE, HAS_BIAS, False
+            )
 
 
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])

@@ -65,14 +65,19 @@ def load_stages(
             count += 1
 
 
+@gluon.constexpr_function
+def sums_layout(block_n):
+    """Of a warp group's sums."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block_n, 16])
+
+
 @gluon.jit
 def multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH: gl.constexpr):
     """One warp group's half of a tile's rows, from the ring: sums in fp32, and how many stages it has seen by now."""
     STAGES: gl.constexpr = x_ring.shape[0]
     ROWS: gl.constexpr = x_ring.shape[1] // 2
     BLOCK_N: gl.constexpr = w_ring.shape[1]
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    acc = gl.zeros((ROWS, BLOCK_N), gl.float32, LAYOUT)
+    acc = gl.zeros((ROWS, BLOCK_N), gl.float32, sums_layout(BLOCK_N))
     for k in range(num_k):
         stage = count % STAGES
         mbarrier.wait(full.index(stage), count // STAGES & 1)

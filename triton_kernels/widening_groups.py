@@ -11,7 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
+from tercet.triton_kernels.clamped_gate import clamped
+from tercet.triton_kernels.matmul_epilogue import ADD, CLAMPED, gated, is_gate
 from tercet.triton_kernels.widen import in_order, mx_powers, widen_four
 
 OWN = gl.constexpr(64)
@@ -160,19 +161,22 @@ def _halves(sums):
 
 @gluon.jit
 def _store_pairs(
-    even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N: gl.constexpr, EPILOGUE: gl.constexpr,
-    HAS_BIAS: gl.constexpr, DEALT: gl.constexpr,
+    even, odd, bias_ptr, limit, slope, pairs_ptr, out_ptr, start_n, start_m, M, N: gl.constexpr,
+    EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, DEALT: gl.constexpr,
 ):  # fmt: skip
     """The same with sums of even columns and of odd ones."""
     SIZE: gl.constexpr = even.shape[1]
     if SIZE > _AT_ONCE:
         even, even_right = _halves(even)
         odd, odd_right = _halves(odd)
-        _store_pairs(even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT)
+        _store_pairs(
+            even, odd, bias_ptr, limit, slope, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT
+        )
         start_m += SIZE // 2
         _store_pairs(
-            even_right, odd_right, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT
-        )
+            even_right, odd_right, bias_ptr, limit, slope, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE,
+            HAS_BIAS, DEALT,
+        )  # fmt: skip
     else:
         PAIRS: gl.constexpr = _pairs_layout(SIZE)
         LAYOUT: gl.constexpr = gl.SliceLayout(2, PAIRS)
@@ -186,8 +190,8 @@ def _store_pairs(
         if HAS_BIAS:
             even += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[:, None]
             odd += gl.load(bias_ptr + columns + 1, mask=columns + 1 < N, other=0.0).to(gl.float32)[:, None]
-        if EPILOGUE == GATE:
-            y = gated(even, odd)
+        if is_gate(EPILOGUE):
+            y = clamped(even, odd, limit, slope) if EPILOGUE == CLAMPED else gated(even, odd)
             places = out_ptr + rows * (N // 2) + (columns // 2)[:, None]
             gl.store(places, y.to(out_ptr.dtype.element_ty), mask=there[None, :] & (columns < N)[:, None])
         else:
@@ -203,10 +207,12 @@ def _store_pairs(
 
 @gluon.jit
 def store_sums(
-    acc, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N: gl.constexpr, EPILOGUE: gl.constexpr,
+    acc, bias_ptr, limit, slope, pairs_ptr, out_ptr, start_n, start_m, M, N: gl.constexpr, EPILOGUE: gl.constexpr,
     HAS_BIAS: gl.constexpr, DEALT: gl.constexpr,
 ):  # fmt: skip
     """Finish a group's sums and send them out: to rows up to M, or DEALT to those that are in its places, where
     somebody is."""
     even, odd = _in_pairs(acc)
-    _store_pairs(even, odd, bias_ptr, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT)
+    _store_pairs(
+        even, odd, bias_ptr, limit, slope, pairs_ptr, out_ptr, start_n, start_m, M, N, EPILOGUE, HAS_BIAS, DEALT
+    )
