@@ -55,7 +55,7 @@ def test_gates_within_limits(
     w = weights(kind, num_experts, 2 * inner, width, place)
     roundings = {torch.float32: 1e-5, torch.float16: 6e-3, torch.bfloat16: 3e-2}[place.dtype]
     sorted_tile = expert_tile(tokens * each, num_experts, w, deterministic=True)
-    for tile in {expert_tile(1, num_experts, w), sorted_tile}:  # alone, where the place knows that
+    for tile in (expert_tile(1, num_experts, w), sorted_tile):  # alone, where the place knows that
         numbers = w if isinstance(w, Tensor) else unrounded(w) if tile == 1 else meant(w)
         exact = gated(exact_rows(x, numbers.view(num_experts, -1, width), experts, each), bias, experts)
         work = deal_out(experts.to(place.device), num_experts, tile)
