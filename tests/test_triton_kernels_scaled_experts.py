@@ -110,6 +110,19 @@ def test_few_pairs_of_mxfp4_are_alone() -> None:
     assert expert_tile(12, 23, w, w) > 1
 
 
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize(
+    ("pairs_each", "tile", "name"), [(12, 16, "scaled_experts"), (32, 32, "scaled_experts"), (33, 64, "experts_groups")]
+)
+def test_tiles_of_mxfp4(pairs_each: int, tile: int, name: str) -> None:
+    x, w = torch.empty(pairs_each, 256, dtype=torch.bfloat16, device=META), on_meta(mx(2 * 256, 256))
+    with compiling_for(90) as kernels:
+        assert expert_tile(2 * pairs_each, 2, w) == tile
+        pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (8 * tile, 8))
+        matmul_experts_gated(x, w, ExpertWork(pairs, experts, tile, 2), 2)
+    assert [kernel.metadata.name for kernel in kernels] == [f"{name}_kernel"]
+
+
 def test_bad_input() -> None:
     work = deal_out(torch.zeros(2, 1, dtype=torch.int32), 4, 16)
 

@@ -38,7 +38,9 @@ from tercet.triton_kernels.widen import plain
 _TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
 """Where warp groups widen weights: places of a tile, and the most pairs of an expert, on average, that it is for. Of
 the experts of Qwen3-30B-A3B and of Mixtral-8x7B, on an H200 (docs/tried.md)."""
-_LEAST_OF_GROUPS = 32
+_TILES_OF_MX = ((16, 12), (32, 32), (64, 128))
+"""The same of MXFP4, of the experts of gpt-oss-20b."""
+_LEAST_OF_GROUPS, _LEAST_OF_GROUPS_OF_MX = 32, 64
 """Places; those of smaller tiles wait for weights alone."""
 _RING_BYTES = 224 * 1024
 """Of the kernel of warp groups, for its stages."""
@@ -78,7 +80,8 @@ def expert_tile(
         return 1
     w_ENK = weights[0]
     if isinstance(w_ENK, ScaledWeight) and w_ENK.dtype.itemsize == 2 and is_hopper(w_ENK.device):
-        return next((tile for tile, most in _TILES_OF_GROUPS if num_pairs <= most * num_experts), 128)
+        tiles = _TILES_OF_MX if w_ENK.is_mx else _TILES_OF_GROUPS
+        return next((tile for tile, most in tiles if num_pairs <= most * num_experts), 128)
     return next(tile for tile in (16, 32, 64, 128) if tile * num_experts >= 2 * num_pairs or tile == 128)
 
 
@@ -171,7 +174,8 @@ def _launch(
         return
     fixed["BLOCK_M"] = work.tile
     if isinstance(w_ENK, ScaledWeight):
-        if x_MK.dtype.itemsize == 2 and work.tile >= _LEAST_OF_GROUPS and can_use_tma(x_MK, w_ENK.numbers_NJ):
+        least = _LEAST_OF_GROUPS_OF_MX if w_ENK.is_mx else _LEAST_OF_GROUPS
+        if x_MK.dtype.itemsize == 2 and work.tile >= least and can_use_tma(x_MK, w_ENK.numbers_NJ):
             _launch_groups(x_MK, w_ENK, work, fixed)
             return
         if x_MK.dtype.itemsize == 2 and pairs_each <= _MOST_WIDENED:
@@ -245,7 +249,7 @@ def _scaled_blocks(tile: int, w_RK: ScaledWeight) -> _Blocks:
     """Fewer bytes a column leave room for more of them."""
     if is_hopper(w_RK.device):
         if w_RK.four_bits and w_RK.widest == 128:  # no wider tiles: higher ones
-            return _Blocks(n=128, k=128, warps=8, stages=4)
+            return _Blocks(n=128, k=128, warps=8 if tile == 16 else 4, stages=4)
         return _Blocks(n=64, k=min(w_RK.widest, 256), warps=4, stages=4 if w_RK.four_bits else 3)
     stages = 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
     return _Blocks(n=64, k=min(w_RK.widest, 128), warps=4, stages=stages)
