@@ -31,6 +31,7 @@ from tercet.triton_kernels.decode_shares import (
     make_decode_shares,
     plan_decode_shares,
 )
+from tercet.triton_kernels.decode_tried import launch_tried_rows
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
@@ -56,6 +57,10 @@ LONG = 2**30
 _FEW_SEEN = 2048
 """Up to here, tokens that all rows see because of a window, that kernel too."""
 _FEW_TILE = 64
+_FEW_TRIED = 4
+"""Up to here rows that try several tokens each."""
+_MOST_TRIED = 32 * 128
+"""Numbers of their queries of one kv head: more do not fit registers."""
 _SPLIT = 256
 """Tokens of a fixed split."""
 
@@ -74,6 +79,15 @@ def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring:
     return fits and is_hopper(k_cache.device)
 
 
+def can_fuse_tried(
+    k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring, num_rows: int, tries: int
+) -> bool:
+    """The same of rows with several new tokens each, which only the kernel for few rows knows."""
+    queries = tries * num_q_heads // k_cache.shape[1]
+    fits = num_rows <= _FEW_TRIED and queries * k_cache.shape[3] <= _MOST_TRIED
+    return fits and can_fuse_decode(k_cache, num_q_heads, rotary_dim, scoring)
+
+
 def plan_fused_decode(
     decode_lengths_B: Tensor,
     decode_slots_B: Tensor,
@@ -84,12 +98,14 @@ def plan_fused_decode(
     window: int = 0,
     deterministic: bool = False,
     longest: int = 0,
+    tries: int = 1,
+    lengths_T: Tensor | None = None,
 ) -> FusedPlan:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step.
 
     `window`: of the layers that it is for, see `Scoring`. `deterministic`: a row's bits depend on nothing else in the
     step. `longest`: tokens that a row has at most, of a few that are known to be short, or `LONG`: they are attended to
-    faster then, and others rightly.
+    faster then, and others rightly. `tries`, `lengths_T`: tokens of each row, as in `decode_attention`.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
@@ -99,6 +115,8 @@ def plan_fused_decode(
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     max_tokens = page_table_SM.shape[1] * page_size
     tile = min(_TILE_BYTES // k_cache.dtype.itemsize, page_size)
+    if lengths_T is not None:
+        check_indices("lengths", lengths_T, k_cache, num_rows * tries)
     if deterministic:
         splits = make_fixed_splits(
             decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, _SPLIT // tile, window=window
@@ -106,15 +124,16 @@ def plan_fused_decode(
         plan_fixed_splits(decode_slots_B, splits)
         return splits
     sees_few = 0 < num_rows * window <= _FEW_SEEN
-    if sees_few or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
+    if tries > 1 or sees_few or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
         num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, _FEW_TILE, window)
         num_workers = min(num_workers, num_tiles)
         few = make_few_rows(
-            num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device, window=window
-        )
-        plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
+            decode_lengths_B if lengths_T is None else lengths_T, num_workers, num_q_heads, num_kv_heads, head_dim,
+            _FEW_TILE, window=window, tries=tries,
+        )  # fmt: skip
+        plan_few_rows(decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
     if num_rows * num_kv_heads <= num_workers:
         # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
@@ -157,7 +176,8 @@ def fused_decode_attention(
     if sinks_H is not None:
         check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
-        launch_few_rows(
+        launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
+        launch(
             qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM, shares,
             num_q_heads, scale, sinks_H, out_BHD,
         )  # fmt: skip
