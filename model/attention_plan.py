@@ -14,7 +14,7 @@ from tercet.triton_kernels.attention import most_deep, plan_last_queries, plan_p
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, can_fuse_tried, plan_fused_decode
+from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, plan_fused_decode
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -50,8 +50,9 @@ class AttentionPlan:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
                 window = scoring.window
-                heads = k_cache, num_heads, rotary_dim, scoring
-                if fuses and (can_fuse_decode(*heads) if tries == 1 else can_fuse_tried(*heads, num_rows, tries)):
+                if fuses and can_fuse_decode(
+                    k_cache, num_heads, rotary_dim, scoring, tries=tries, num_rows=num_rows, longest=longest
+                ):
                     decode[window] = plan_fused_decode(
                         *rows, page_table_SM, num_heads, k_cache, window=window, deterministic=deterministic,
                         longest=longest, tries=tries, lengths_T=inputs.lengths_T,
@@ -73,10 +74,10 @@ class AttentionPlan:
 
 
 def minds_length(
-    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, scorings: Sequence[Scoring], deterministic: bool
+    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, scorings: Sequence[Scoring], deterministic: bool, tries: int
 ) -> bool:
-    """Whether a plan makes something of `longest`."""
-    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, scoring) for scoring in scorings)
+    """Whether a plan makes something of `longest`, for rows of `tries` tokens."""
+    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, scoring, tries=tries) for scoring in scorings)
     return not deterministic and any(fused)
 
 

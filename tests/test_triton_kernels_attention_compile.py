@@ -25,6 +25,7 @@ from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.decode_work import DecodeWork
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.few_rows import FewRows
+from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -187,7 +188,7 @@ def test_compile_tried_rows(
     cache, norm, ints = meta(100, kv_heads, 64, head_dim, dtype=cells), meta(head_dim), meta(2, dtype=torch.int32)
     scoring = Scoring(0.1, window)
     with compiling_for(90) as kernels:
-        assert fused_decode.can_fuse_tried(cache, heads, head_dim, scoring, 2, tries)
+        assert fused_decode.can_fuse_decode(cache, heads, head_dim, scoring, tries=tries, num_rows=2)
         shares = fused_decode.plan_fused_decode(
             ints, ints, meta(9, 64, dtype=torch.int32), heads, cache, window=window, tries=tries,
             lengths_T=meta(2 * tries, dtype=torch.int32),
@@ -210,19 +211,20 @@ def test_compile_tried_rows(
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "tries", "heads", "head_dim", "fuses"),
+    ("num_rows", "tries", "heads", "head_dim", "longest", "fuses"),
     [
-        (1, 4, 16, 128, True),
-        (4, 16, 16, 128, True),
-        (5, 4, 16, 128, False),
-        (1, 8, 32, 128, True),
-        (1, 9, 32, 128, False),
-        (4, 16, 32, 64, True),
-        (4, 2, 32, 80, False),
+        (1, 4, 16, 128, 0, True),
+        (4, 16, 16, 128, 5000, True),
+        (4, 16, 16, 128, LONG, False),
+        (5, 4, 16, 128, 0, False),
+        (1, 8, 32, 128, 0, True),
+        (1, 9, 32, 128, 0, False),
+        (4, 16, 32, 64, 0, True),
+        (4, 2, 32, 80, 0, False),
     ],
 )
 def test_few_slots_that_try_tokens_ahead_are_fused(
-    num_rows: int, tries: int, heads: int, head_dim: int, fuses: bool
+    num_rows: int, tries: int, heads: int, head_dim: int, longest: int, fuses: bool
 ) -> None:
     num_tokens, none = num_rows * tries, meta(0, dtype=torch.int32)
     slots, tokens = meta(num_rows, dtype=torch.int32), meta(num_tokens, dtype=torch.int32)
@@ -234,7 +236,7 @@ def test_few_slots_that_try_tokens_ahead_are_fused(
     with compiling_for(90):
         plan = AttentionPlan.of_step(
             inputs, meta(2, 2, 100, 8, 64, head_dim), meta(9, 64, dtype=torch.int32), num_heads=heads,
-            rotary_dim=head_dim, scorings=[Scoring(0.1)] * 2, deterministic=False, longest=0, deep=0,
+            rotary_dim=head_dim, scorings=[Scoring(0.1)] * 2, deterministic=False, longest=longest, deep=0,
         )  # fmt: skip
     assert isinstance(plan.decode[0], FewRows if fuses else DecodeWork)
     assert plan.decode[0].tries == tries

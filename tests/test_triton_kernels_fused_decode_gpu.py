@@ -11,7 +11,7 @@ from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.decode_shares import DecodeShares
 from tercet.triton_kernels.few_rows import FewRows
 from tercet.triton_kernels.fixed_splits import FixedSplits
-from tercet.triton_kernels.fused_decode import can_fuse_decode, can_fuse_tried
+from tercet.triton_kernels.fused_decode import can_fuse_decode
 
 ON_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not ON_HOPPER, reason="needs a Hopper GPU")]
@@ -112,7 +112,7 @@ def test_several_tokens_of_few_slots(heads: Heads, with_norms: bool, cells: torc
             continue
         for lengths in ([2300], [1], [0, 0], [40, 129, 5000, 1040], LENGTHS):
             step = Step(heads, lengths, with_norms, cells=cells, tries=tries)
-            assert can_fuse_tried(step.cache.k_cache, heads.num_q, heads.dim, scoring, min(len(lengths), 4), tries)
+            assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, scoring, tries=tries)
             out = step.run()
             step.check(out)
             assert torch.equal(step.run(), out), "the same step gives the same bits"

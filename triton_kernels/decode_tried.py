@@ -35,7 +35,7 @@ _MERGED_PARTS, _MERGED_COLUMNS = 32, 32
 """What one program merges at once."""
 _MERGE_WARPS = 1
 _LOG2_E = tl.constexpr(1.4426950408889634)
-_SIZES = ["B", "M", "P", "num_pages"]
+_SIZES = ["B", "M", "P", "num_pages", "num_workers"]
 
 
 @triton.jit
@@ -48,10 +48,10 @@ def _load_turns(cos_sin_ptr, positions, P, D: tl.constexpr):
 @triton.jit
 def _attend_to_newest(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, lengths_ptr, part_ptr,
-    stats_ptr, eps, unit, M, P, num_pages,
+    stats_ptr, eps, unit, M, P, num_pages, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr,
-    ROW_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """A slot's newest tokens and one kv head: their keys and values into the cache, and what they see of each other."""
     HALF: tl.constexpr = D // 2
@@ -103,18 +103,18 @@ def _attend_to_newest(
         acc = tl.zeros((D, BLOCK_C), tl.float32)
         # Each sees itself; those that are no tokens may come to anything.
         acc, largest, weight = attend_to_tile(q0, q1, key0, key1, v, seen, acc, largest, weight, unit, False)
-        leave_part(part_ptr, stats_ptr, NUM_WORKERS + tl.program_id(0), acc, largest, weight, N * G, BLOCK_C, D)
+        leave_part(part_ptr, stats_ptr, num_workers + tl.program_id(0), acc, largest, weight, N * G, BLOCK_C, D)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def tried_rows_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, workers_ptr, lengths_ptr,
-    part_ptr, stats_ptr, eps, scale, B, M, P, num_pages,
+    part_ptr, stats_ptr, eps, scale, B, M, P, num_pages, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, N: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, NUM_WORKERS: tl.constexpr, WINDOW: tl.constexpr,
-    ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr,
+    WORKER_WORDS: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B KV_HEADS + NUM_WORKERS,): newest tokens, then stretches of old ones; each leaves a part to be merged.
+    """Grid (B KV_HEADS + num_workers,): newest tokens, then stretches of old ones; each leaves a part to be merged.
 
     Who waits, and what is read before, is as in `few_rows_kernel`.
     """
@@ -127,7 +127,7 @@ def tried_rows_kernel(
     if worker < 0:
         _attend_to_newest(
             qkv_ptr, q_norm_ptr, k_norm_ptr, cos_sin_ptr, k_ptr, v_ptr, page_table_ptr, rows_ptr, lengths_ptr, part_ptr,
-            stats_ptr, eps, unit, M, P, num_pages, H, KV_HEADS, D, PAGE, N, BLOCK_N, BLOCK_C, NUM_WORKERS, WINDOW,
+            stats_ptr, eps, unit, M, P, num_pages, num_workers, H, KV_HEADS, D, PAGE, N, BLOCK_N, BLOCK_C, WINDOW,
             ROW_WORDS, NORM, PDL,
         )  # fmt: skip
         return
@@ -171,11 +171,11 @@ def tried_rows_kernel(
     leave_part(part_ptr, stats_ptr, worker, acc, largest, weight, N * G, BLOCK_C, D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_workers"], do_not_specialize_on_alignment=["num_workers"])
 def tried_rows_merge_kernel(
-    sinks_ptr, rows_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr,
+    sinks_ptr, rows_ptr, lengths_ptr, part_ptr, stats_ptr, out_ptr, num_workers,
     H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, N: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_I: tl.constexpr, NUM_WORKERS: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_I: tl.constexpr, ROW_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (B KV_HEADS, C, D / COLUMNS): one program merges the parts of one query, that of the newest tokens first,
     and counts its sink, if it has one.
@@ -199,7 +199,7 @@ def tried_rows_merge_kernel(
     parts = tl.arange(0, BLOCK_I)
     part_ptrs = part_ptr + place * D + (parts * (C * D))[:, None] + columns[None, :]
     stats_ptrs = stats_ptr + place * 2 + parts * (C * 2)
-    newest = (NUM_WORKERS + pair) * C + query
+    newest = (num_workers + pair) * C + query
     if sinks_ptr is not None:
         sink = load_sinks(sinks_ptr, q_head, tried)
     wait_for_previous(PDL)
@@ -224,15 +224,15 @@ def launch_tried_rows(
     tries, norm = few.tries, q_norm_weight_D is not None
     B, queries = out_THD.shape[0] // tries, tries * num_q_heads // num_kv_heads
     overlap = overlap_options(qkv_TN)
-    sizes = {"H": num_q_heads, "KV_HEADS": num_kv_heads, "D": head_dim, "N": tries, "NUM_WORKERS": few.num_workers}
+    sizes = {"H": num_q_heads, "KV_HEADS": num_kv_heads, "D": head_dim, "N": tries}
     tried_rows_kernel[(B * num_kv_heads + few.num_workers,)](
         qkv_TN, q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, cos_sin_PD, k_cache, v_cache,
         page_table_SM, few.rows_B4, few.workers_W8, few.lengths_T, few.part_IGD, few.stats_IG2, eps, scale, B,
-        page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages,
+        page_table_SM.shape[1], cos_sin_PD.shape[0], num_pages, few.num_workers,
         PAGE=page_size, TILE=few.tile, BLOCK_N=dot_block(tries), BLOCK_C=next_power_of_2(queries), WINDOW=few.window,
         ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, NORM=norm, num_warps=_NUM_WARPS, **sizes, **overlap,
     )  # fmt: skip
     tried_rows_merge_kernel[(B * num_kv_heads, queries, head_dim // _MERGED_COLUMNS)](
-        sinks_H, few.rows_B4, few.lengths_T, few.part_IGD, few.stats_IG2, out_THD,
+        sinks_H, few.rows_B4, few.lengths_T, few.part_IGD, few.stats_IG2, out_THD, few.num_workers,
         COLUMNS=_MERGED_COLUMNS, BLOCK_I=_MERGED_PARTS, ROW_WORDS=ROW_WORDS, num_warps=_MERGE_WARPS, **sizes, **overlap,
     )  # fmt: skip

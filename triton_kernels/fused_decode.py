@@ -58,7 +58,7 @@ _FEW_SEEN = 2048
 """Up to here, tokens that all rows see because of a window, that kernel too."""
 _FEW_TILE = 64
 _FEW_TRIED = 4
-"""Up to here rows that try several tokens each."""
+"""Up to here rows that try several tokens each, too."""
 _MOST_TRIED = 32 * 128
 """Numbers of their queries of one kv head: more do not fit registers."""
 _SPLIT = 256
@@ -67,25 +67,23 @@ _SPLIT = 256
 FusedPlan = DecodeShares | FewRows | FixedSplits
 
 
-def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
-    """Whether the fused kernel knows these shapes and this way of scoring.
+def can_fuse_decode(
+    k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring, *, tries: int = 1, num_rows: int = 1,
+    longest: int = 0,
+) -> bool:  # fmt: skip
+    """Whether a fused kernel knows these shapes and this way of scoring.
 
-    Not windows of one, in which nothing is left of the cache.
+    Not windows of one, in which nothing is left of the cache. Rows of several tokens each (`tries`) only the kernel for
+    few rows knows: there may not be many, nor `LONG` ones, but for what little a window lets them see.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % 32 == 0
     fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
+    if tries > 1:
+        fits = fits and tries * num_q_heads // num_kv_heads * head_dim <= _MOST_TRIED
+        fits = fits and (_see_few(num_rows, scoring.window) or (num_rows <= _FEW_TRIED and longest < LONG))
     fits = fits and not scoring.softcap and scoring.alibi_slopes_H is None and scoring.window != 1
     return fits and is_hopper(k_cache.device)
-
-
-def can_fuse_tried(
-    k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring, num_rows: int, tries: int
-) -> bool:
-    """The same of rows with several new tokens each, which only the kernel for few rows knows."""
-    queries = tries * num_q_heads // k_cache.shape[1]
-    fits = num_rows <= _FEW_TRIED and queries * k_cache.shape[3] <= _MOST_TRIED
-    return fits and can_fuse_decode(k_cache, num_q_heads, rotary_dim, scoring)
 
 
 def plan_fused_decode(
@@ -123,8 +121,7 @@ def plan_fused_decode(
         )
         plan_fixed_splits(decode_slots_B, splits)
         return splits
-    sees_few = 0 < num_rows * window <= _FEW_SEEN
-    if tries > 1 or sees_few or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
+    if tries > 1 or _see_few(num_rows, window) or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
         num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, _FEW_TILE, window)
@@ -209,6 +206,10 @@ def fused_decode_attention(
         H=num_q_heads, G=group, D=head_dim, BLOCK_I=_MERGED_PARTS, WORKER_WORDS=WORKER_WORDS, PDL=True,
         num_warps=_MERGE_WARPS, launch_pdl=True,
     )  # fmt: skip
+
+
+def _see_few(num_rows: int, window: int) -> bool:
+    return 0 < num_rows * window <= _FEW_SEEN
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:
