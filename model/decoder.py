@@ -60,7 +60,7 @@ class Decoder:
         self.max_model_len = max_model_len
         self._weights = weights
         self._deterministic = deterministic
-        # A fused kernel finds only keys of earlier steps. Where a token's bits are its own, one kernel serves them all.
+        # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
         self._fuses = not (deterministic and guesses)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()

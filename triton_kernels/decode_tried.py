@@ -81,10 +81,11 @@ def _attend_to_newest(
         v_ptrs = first_ptr + (H + KV_HEADS + head) * D + tokens[:, None] * ROW + numbers[None, :]
         k0 = tl.load(k_ptrs, mask=tried[:, None], other=0.0).to(tl.float32)
         k1 = tl.load(k_ptrs + HALF, mask=tried[:, None], other=0.0).to(tl.float32)
-        v = tl.load(v_ptrs, mask=tried[:, None], other=0.0).to(cell)
+        v = tl.load(v_ptrs, mask=tried[:, None], other=0.0)
         q0, q1 = load_queries(
             first_ptr + head * (G * D), q_norm0, q_norm1, q_cos, q_sin, eps, G, ROW, N * G, BLOCK_C, HALF, NORM, cell
         )  # fmt: skip
+        v = hold(v, PDL).to(cell)  # or the compiler waits for it before it asks for queries
         squares = tl.sum(k0 * k0 + k1 * k1, 1)[:, None]
         k0, k1 = norm_and_turn(k0, k1, squares, k_norm0[None, :], k_norm1[None, :], k_cos, k_sin, eps, D, NORM)
         key0 = k0.to(cell)

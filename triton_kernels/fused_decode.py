@@ -1,11 +1,12 @@
 """Decode attention straight from a layer's q, k, v rows: head norms, rotary, the new token's K and V into the cache,
 and attention to what it sees of those before it, in two launches. On Hopper, also of layers with a window or sinks;
-elsewhere, and with soft caps or ALiBi, prologue and attention are apart. A step's plan says which of three kernels
-serves it: one made for bandwidth, one for few rows, one that cuts rows at fixed positions, so that a row's bits are its
-own.
+elsewhere, and with soft caps or ALiBi, prologue and attention are apart. A step's plan says which of four kernels
+serves it: one made for bandwidth, one for few rows, one for few rows of several new tokens each, one that cuts rows at
+fixed positions, so that a row's bits are its own.
 
-Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q heads, D head size, S slots, M pages of a
-slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
+Shape suffixes: B decode rows, or their new tokens, T, where each has several, N = q heads + 2 kv heads times head size,
+H q heads, D head size, S slots, M pages of a slot, P positions; caches are of one layer, [page, kv head, token of the
+page, D].
 """
 
 import torch
@@ -157,9 +158,10 @@ def fused_decode_attention(
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
-    Rows of length 0 give zeros and write nothing. Softmax and norms in fp32; q and k are rounded once, as the prologue
-    rounds them. `sinks_H`: see `Scoring`. Graph-safe. Keys of earlier steps, page tables and shares are read before the
-    wait: between what wrote them and this there must be a kernel that is launched without overlap (see overlap.py).
+    Rows of length 0 give zeros and write nothing; so do those that are no tokens where a plan is for several of each,
+    behind each other. Softmax and norms in fp32; q and k are rounded once, as the prologue rounds them. `sinks_H`: see
+    `Scoring`. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
+    them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
