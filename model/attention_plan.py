@@ -50,10 +50,12 @@ class AttentionPlan:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
                 window = scoring.window
-                if fuses and tries == 1 and can_fuse_decode(k_cache, num_heads, rotary_dim, scoring):
+                if fuses and can_fuse_decode(
+                    k_cache, num_heads, rotary_dim, scoring, tries=tries, num_rows=num_rows, longest=longest
+                ):
                     decode[window] = plan_fused_decode(
                         *rows, page_table_SM, num_heads, k_cache, window=window, deterministic=deterministic,
-                        longest=longest,
+                        longest=longest, tries=tries, lengths_T=inputs.lengths_T,
                     )  # fmt: skip
                 else:
                     decode[window] = _split(
@@ -72,10 +74,10 @@ class AttentionPlan:
 
 
 def minds_length(
-    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, scorings: Sequence[Scoring], deterministic: bool
+    kv_cache: Tensor, *, num_heads: int, rotary_dim: int, scorings: Sequence[Scoring], deterministic: bool, tries: int
 ) -> bool:
-    """Whether a plan makes something of `longest`."""
-    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, scoring) for scoring in scorings)
+    """Whether a plan makes something of `longest`, for rows of `tries` tokens."""
+    fused = (can_fuse_decode(kv_cache[0, 0], num_heads, rotary_dim, scoring, tries=tries) for scoring in scorings)
     return not deterministic and any(fused)
 
 

@@ -60,7 +60,7 @@ class Decoder:
         self.max_model_len = max_model_len
         self._weights = weights
         self._deterministic = deterministic
-        # A fused kernel finds only keys of earlier steps. Where a token's bits are its own, one kernel serves them all.
+        # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
         self._fuses = not (deterministic and guesses)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
@@ -108,6 +108,7 @@ class Decoder:
             max_num_seqs,
             max_num_batched_tokens,
             short_rows=self.short_rows(kv_cache),
+            short_trials=self.short_rows(kv_cache, trials.tries) if trials else 0,
             fewest_rows=_FEWEST_WIDENED if self._widens else 2,
             most_deep=deep,
             trials=trials,
@@ -133,11 +134,11 @@ class Decoder:
     def _scorings(self) -> list[Scoring]:
         return [layer.scoring for layer in self._layers]
 
-    def short_rows(self, kv_cache: Tensor) -> int:
-        """Up to how many rows `forward` serves in another way if it is told `longest`."""
+    def short_rows(self, kv_cache: Tensor, tries: int = 1) -> int:
+        """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
         if not minds_length(
             kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
-            deterministic=self._deterministic,
+            deterministic=self._deterministic, tries=tries,
         ):  # fmt: skip
             return 0
         return SHORT_ROWS if self.config.hidden_size <= _SMALL else 1

@@ -30,10 +30,14 @@ _SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
 """By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
 such rows have tiles: none takes room from the products behind it for nothing."""
 SHORT_ROWS = max(_SHORT)
+_SHORT_TRIALS = {1: (768, 1536), 2: (768, 1536), 4: (768,)}
+"""The same, by slots that try several tokens each."""
 _NEVER_DEEP: Mapping[int, int] = MappingProxyType({})
 _BEFORE_LONG = 12_288
 """Of a row alone in a small model: up to here it takes less time to have less to wait for, and then to be made for
 bandwidth. In large models, whose products leave attention more room, it never comes to that."""
+_TRIED_BEFORE_LONG = 16_384
+"""The same, of slots that try several tokens each: of all of them together."""
 _PLAIN = ((False, False, False), (True, False, False))
 """Of decodes, whether they have whole logits, are adjusted, are logged."""
 _EXTRA = ((True, True, False), (True, False, True), (True, True, True))
@@ -48,15 +52,21 @@ class Shapes:
         max_num_batched_tokens: int,
         *,
         short_rows: int = SHORT_ROWS,
+        short_trials: int = SHORT_ROWS,
         fewest_rows: int = 2,
         most_deep: Mapping[int, int] = _NEVER_DEEP,
         trials: TrialShapes | None = None,
     ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
-        models; `fewest_rows`: to which more than one are padded; `most_deep`: by tokens before them, up to how many
-        prefill tokens attention serves in another way there; `trials`: of steps with guesses, if there are any."""
+        models; `short_trials`: the same, slots that try several tokens each; `fewest_rows`: to which more than one are
+        padded; `most_deep`: by tokens before them, up to how many prefill tokens attention serves in another way there;
+        `trials`: of steps with guesses, if there are any."""
         self._most_deep = most_deep
         self._trials = [] if trials is None else trials.for_graphs()
+        self._tried_lengths = {slots: lengths for slots, lengths in _SHORT_TRIALS.items() if slots <= short_trials}
+        if short_trials > 1:
+            for slots in self._tried_lengths:
+                self._tried_lengths[slots] += _TRIED_BEFORE_LONG // slots, LONG
         self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         if short_rows > 1:
             self._lengths[1] += _BEFORE_LONG, LONG
@@ -81,7 +91,11 @@ class Shapes:
             for num_decodes in self._decodes_beside(chunks, tokens)
         ]
         shapes += [shape._replace(deep=deep) for shape in shapes for deep in self._depths_of(shape)]
-        shapes += self._trials
+        shapes += [
+            shape._replace(longest=longest)
+            for shape in self._trials
+            for longest in _and_any(self._tried_lengths.get(shape.num_trials, ()))
+        ]
 
         def order(shape: StepShape) -> tuple[int, bool, int]:
             return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, -shape.num_chunks
@@ -158,16 +172,16 @@ class Shapes:
 
         Of a row alone it depends on the row's length alone: so do its bits, however its steps are planned.
         """
-        lengths = self._lengths.get(shape.num_decodes, (0,))
-        if shape.num_chunks or shape.num_trials or longest > lengths[-1]:
+        trials = shape.num_trials
+        lengths = self._tried_lengths.get(trials, (0,)) if trials else self._lengths.get(shape.num_decodes, (0,))
+        if shape.num_chunks or longest > lengths[-1]:
             return shape
         return shape._replace(longest=_smallest(lengths, longest))
 
     def _decodes_of(self, *kinds: tuple[bool, bool, bool]) -> Iterator[StepShape]:
         """Steps without prefill. A row's bits may depend on the size: steps of all kinds have all sizes."""
         for size in self._decodes:
-            lengths = self._lengths.get(size, ())
-            for longest in lengths if LONG in lengths else (0, *lengths):
+            for longest in _and_any(self._lengths.get(size, ())):
                 for kind in kinds:
                     yield StepShape(size, 0, 0, *kind, longest=longest)
 
@@ -225,6 +239,11 @@ def _token_sizes(max_num_batched_tokens: int) -> list[int]:
     while sizes[-1] * 2 < most:
         sizes.append(sizes[-1] * 2)
     return [*sizes, most]
+
+
+def _and_any(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    """These, and that of rows that are longer: 0, unless one of them is for those."""
+    return lengths if LONG in lengths else (0, *lengths)
 
 
 def _smallest(sizes: Sequence[int], at_least: int) -> int:

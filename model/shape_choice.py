@@ -53,7 +53,7 @@ class ShapeChoice:
 
     def of_step(self, shape: StepShape, rows: PlanRows, index: int) -> StepShape:
         """Of step `index` of a plan that was padded."""
-        return self._shapes.of_length(shape, rows.longest + index)
+        return self._shapes.of_length(shape, rows.longest + index * rows.width)
 
     def _adjusted(self, rows: PlanRows) -> bool:
         return self._extras.wanted(rows.decodes, rows.chunks[0])

@@ -13,15 +13,16 @@ class TrialShapes:
 
     def __init__(self, settings: GuessSettings) -> None:
         self._num_guesses = settings.num_guesses
+        self.tries = settings.num_guesses + 1
         self._sizes = _sizes(settings.most_slots)
-        self.max_rows = self._sizes[-1] * (settings.num_guesses + 1)
+        self.max_rows = self._sizes[-1] * self.tries
 
     def exact(
         self, num_slots: int, whole_logits: bool = False, adjusted: bool = False, logged: bool = False
     ) -> StepShape:
         """For a CPU. What some row wants is as in `Shapes.fit`."""
         whole_logits |= adjusted or logged
-        rows, guesses = num_slots * (self._num_guesses + 1), self._num_guesses
+        rows, guesses = num_slots * self.tries, self._num_guesses
         return StepShape(rows, 0, 0, whole_logits, adjusted, logged, num_trials=num_slots, num_guesses=guesses)
 
     def fit(

@@ -122,7 +122,10 @@ class StepModel:
         """A step in which each of so many slots tries guesses, which are seldom right here."""
         assert self._guesses is not None
         self._table.page_table_SM[:num_slots, : self._decode_pages.shape[1]] = self._decode_pages[:num_slots]
-        return self._capture(TrialShapes(self._guesses).exact(num_slots), range(num_slots), [])
+        trials = TrialShapes(self._guesses)
+        shapes = self._decoder.shapes(self._kv_cache, num_slots, MOST_TOKENS, trials)
+        shape = shapes.of_length(trials.exact(num_slots), self._context + _GROWTH)
+        return self._capture(shape, range(num_slots), [])
 
     def prompt(self, num_tokens: int) -> "CapturedStep":
         """A step of one prompt, as the engine pads it."""

@@ -13,7 +13,7 @@ UNEVEN = [[1], [0, 0, 0], [1025], [2, 1, 33, 34], [0, 700, 0, 0, 5, 64, 65, 0]]
 
 
 def normed_and_turned(x: Tensor, norm: Tensor | None, angles: Tensor) -> Tensor:
-    """Heads of one row, in float64."""
+    """Heads of a row or of several, in float64."""
     x = x.double()
     if norm is not None:
         x = x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * norm.double()
@@ -28,7 +28,8 @@ def tiles_seen(length: int, tile: int, window: int) -> range:
 
 
 class Step:
-    """Rows of one step, each in a slot of its own, its newest token not yet in the cache."""
+    """Rows of one step, each in a slot of its own, its newest token not yet in the cache; with `tries`, its last few:
+    as many as there is room for in each second slot, or fewer, and what is in rows behind them is NaN."""
 
     deterministic = False
     longest = 0
@@ -41,42 +42,52 @@ class Step:
         device: str = "cuda",
         dtype: torch.dtype = torch.bfloat16,
         cells: torch.dtype | None = None,
+        tries: int = 1,
     ) -> None:
-        self.heads, self.lengths, self.device, self.dtype = heads, lengths, device, dtype
+        self.heads, self.lengths, self.device, self.dtype, self.tries = heads, lengths, device, dtype, tries
+        self.counts = [min(length, 1 + slot * 5 % tries if slot % 2 else tries) for slot, length in enumerate(lengths)]
         self.cache = PagedCache(heads, lengths, device, dtype, cells)
         self.slots = torch.randperm(len(lengths)).tolist()
-        self.qkv = torch.randn(len(lengths), (heads.num_q + 2 * heads.num_kv) * heads.dim).to(device, dtype)
+        self.qkv = torch.randn(len(lengths), tries, (heads.num_q + 2 * heads.num_kv) * heads.dim).to(device, dtype)
         self.norms = [(torch.rand(heads.dim) + 0.5).to(device, dtype) for _ in range(2)] if with_norms else [None, None]
         frequencies = 10_000.0 ** (-torch.arange(0, heads.dim, 2).double() / heads.dim)
         self.angles = torch.outer(torch.arange(max(lengths) + 1).double(), frequencies).to(device)
-        for slot, length in enumerate(lengths):
-            if length:
-                for cache in (self.cache.k_cache, self.cache.v_cache):
-                    cache[self.cell(slot)] = float("nan")
+        for row, slot in enumerate(self.slots):
+            self.qkv[row, self.counts[slot] :] = float("nan")
+            for cache in (self.cache.k_cache, self.cache.v_cache):
+                cache[self.cells(slot)] = float("nan")
 
-    def cell(self, slot: int) -> tuple[int, slice, int]:
-        """Where the newest token of a slot goes."""
-        position, page = self.lengths[slot] - 1, self.heads.page
-        return int(self.cache.table[slot, position // page]), slice(None), position % page
+    def positions(self, slot: int) -> Tensor:
+        """Of the newest tokens of a slot."""
+        length = self.lengths[slot]
+        return torch.arange(length - self.counts[slot], length, device=self.device)
+
+    def cells(self, slot: int) -> tuple[Tensor, slice, Tensor]:
+        """Where they go."""
+        positions, page = self.positions(slot), self.heads.page
+        return self.cache.table[slot, positions // page].long(), slice(None), positions % page
 
     def plan(self, slots: list[int] | None = None) -> FusedPlan:
         slots, cache = self.slots if slots is None else slots, self.cache
         lengths = cache.ints([self.lengths[slot] for slot in slots])
+        seen = [[*(self.positions(slot) + 1).tolist(), *[0] * self.tries][: self.tries] for slot in slots]
         return plan_fused_decode(
             lengths, cache.ints(slots), cache.table, self.heads.num_q, cache.k_cache, window=self.heads.window,
-            deterministic=self.deterministic, longest=self.longest,
+            deterministic=self.deterministic, longest=self.longest, tries=self.tries,
+            lengths_T=cache.ints([number for of_slot in seen for number in of_slot]) if self.tries > 1 else None,
         )  # fmt: skip
 
     def run(self, rows: list[int] | None = None) -> Tensor:
-        """All rows, or those given."""
+        """All rows, or those given; of several tokens each has its own."""
         rows = list(range(len(self.slots))) if rows is None else rows
         heads, cache, plan = self.heads, self.cache, self.plan([self.slots[row] for row in rows])
         # Launched without overlap, so that the kernel may read the plan before it waits.
-        out = torch.full((len(rows), heads.num_q, heads.dim), float("nan"), device=self.device, dtype=self.dtype)
+        shape = len(rows) * self.tries, heads.num_q, heads.dim
+        out = torch.full(shape, float("nan"), device=self.device, dtype=self.dtype)
         cos_sin = torch.cat((self.angles.cos(), self.angles.sin()), 1).float()
         fused_decode_attention(
-            self.qkv[rows], cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan, heads.num_q,
-            heads.dim**-0.5, out, cache.sinks_H,
+            self.qkv[rows].flatten(0, 1), cos_sin, *self.norms, EPS, cache.k_cache, cache.v_cache, cache.table, plan,
+            heads.num_q, heads.dim**-0.5, out, cache.sinks_H,
         )  # fmt: skip
         return out
 
@@ -88,21 +99,23 @@ class Step:
         rounding, least = 1.02 / 2 * cells.eps, max(cells.smallest_normal * cells.eps / 2, 1e-5)
         assert int(cache.k_cache.float().isfinite().sum()) == sum(self.lengths) * heads.num_kv * heads.dim
         for row, slot in enumerate(self.slots):
-            if not self.lengths[slot]:
-                assert not out[row].count_nonzero()
+            count, length = self.counts[slot], self.lengths[slot]
+            of_slot = out.view(-1, self.tries, heads.num_q, heads.dim)[row]
+            assert not of_slot[count:].count_nonzero()
+            if not count:
                 continue
-            position = self.lengths[slot] - 1
-            q, k, v = self.qkv[row].view(-1, heads.dim).split([heads.num_q, heads.num_kv, heads.num_kv])
-            q, k = (
-                normed_and_turned(x, norm, self.angles[position]) for x, norm in zip((q, k), self.norms, strict=True)
-            )
-            torch.testing.assert_close(cache.k_cache[self.cell(slot)].double(), k, rtol=rounding, atol=least)
+            rows = self.qkv[row, :count].view(count, -1, heads.dim)
+            q, k, v = rows.split([heads.num_q, heads.num_kv, heads.num_kv], 1)
+            angles = self.angles[self.positions(slot), None]
+            q, k = (normed_and_turned(x, norm, angles) for x, norm in zip((q, k), self.norms, strict=True))
+            torch.testing.assert_close(cache.k_cache[self.cells(slot)].double(), k, rtol=rounding, atol=least)
             v = v.to(cache.v_cache.dtype)
-            assert torch.equal(cache.v_cache[self.cell(slot)].double(), v.double())
-            cache.keys[slot][position], cache.values[slot][position] = cache.k_cache[self.cell(slot)], v
-            wanted = cache.exact(q.to(factors)[None], slot, position)[0]
-            assert distance(out[row], wanted) < NEAR[self.dtype], (row, self.lengths[slot])
+            assert torch.equal(cache.v_cache[self.cells(slot)].double(), v.double())
+            newest = slice(length - count, length)
+            cache.keys[slot][newest], cache.values[slot][newest] = cache.k_cache[self.cells(slot)], v
+            wanted = cache.exact(q.to(factors), slot, length - count)
+            assert distance(of_slot[:count], wanted) < NEAR[self.dtype], (row, length, count)
             for kept, sequence in ((cache.k_cache, cache.keys[slot]), (cache.v_cache, cache.values[slot])):
-                positions = torch.arange(position + 1, device=self.device)
+                positions = torch.arange(length, device=self.device)
                 pages = cache.table[slot, positions // heads.page].long()
                 assert torch.equal(kept[pages, :, positions % heads.page].double(), sequence.double())

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tercet.model.padded_shapes import Shapes
+from tercet.model.runner_settings import GuessSettings
+from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 
@@ -39,6 +41,27 @@ def test_few_short_rows_have_graphs_for_their_length() -> None:
                 assert shape in graphs
     for shape in (shapes.fit(1, 1, 50), shapes.fit(0, 1, 50), shapes.fit(0, 1, 50, adjusted=True)):
         assert shapes.of_length(shape, 5) == shape
+
+
+def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
+    trials = TrialShapes(GuessSettings(num_guesses=3, shortest=1, longest=4, most_slots=16))
+    shapes = Shapes(16, 1024, trials=trials)
+    graphs = set(shapes.for_graphs())
+    alone = [(1, 768), (769, 1536), (1537, 16_384), (16_385, LONG)]
+    four = [(768, 768), (769, 4096), (4097, LONG)]
+    for num_slots, lengths in ((1, alone), (3, four), (4, four), (5, [(5, 0)]), (16, [(5000, 0)])):
+        for whole_logits in (False, True):
+            fitted = trials.fit(num_slots, whole_logits)
+            for length, longest in lengths:
+                shape = shapes.of_length(fitted, length)
+                assert shape == fitted._replace(longest=longest)
+                assert shape in graphs
+    large = Shapes(16, 1024, short_trials=1, trials=trials)
+    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 1} == {0, 768, 1536}
+    assert {shape.num_trials for shape in large.for_graphs() if shape.num_trials and shape.longest} == {1}
+    without = Shapes(16, 1024, short_trials=0, trials=trials)
+    assert not any(shape.longest for shape in without.for_graphs() if shape.num_trials)
+    assert without.of_length(trials.fit(1), 5) == trials.fit(1)
 
 
 def test_no_graphs_for_lengths_that_make_no_difference() -> None:

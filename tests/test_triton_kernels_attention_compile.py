@@ -1,13 +1,17 @@
 """The attention kernels compile for GPUs that are not here, at real head sizes and with every option."""
 
+import subprocess
+import tempfile
 from typing import Any
 
 import pytest
 import torch
+from triton import knobs
 from triton.compiler import CompiledKernel
 
 from covering import covering, long
 from ptx_arithmetic import exponentials
+from tercet.model.attention_plan import AttentionPlan
 from tercet.triton_kernels import (
     attention,
     attention_prologue,
@@ -18,8 +22,12 @@ from tercet.triton_kernels.attention import DEEP, DEEPER
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.decode_work import DecodeWork
 from tercet.triton_kernels.dispatch import INTERPRETED
+from tercet.triton_kernels.few_rows import FewRows
+from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.prefill_work import PrefillWork
+from tercet.triton_kernels.prepare import StepInputs
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="compiles")
 
@@ -163,6 +171,75 @@ def test_compile_fused_decode(
     for one in (plan, decode, merge):
         assert one.asm["cubin"]
         assert "griddepcontrol.wait" in one.asm["ptx"]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "tries", "cells", "window", "sinks"),
+    [
+        (16, 8, 128, 4, torch.bfloat16, 0, False),
+        (32, 8, 128, 8, FP8, 0, False),
+        (64, 8, 64, 8, torch.bfloat16, 128, True),
+    ],
+)
+def test_compile_tried_rows(
+    heads: int, kv_heads: int, head_dim: int, tries: int, cells: torch.dtype, window: int, sinks: bool
+) -> None:
+    """Two slots with several tokens each, also as many as there may be: with all they hold in registers."""
+    cache, norm, ints = meta(100, kv_heads, 64, head_dim, dtype=cells), meta(head_dim), meta(2, dtype=torch.int32)
+    scoring = Scoring(0.1, window)
+    with compiling_for(90) as kernels:
+        assert fused_decode.can_fuse_decode(cache, heads, head_dim, scoring, tries=tries, num_rows=2)
+        shares = fused_decode.plan_fused_decode(
+            ints, ints, meta(9, 64, dtype=torch.int32), heads, cache, window=window, tries=tries,
+            lengths_T=meta(2 * tries, dtype=torch.int32),
+        )  # fmt: skip
+        fused_decode.fused_decode_attention(
+            meta(2 * tries, (heads + 2 * kv_heads) * head_dim), meta(4096, head_dim, dtype=torch.float32), norm, norm,
+            1e-6, cache, cache, meta(9, 64, dtype=torch.int32), shares, heads, 0.1, meta(2 * tries, heads, head_dim),
+            meta(heads) if sinks else None,
+        )  # fmt: skip
+    plan, decode, merge = kernels
+    assert (decode.name, merge.name) == ("tried_rows_kernel", "tried_rows_merge_kernel")
+    for one in (plan, decode, merge):
+        assert "griddepcontrol.wait" in one.asm["ptx"]
+    cuobjdump = knobs.nvidia.cuobjdump.path
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(decode.asm["cubin"])
+        file.flush()
+        told = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    assert "STACK:0 " in told.stdout + told.stderr
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "tries", "heads", "head_dim", "longest", "fuses"),
+    [
+        (1, 4, 16, 128, 0, True),
+        (4, 16, 16, 128, 5000, True),
+        (4, 16, 16, 128, LONG, False),
+        (5, 4, 16, 128, 0, False),
+        (1, 8, 32, 128, 0, True),
+        (1, 9, 32, 128, 0, False),
+        (4, 16, 32, 64, 0, True),
+        (4, 2, 32, 80, 0, False),
+    ],
+)
+def test_few_slots_that_try_tokens_ahead_are_fused(
+    num_rows: int, tries: int, heads: int, head_dim: int, longest: int, fuses: bool
+) -> None:
+    num_tokens, none = num_rows * tries, meta(0, dtype=torch.int32)
+    slots, tokens = meta(num_rows, dtype=torch.int32), meta(num_tokens, dtype=torch.int32)
+    inputs = StepInputs(
+        input_ids_T=tokens, positions_T=tokens, kv_slots_T=meta(num_tokens, dtype=torch.int64), decode_slots_B=slots,
+        decode_lengths_B=slots, chunk_slots_C=none, chunk_starts_C=none, query_starts_C1=slots[:1], sample_rows_R=none,
+        num_tokens_1=slots[:1], tries=tries, lengths_T=tokens,
+    )  # fmt: skip
+    with compiling_for(90):
+        plan = AttentionPlan.of_step(
+            inputs, meta(2, 2, 100, 8, 64, head_dim), meta(9, 64, dtype=torch.int32), num_heads=heads,
+            rotary_dim=head_dim, scorings=[Scoring(0.1)] * 2, deterministic=False, longest=longest, deep=0,
+        )  # fmt: skip
+    assert isinstance(plan.decode[0], FewRows if fuses else DecodeWork)
+    assert plan.decode[0].tries == tries
 
 
 @pytest.mark.parametrize(("capability", "heads", "kv_heads", "head_dim"), [(80, 16, 8, 128), (89, 5, 5, 64)])

@@ -29,10 +29,11 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the in
 )
 def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_workers: int, window: int) -> None:
     slots = torch.randperm(len(lengths)).int()
-    few = make_few_rows(len(lengths), num_workers, kv_heads, kv_heads, 64, TILE, slots.device, window=window)
+    lengths_B = torch.tensor(lengths).int()
+    few = make_few_rows(lengths_B, num_workers, kv_heads, kv_heads, 64, TILE, window=window)
     few.workers_W8.fill_(-7)
     table = torch.randint(1, 1000, (len(lengths), 1 + max(lengths) // PAGE)).int()
-    plan_few_rows(torch.tensor(lengths).int(), slots, table, few, PAGE, kv_heads)
+    plan_few_rows(slots, table, few, PAGE, kv_heads)
     workers = few.workers_W8[:, :7].tolist()
     tiles = [tiles_seen(length, TILE, window) for length in lengths]
     loads, used = [], 0
@@ -135,7 +136,7 @@ def test_pages_outside_are_neither_read_nor_written(page: int, monkeypatch: pyte
     assert out[step.slots.index(1)].isfinite().all()
     for cache, old in zip((step.cache.k_cache, step.cache.v_cache), before, strict=True):
         own = old.clone()
-        own[step.cell(1)] = cache[step.cell(1)]
+        own[step.cells(1)] = cache[step.cells(1)]
         torch.testing.assert_close(cache, own, rtol=0, atol=0, equal_nan=True)
 
 

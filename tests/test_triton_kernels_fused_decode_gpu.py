@@ -102,6 +102,22 @@ def test_few_rows(count: int, dtype: torch.dtype, cells: torch.dtype | None, ker
             step.check(step.run())
 
 
+@pytest.mark.parametrize(("with_norms", "cells"), [(False, None), (True, None), (True, FP8)])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_several_tokens_of_few_slots(heads: Heads, with_norms: bool, cells: torch.dtype | None) -> None:
+    most = min(fused_decode._MOST_TRIED // heads.dim * heads.num_kv // heads.num_q, 16)
+    scoring = Scoring(1.0, heads.window)
+    for tries in {2, 3, 4, 8, most}:
+        if tries > most:
+            continue
+        for lengths in ([2300], [1], [0, 0], [40, 129, 5000, 1040], LENGTHS):
+            step = Step(heads, lengths, with_norms, cells=cells, tries=tries)
+            assert can_fuse_decode(step.cache.k_cache, heads.num_q, heads.dim, scoring, tries=tries)
+            out = step.run()
+            step.check(out)
+            assert torch.equal(step.run(), out), "the same step gives the same bits"
+
+
 @pytest.mark.parametrize(("tile", "warps"), [(16, 1), (32, 2), (64, 2), (64, 4), (128, 4)])
 def test_other_tiles_for_few_rows(tile: int, warps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 1000)
@@ -128,7 +144,7 @@ def test_too_large_for_fp8(heads: Heads, kernel: str) -> None:
     step.run()
     for slot in step.slots:
         for cache in (step.cache.k_cache, step.cache.v_cache):
-            numbers = cache[step.cell(slot)].float()
+            numbers = cache[step.cells(slot)].float()
             assert numbers.abs().max() == 448
             assert numbers.isfinite().all()
 

@@ -14,9 +14,17 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.attention_prologue import norm_and_turn
-from tercet.triton_kernels.cells import as_factor
 from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
-from tercet.triton_kernels.merge_parts import add_parts
+from tercet.triton_kernels.few_tiles import (
+    attend_to_tile,
+    hold,
+    leave_part,
+    load_halves,
+    load_queries,
+    load_tile,
+    pages_of,
+)
+from tercet.triton_kernels.merge_parts import add_all_parts
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.sinks import load_sinks
 from tercet.triton_kernels.tiles import next_power_of_2
@@ -28,33 +36,6 @@ _MERGED_PARTS, _MERGED_COLUMNS = 32, 32
 _MERGE_WARPS = 1
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _SIZES = ["B", "M", "P", "num_pages"]
-
-
-@triton.jit
-def _load_halves(ptr, columns, HALF: tl.constexpr):
-    return tl.load(ptr + columns).to(tl.float32), tl.load(ptr + HALF + columns).to(tl.float32)
-
-
-@triton.jit
-def _queries(
-    first_ptr, norm0, norm1, cos, sin, eps,
-    G: tl.constexpr, BLOCK_G: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr, CELL: tl.constexpr,
-):  # fmt: skip
-    """The q heads of one kv head, normed, turned and rounded, in two halves: [G, HALF]."""
-    group = tl.arange(0, BLOCK_G)[:, None]
-    ptrs = first_ptr + group * (2 * HALF) + tl.arange(0, HALF)[None, :]
-    if BLOCK_G == G:
-        x = tl.load(ptrs)
-        y = tl.load(ptrs + HALF)
-    else:
-        x = tl.load(ptrs, mask=group < G, other=0.0)
-        y = tl.load(ptrs + HALF, mask=group < G, other=0.0)
-    dtype = x.dtype
-    x = x.to(tl.float32)
-    y = y.to(tl.float32)
-    squares = tl.sum(x * x + y * y, 1)[:, None]
-    x, y = norm_and_turn(x, y, squares, norm0[None, :], norm1[None, :], cos[None, :], sin[None, :], eps, 2 * HALF, NORM)
-    return as_factor(x, dtype, CELL), as_factor(y, dtype, CELL)
 
 
 @triton.jit
@@ -75,16 +56,19 @@ def _add_newest(
     numbers = tl.arange(0, D)
     at = tl.maximum(known, 0)
     page = tl.load(page_table_ptr + slot * M + tl.minimum(at // PAGE, M - 1)).to(tl.int64)
-    cos, sin = _load_halves(cos_sin_ptr + tl.minimum(at, P - 1).to(tl.int64) * D, columns, HALF)
-    q_norm0, q_norm1 = _load_halves(q_norm_ptr, columns, HALF)
-    k_norm0, k_norm1 = _load_halves(k_norm_ptr, columns, HALF)
+    cos, sin = load_halves(cos_sin_ptr + tl.minimum(at, P - 1).to(tl.int64) * D, columns, HALF)
+    q_norm0, q_norm1 = load_halves(q_norm_ptr, columns, HALF)
+    k_norm0, k_norm1 = load_halves(k_norm_ptr, columns, HALF)
     wait_for_previous(PDL)
     if known >= 0:
         heads_ptr = qkv_ptr + row * ((H + 2 * KV_HEADS) * D)
-        k0, k1 = _load_halves(heads_ptr + (H + head) * D, columns, HALF)
+        k0, k1 = load_halves(heads_ptr + (H + head) * D, columns, HALF)
         v = tl.load(heads_ptr + (H + KV_HEADS + head) * D + numbers).to(v_ptr.dtype.element_ty)
         cell: tl.constexpr = k_ptr.dtype.element_ty
-        q0, q1 = _queries(heads_ptr + head * G * D, q_norm0, q_norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM, cell)
+        q0, q1 = load_queries(
+            heads_ptr + head * G * D, q_norm0, q_norm1, cos[None, :], sin[None, :], eps, G, D, G, BLOCK_G, HALF, NORM,
+            cell,
+        )  # fmt: skip
         squares = tl.sum(k0 * k0 + k1 * k1, 0)
         k0, k1 = norm_and_turn(k0, k1, squares, k_norm0, k_norm1, cos, sin, eps, D, NORM)
         key0 = k0.to(cell)
@@ -99,22 +83,6 @@ def _add_newest(
         group = tl.arange(0, BLOCK_G)
         places = (NUM_WORKERS + tl.program_id(0)) * G + group
         tl.store(stats_ptr + places * 2, tl.sum(products, 1) * unit, mask=group < G)
-
-
-@triton.jit
-def _pages_of(table_ptr, start, M, PAGE: tl.constexpr, TILE: tl.constexpr):
-    """The page of a tile, or of each of its tokens where a tile is longer."""
-    positions = start if PAGE % TILE == 0 else start + tl.arange(0, TILE)
-    return tl.load(table_ptr + tl.minimum(positions // PAGE, M - 1))
-
-
-@triton.jit
-def _hold(x, PDL: tl.constexpr):
-    """Nothing is made of `x` above this: else the compiler has one load waited for before it asks for the next."""
-    if PDL:
-        numbers: tl.constexpr = 32 // x.dtype.primitive_bitwidth
-        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=numbers)
-    return x
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
@@ -151,57 +119,36 @@ def few_rows_kernel(
     if begin == end:
         return
     table_ptr = page_table_ptr + slot * M
-    pages = tl.load(record_ptr + 6) if PAGE % TILE == 0 else _pages_of(table_ptr, begin * TILE, M, PAGE, TILE)
+    pages = tl.load(record_ptr + 6) if PAGE % TILE == 0 else pages_of(table_ptr, begin * TILE, M, PAGE, TILE)
     tokens = tl.arange(0, TILE)
     columns = tl.arange(0, HALF)
-    numbers = tl.arange(0, D)
     cos_ptr = cos_sin_ptr + tl.minimum(known, P - 1).to(tl.int64) * D
     first_ptr = qkv_ptr + (row * (H + 2 * KV_HEADS) + head * G) * D
     largest = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     weight = tl.zeros((BLOCK_G,), tl.float32)
     acc = tl.zeros((D, BLOCK_G), tl.float32)
     for tile in tl.range(begin, end, num_stages=1):
-        cos, sin = _load_halves(cos_ptr, columns, HALF)
-        norm0, norm1 = _load_halves(q_norm_ptr, columns, HALF)
+        cos, sin = load_halves(cos_ptr, columns, HALF)
+        norm0, norm1 = load_halves(q_norm_ptr, columns, HALF)
         inside = tile * TILE + tokens < tl.where((pages >= 0) & (pages < num_pages), known, 0)
         if WINDOW > 0:
             inside &= tile * TILE + tokens >= first_seen(known, WINDOW)
-        if PAGE % TILE == 0:
-            first_cell = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + tile * TILE % PAGE
-            offsets = (tokens.to(tl.int64) * D)[:, None]
-        else:
-            cells = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + (tile * TILE + tokens) % PAGE
-            first_cell = 0
-            offsets = (cells * D)[:, None]
-        k_ptrs = (k_ptr + first_cell * D) + (offsets + columns[None, :])
-        k0 = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
-        k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
-        v = tl.load((v_ptr + first_cell * D) + (offsets + numbers[None, :]), mask=inside[:, None], other=0.0)
-        cos, sin, norm0, norm1 = _hold(cos, PDL), _hold(sin, PDL), _hold(norm0, PDL), _hold(norm1, PDL)
-        k0, k1 = _hold(k0, PDL), _hold(k1, PDL)
-        pages = _pages_of(table_ptr, tile * TILE + TILE, M, PAGE, TILE)
+        k0, k1, v = load_tile(k_ptr, v_ptr, pages, head, tile, inside, KV_HEADS, D, PAGE, TILE)
+        cos, sin, norm0, norm1 = hold(cos, PDL), hold(sin, PDL), hold(norm0, PDL), hold(norm1, PDL)
+        k0, k1 = hold(k0, PDL), hold(k1, PDL)
+        pages = pages_of(table_ptr, tile * TILE + TILE, M, PAGE, TILE)
         # Up to here nothing was read that the kernel ahead writes. From the second tile on this waits for nothing, and
         # the queries come from near by once more: code for the first tile alone would cost more.
         wait_for_previous(PDL)
-        q0, q1 = _queries(first_ptr, norm0, norm1, cos, sin, eps, G, BLOCK_G, HALF, NORM, k_ptr.dtype.element_ty)
-        # Two chains of products, each half as long.
-        k0, k1, v = k0.to(q0.dtype), k1.to(q0.dtype), v.to(q0.dtype)
-        s = tl.dot(k0, tl.trans(q0)) * unit + tl.dot(k1, tl.trans(q1)) * unit
+        q0, q1 = load_queries(
+            first_ptr, norm0, norm1, cos[None, :], sin[None, :], eps, G, D, G, BLOCK_G, HALF, NORM,
+            k_ptr.dtype.element_ty,
+        )  # fmt: skip
         seen = tile * TILE + tokens < known
         if WINDOW > 0:
             seen &= tile * TILE + tokens >= first_seen(known, WINDOW)
-        s = tl.where(seen[:, None], s, float("-inf"))
-        new = tl.maximum(largest, tl.max(s, 0))
-        shrink = tl.exp2(largest - new)
-        weights = tl.exp2(s - new[None, :])
-        weight = weight * shrink + tl.sum(weights, 0)
-        acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * shrink[None, :])
-        largest = new
-    group = tl.arange(0, BLOCK_G)
-    places = worker * G + group
-    tl.store(part_ptr + places[None, :] * D + numbers[:, None], acc, mask=(group < G)[None, :])
-    tl.store(stats_ptr + places * 2, largest, mask=group < G)
-    tl.store(stats_ptr + places * 2 + 1, weight, mask=group < G)
+        acc, largest, weight = attend_to_tile(q0, q1, k0, k1, v, seen[:, None], acc, largest, weight, unit, False)
+    leave_part(part_ptr, stats_ptr, worker, acc, largest, weight, G, BLOCK_G, D)
 
 
 @triton.jit
@@ -236,14 +183,7 @@ def few_rows_merge_kernel(
     acc = value.to(v_ptr.dtype.element_ty).to(tl.float32)  # as the cache has it
     largest = tl.load(stats_ptr + ((NUM_WORKERS + pair) * G + tl.program_id(1)) * 2, mask=alive, other=0.0)
     weight = 1.0
-    for begin in range(0, count, BLOCK_I):
-        inside = parts < count - begin
-        own = tl.load(stats_ptrs, mask=inside, other=float("-inf"))
-        weights = tl.load(stats_ptrs + 1, mask=inside, other=0.0)
-        sums = tl.load(part_ptrs, mask=inside[:, None], other=0.0)
-        acc, largest, weight = add_parts(acc, largest, weight, sums, own, weights)
-        part_ptrs += BLOCK_I * G * D
-        stats_ptrs += BLOCK_I * G * 2
+    acc, largest, weight = add_all_parts(acc, largest, weight, part_ptrs, stats_ptrs, count, G, D, BLOCK_I)
     if sinks_ptr is not None:
         # Not before: it may be so large that the weight of all else would be nothing beside it.
         weight += tl.exp2(sink - largest)

@@ -1,9 +1,10 @@
 """How a step's few decode rows are cut up for programs that attend to one stretch of one row and kv head each.
 
-Every pair of a row and a kv head gets workers by its length, and one program more for its newest token. Planned once
-per step, on the device, for the attention of all layers. Integers only.
+Every pair of a row and a kv head gets workers by its length, and one program more for its newest token, or for several
+where a row tries some ahead. Planned once per step, on the device, for the attention of all layers. Integers only.
 
-Shape suffixes: B decode rows, W workers, G q heads of one kv head, D head size, I parts, S slots, M pages of a slot.
+Shape suffixes: B decode rows, T their tokens, W workers, G q heads of one kv head, of each token of a row, D head size,
+I parts, S slots, M pages of a slot.
 """
 
 from dataclasses import dataclass
@@ -32,13 +33,17 @@ class FewRows:
     """int32 records: row, kv head, slot, tokens in the row's cache, first tile, one behind the last (same: no work),
     page of the first tile."""
     part_IGD: Tensor
-    """fp32 weighted sums of values: one part a worker."""
+    """fp32 weighted sums of values: one part a worker; of several newest tokens one more, behind the workers'."""
     stats_IG2: Tensor
     """fp32 largest score and sum of weights of each part; behind the workers', the newest tokens' scores."""
     tile: int
     """Tokens of one tile."""
     window: int
     """Of a row no more than its last so many tokens are seen; 0: all."""
+    tries: int
+    """Newest tokens of a row, at most."""
+    lengths_T: Tensor
+    """Tokens of the row up to each of those; 0: it is none."""
 
     @property
     def num_workers(self) -> int:
@@ -46,19 +51,24 @@ class FewRows:
 
 
 def make_few_rows(
-    num_rows: int, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int,
-    device: torch.device, *, window: int = 0,
+    lengths_T: Tensor, num_workers: int, num_q_heads: int, num_kv_heads: int, head_dim: int, tile: int, *,
+    window: int = 0, tries: int = 1,
 ) -> FewRows:  # fmt: skip
-    """Memory for any step of so many decode rows. Each pair of a row and a head may need a worker."""
-    pairs, group = num_rows * num_kv_heads, num_q_heads // num_kv_heads
+    """Memory for any step of so many decode rows, of `tries` tokens each. Each pair of a row and a head may need a
+    worker."""
+    device, num_rows = lengths_T.device, lengths_T.shape[0] // tries
+    pairs, group = num_rows * num_kv_heads, tries * num_q_heads // num_kv_heads
     num_workers = max(num_workers, 2 * pairs)
+    num_parts = num_workers if tries == 1 else num_workers + pairs
     return FewRows(
         rows_B4=torch.empty(num_rows, ROW_WORDS, dtype=torch.int32, device=device),
         workers_W8=torch.empty(num_workers, WORKER_WORDS, dtype=torch.int32, device=device),
-        part_IGD=torch.empty(num_workers, group, head_dim, dtype=torch.float32, device=device),
+        part_IGD=torch.empty(num_parts, group, head_dim, dtype=torch.float32, device=device),
         stats_IG2=torch.empty(num_workers + pairs, group, 2, dtype=torch.float32, device=device),
         tile=tile,
         window=window,
+        tries=tries,
+        lengths_T=lengths_T,
     )
 
 
@@ -66,14 +76,14 @@ def make_few_rows(
 def _cut_kernel(
     lengths_ptr, slots_ptr, page_table_ptr, rows_ptr, workers_ptr, B, W, M,
     BLOCK_B: tl.constexpr, BLOCK_W: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr, KV_HEADS: tl.constexpr,
-    WINDOW: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, TRIES: tl.constexpr, ROW_WORDS: tl.constexpr, WORKER_WORDS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (W / BLOCK_W,): one program finds the stretches of BLOCK_W workers; the first also describes the rows."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     rows = tl.arange(0, BLOCK_B)
-    # The newest token is not in the cache yet.
-    known = tl.load(lengths_ptr + rows, mask=rows < B, other=0) - 1
+    # The newest token is not in the cache yet, nor are those behind it.
+    known = tl.load(lengths_ptr + rows * TRIES, mask=rows < B, other=0) - 1
     slots = tl.load(slots_ptr + rows, mask=rows < B, other=0)
     tiles = tl.cdiv(tl.maximum(known, 0), TILE)
     firsts = first_tile(known, TILE, WINDOW)
@@ -119,15 +129,14 @@ def _cut_kernel(
 
 
 def plan_few_rows(
-    decode_lengths_B: Tensor, decode_slots_B: Tensor, page_table_SM: Tensor, few: FewRows, page_size: int,
-    num_kv_heads: int,
-) -> None:  # fmt: skip
+    decode_slots_B: Tensor, page_table_SM: Tensor, few: FewRows, page_size: int, num_kv_heads: int
+) -> None:
     """Cut a step's decode rows up. Graph-safe: once per step, before the first layer."""
     B, W = decode_slots_B.shape[0], few.num_workers
     block_w = 64
     _cut_kernel[(cdiv(W, block_w),)](
-        decode_lengths_B, decode_slots_B, page_table_SM, few.rows_B4, few.workers_W8, B, W, page_table_SM.shape[1],
+        few.lengths_T, decode_slots_B, page_table_SM, few.rows_B4, few.workers_W8, B, W, page_table_SM.shape[1],
         BLOCK_B=next_power_of_2(B), BLOCK_W=block_w, TILE=few.tile, PAGE=page_size, KV_HEADS=num_kv_heads,
-        WINDOW=few.window, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=2,
+        WINDOW=few.window, TRIES=few.tries, ROW_WORDS=ROW_WORDS, WORKER_WORDS=WORKER_WORDS, num_warps=2,
         **overlap_options(decode_slots_B),
     )  # fmt: skip

@@ -1,11 +1,12 @@
 """Decode attention straight from a layer's q, k, v rows: head norms, rotary, the new token's K and V into the cache,
 and attention to what it sees of those before it, in two launches. On Hopper, also of layers with a window or sinks;
-elsewhere, and with soft caps or ALiBi, prologue and attention are apart. A step's plan says which of three kernels
-serves it: one made for bandwidth, one for few rows, one that cuts rows at fixed positions, so that a row's bits are its
-own.
+elsewhere, and with soft caps or ALiBi, prologue and attention are apart. A step's plan says which of four kernels
+serves it: one made for bandwidth, one for few rows, one for few rows of several new tokens each, one that cuts rows at
+fixed positions, so that a row's bits are its own.
 
-Shape suffixes: B decode rows, N = q heads + 2 kv heads times head size, H q heads, D head size, S slots, M pages of a
-slot, P positions; caches are of one layer, [page, kv head, token of the page, D].
+Shape suffixes: B decode rows, or their new tokens, T, where each has several, N = q heads + 2 kv heads times head size,
+H q heads, D head size, S slots, M pages of a slot, P positions; caches are of one layer, [page, kv head, token of the
+page, D].
 """
 
 import torch
@@ -31,6 +32,7 @@ from tercet.triton_kernels.decode_shares import (
     make_decode_shares,
     plan_decode_shares,
 )
+from tercet.triton_kernels.decode_tried import launch_tried_rows
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
 from tercet.triton_kernels.few_rows import FewRows, make_few_rows, plan_few_rows
 from tercet.triton_kernels.fixed_splits import FixedSplits, make_fixed_splits, plan_fixed_splits
@@ -56,20 +58,31 @@ LONG = 2**30
 _FEW_SEEN = 2048
 """Up to here, tokens that all rows see because of a window, that kernel too."""
 _FEW_TILE = 64
+_FEW_TRIED = 4
+"""Up to here rows that try several tokens each, too."""
+_MOST_TRIED = 32 * 128
+"""Numbers of their queries of one kv head: more do not fit registers."""
 _SPLIT = 256
 """Tokens of a fixed split."""
 
 FusedPlan = DecodeShares | FewRows | FixedSplits
 
 
-def can_fuse_decode(k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring) -> bool:
-    """Whether the fused kernel knows these shapes and this way of scoring.
+def can_fuse_decode(
+    k_cache: Tensor, num_q_heads: int, rotary_dim: int, scoring: Scoring, *, tries: int = 1, num_rows: int = 1,
+    longest: int = 0,
+) -> bool:  # fmt: skip
+    """Whether a fused kernel knows these shapes and this way of scoring.
 
-    Not windows of one, in which nothing is left of the cache.
+    Not windows of one, in which nothing is left of the cache. Rows of several tokens each (`tries`) only the kernel for
+    few rows knows: there may not be many, nor `LONG` ones, but for what little a window lets them see.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     fits = head_dim in (64, 128) and rotary_dim == head_dim and page_size % 32 == 0
     fits = fits and k_cache.dtype.itemsize <= 2 and num_q_heads // num_kv_heads <= _MOST_HEADS
+    if tries > 1:
+        fits = fits and tries * num_q_heads // num_kv_heads * head_dim <= _MOST_TRIED
+        fits = fits and (_see_few(num_rows, scoring.window) or (num_rows <= _FEW_TRIED and longest < LONG))
     fits = fits and not scoring.softcap and scoring.alibi_slopes_H is None and scoring.window != 1
     return fits and is_hopper(k_cache.device)
 
@@ -84,12 +97,14 @@ def plan_fused_decode(
     window: int = 0,
     deterministic: bool = False,
     longest: int = 0,
+    tries: int = 1,
+    lengths_T: Tensor | None = None,
 ) -> FusedPlan:
     """Share out a step's decode rows for the layers that are fused. Graph-safe: once per step.
 
     `window`: of the layers that it is for, see `Scoring`. `deterministic`: a row's bits depend on nothing else in the
     step. `longest`: tokens that a row has at most, of a few that are known to be short, or `LONG`: they are attended to
-    faster then, and others rightly.
+    faster then, and others rightly. `tries`, `lengths_T`: tokens of each row, as in `decode_attention`.
     """
     num_kv_heads, page_size, head_dim = k_cache.shape[1:]
     num_rows = decode_slots_B.shape[0]
@@ -99,22 +114,24 @@ def plan_fused_decode(
     num_workers = _WORKERS_PER_MULTIPROCESSOR * multiprocessors(k_cache.device)
     max_tokens = page_table_SM.shape[1] * page_size
     tile = min(_TILE_BYTES // k_cache.dtype.itemsize, page_size)
+    if lengths_T is not None:
+        check_indices("lengths", lengths_T, k_cache, num_rows * tries)
     if deterministic:
         splits = make_fixed_splits(
             decode_lengths_B, max_tokens, num_workers, num_q_heads, head_dim, tile, _SPLIT // tile, window=window
         )
         plan_fixed_splits(decode_slots_B, splits)
         return splits
-    sees_few = 0 < num_rows * window <= _FEW_SEEN
-    if sees_few or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
+    if tries > 1 or _see_few(num_rows, window) or (longest < LONG and (longest or num_rows <= _FEW_ROWS)):
         # No more than there can be tiles: until those that find nothing to do have gone, the kernels behind have no
         # room to load their weights.
         num_tiles = num_rows * num_kv_heads * most_tiles(longest or max_tokens, _FEW_TILE, window)
         num_workers = min(num_workers, num_tiles)
         few = make_few_rows(
-            num_rows, num_workers, num_q_heads, num_kv_heads, head_dim, _FEW_TILE, k_cache.device, window=window
-        )
-        plan_few_rows(decode_lengths_B, decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
+            decode_lengths_B if lengths_T is None else lengths_T, num_workers, num_q_heads, num_kv_heads, head_dim,
+            _FEW_TILE, window=window, tries=tries,
+        )  # fmt: skip
+        plan_few_rows(decode_slots_B, page_table_SM, few, page_size, num_kv_heads)
         return few
     if num_rows * num_kv_heads <= num_workers:
         # A round number: the few pairs of a row and a head are cut alike, and some batches not at all.
@@ -141,9 +158,10 @@ def fused_decode_attention(
 ) -> None:
     """[B, (H + 2 kv heads) D] -> `out_BHD`; K and V of row b go to position length - 1 of its slot.
 
-    Rows of length 0 give zeros and write nothing. Softmax and norms in fp32; q and k are rounded once, as the prologue
-    rounds them. `sinks_H`: see `Scoring`. Graph-safe. Keys of earlier steps, page tables and shares are read before the
-    wait: between what wrote them and this there must be a kernel that is launched without overlap (see overlap.py).
+    Rows of length 0 give zeros and write nothing; so do those that are no tokens where a plan is for several of each,
+    behind each other. Softmax and norms in fp32; q and k are rounded once, as the prologue rounds them. `sinks_H`: see
+    `Scoring`. Graph-safe. Keys of earlier steps, page tables and shares are read before the wait: between what wrote
+    them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     B, group = out_BHD.shape[0], num_q_heads // num_kv_heads
@@ -157,7 +175,8 @@ def fused_decode_attention(
     if sinks_H is not None:
         check_of_heads("sinks", sinks_H, num_q_heads, qkv_BN)
     if isinstance(shares, FewRows):
-        launch_few_rows(
+        launch = launch_few_rows if shares.tries == 1 else launch_tried_rows
+        launch(
             qkv_BN, cos_sin_PD, q_norm_weight_D, k_norm_weight_D, eps, k_cache, v_cache, page_table_SM, shares,
             num_q_heads, scale, sinks_H, out_BHD,
         )  # fmt: skip
@@ -189,6 +208,10 @@ def fused_decode_attention(
         H=num_q_heads, G=group, D=head_dim, BLOCK_I=_MERGED_PARTS, WORKER_WORDS=WORKER_WORDS, PDL=True,
         num_warps=_MERGE_WARPS, launch_pdl=True,
     )  # fmt: skip
+
+
+def _see_few(num_rows: int, window: int) -> bool:
+    return 0 < num_rows * window <= _FEW_SEEN
 
 
 def _descriptor(cache: Tensor, tile: int) -> HopperDescriptor:

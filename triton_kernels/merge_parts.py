@@ -20,6 +20,24 @@ def add_parts(acc, largest, weight, sums_ID, own_I, weights_I):
 
 
 @triton.jit
+def add_all_parts(
+    acc, largest, weight, part_ptrs, stats_ptrs, count, QUERIES: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr
+):
+    """A head's `count` parts added, in order, BLOCK_I at a time. Pointers: of the first, BLOCK_I and [BLOCK_I, D]; a
+    part has QUERIES."""
+    parts = tl.arange(0, BLOCK_I)
+    for begin in range(0, count, BLOCK_I):
+        inside = parts < count - begin
+        own = tl.load(stats_ptrs, mask=inside, other=float("-inf"))
+        weights = tl.load(stats_ptrs + 1, mask=inside, other=0.0)
+        sums = tl.load(part_ptrs, mask=inside[:, None], other=0.0)
+        acc, largest, weight = add_parts(acc, largest, weight, sums, own, weights)
+        part_ptrs += BLOCK_I * QUERIES * D
+        stats_ptrs += BLOCK_I * QUERIES * 2
+    return acc, largest, weight
+
+
+@triton.jit
 def merge_parts_kernel(
     workers_ptr, part_ptr, stats_ptr, out_ptr,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_I: tl.constexpr, WORKER_WORDS: tl.constexpr,

@@ -2,7 +2,7 @@
 
 A sink is a number that a q head has learnt: the softmax of each of its queries counts it as one more score, as it is,
 whose value is zeros. Of a row whose keys are cut one part alone counts it, and whoever merges parts knows of none; but
-for few rows parts are merged onto the newest token, and it is counted there (`decode_few.py`).
+for few rows parts are merged onto the newest token, and it is counted there (`decode_few.py`, `decode_tried.py`).
 """
 
 import triton

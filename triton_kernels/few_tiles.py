@@ -1,0 +1,113 @@
+"""What the kernels for few decode rows make of a tile of old keys and values, and of the queries that see it.
+
+Products are transposed: tokens, then the head's numbers, are their long side, and the queries the short.
+
+Shape suffixes: T tokens of a tile, C queries of one kv head, D head size, two halves of which turn together.
+"""
+
+import triton
+import triton.language as tl
+
+from tercet.triton_kernels.attention_prologue import norm_and_turn
+from tercet.triton_kernels.cells import as_factor
+
+
+@triton.jit
+def load_halves(ptr, columns, HALF: tl.constexpr):
+    return tl.load(ptr + columns).to(tl.float32), tl.load(ptr + HALF + columns).to(tl.float32)
+
+
+@triton.jit
+def load_queries(
+    first_ptr, norm0, norm1, cos, sin, eps,
+    G: tl.constexpr, ROW: tl.constexpr, C: tl.constexpr, BLOCK_C: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    CELL: tl.constexpr,
+):  # fmt: skip
+    """C queries, G of each token, whose row has ROW numbers: normed, turned and rounded, in two halves, [C, HALF]."""
+    queries = tl.arange(0, BLOCK_C)[:, None]
+    ptrs = first_ptr + queries * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    if C > G:
+        ptrs += queries // G * (ROW - 2 * G * HALF)
+    if BLOCK_C == C:
+        x = tl.load(ptrs)
+        y = tl.load(ptrs + HALF)
+    else:
+        x = tl.load(ptrs, mask=queries < C, other=0.0)
+        y = tl.load(ptrs + HALF, mask=queries < C, other=0.0)
+    dtype = x.dtype
+    x = x.to(tl.float32)
+    y = y.to(tl.float32)
+    squares = tl.sum(x * x + y * y, 1)[:, None]
+    x, y = norm_and_turn(x, y, squares, norm0[None, :], norm1[None, :], cos, sin, eps, 2 * HALF, NORM)
+    return as_factor(x, dtype, CELL), as_factor(y, dtype, CELL)
+
+
+@triton.jit
+def pages_of(table_ptr, start, M, PAGE: tl.constexpr, TILE: tl.constexpr):
+    """The page of a tile, or of each of its tokens where a tile is longer."""
+    positions = start if PAGE % TILE == 0 else start + tl.arange(0, TILE)
+    return tl.load(table_ptr + tl.minimum(positions // PAGE, M - 1))
+
+
+@triton.jit
+def load_tile(
+    k_ptr, v_ptr, pages, head, tile, inside,
+    KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Keys in two halves, [T, D / 2], and values, [T, D]: zeros where tokens are not `inside`."""
+    HALF: tl.constexpr = D // 2
+    tokens = tl.arange(0, TILE)
+    if PAGE % TILE == 0:
+        first_cell = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + tile * TILE % PAGE
+        offsets = (tokens.to(tl.int64) * D)[:, None]
+    else:
+        cells = (pages.to(tl.int64) * KV_HEADS + head) * PAGE + (tile * TILE + tokens) % PAGE
+        first_cell = 0
+        offsets = (cells * D)[:, None]
+    k_ptrs = (k_ptr + first_cell * D) + (offsets + tl.arange(0, HALF)[None, :])
+    k0 = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
+    k1 = tl.load(k_ptrs + HALF, mask=inside[:, None], other=0.0)
+    v_ptrs = (v_ptr + first_cell * D) + (offsets + tl.arange(0, D)[None, :])
+    return k0, k1, tl.load(v_ptrs, mask=inside[:, None], other=0.0)
+
+
+@triton.jit
+def hold(x, PDL: tl.constexpr):
+    """Nothing is made of `x` above this: else the compiler has one load waited for before it asks for the next."""
+    if PDL:
+        numbers: tl.constexpr = 32 // x.dtype.primitive_bitwidth
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=numbers)
+    return x
+
+
+@triton.jit
+def attend_to_tile(q0, q1, k0, k1, v, seen, acc, largest, weight, unit, SOME_SEE_NONE: tl.constexpr):
+    """A tile's scores and values added to what there is of those before: sums [D, C], largest scores and weights [C].
+
+    `seen`: by which queries, or by all. `SOME_SEE_NONE`: of this tile and of those before.
+    """
+    # Two chains of products, each half as long.
+    k0, k1, v = k0.to(q0.dtype), k1.to(q0.dtype), v.to(q0.dtype)
+    s = tl.dot(k0, tl.trans(q0)) * unit + tl.dot(k1, tl.trans(q1)) * unit
+    s = tl.where(seen, s, float("-inf"))
+    new = tl.maximum(largest, tl.max(s, 0))
+    base = tl.where(new == float("-inf"), 0.0, new) if SOME_SEE_NONE else new
+    shrink = tl.exp2(largest - base)
+    weights = tl.exp2(s - base[None, :])
+    weight = weight * shrink + tl.sum(weights, 0)
+    acc = tl.dot(tl.trans(v), weights.to(v.dtype), acc * shrink[None, :])
+    return acc, new, weight
+
+
+@triton.jit
+def leave_part(
+    part_ptr, stats_ptr, part, acc, largest, weight,
+    COUNT: tl.constexpr, BLOCK_C: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Store what a program has of its COUNT queries, to be merged."""
+    queries = tl.arange(0, BLOCK_C)
+    places = part * COUNT + queries
+    mask = queries < COUNT
+    tl.store(part_ptr + places[None, :] * D + tl.arange(0, D)[:, None], acc, mask=mask[None, :])
+    tl.store(stats_ptr + places * 2, largest, mask=mask)
+    tl.store(stats_ptr + places * 2 + 1, weight, mask=mask)
