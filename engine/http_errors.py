@@ -98,7 +98,7 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
         case RequestRefused(code="kills_workers"):
             return ApiError(500, message, code=error.code, is_final=True)
         case RequestTimedOut():
-            return ApiError(504, message, code=error.code)
+            return ApiError(504, message, code=error.code, is_final=True)  # its client's time is over
     is_too_long = error.code in _TOO_LONG
     code = "context_length_exceeded" if is_too_long else error.code
     match = _FIELD_AT_START.match(message)
