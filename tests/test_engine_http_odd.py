@@ -233,6 +233,13 @@ def test_somebody_else_listens_before_we_do(engine: TokenizerProcess) -> None:
     assert "Serving" not in str(ended.value)
 
 
+async def test_a_slash_behind_a_path(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, follow_redirects=True) as client:
+        for path in ("/v1/models", "/health", "/version"):
+            with_slash, without = await client.get(f"{path}/"), await client.get(path)
+            assert (with_slash.status_code, with_slash.json()) == (200, without.json())
+
+
 async def test_without_a_template_a_conversation_is_no_prompt(tmp_path: Path) -> None:
     turns = {"messages": [{"role": "user", "content": "hi"}]}
     asked: dict[str, dict[str, Any]] = {
