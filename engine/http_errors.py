@@ -14,7 +14,7 @@ from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestRefuse
 
 _TOO_LONG = ("prompt_too_long", "too_long_for_context", "too_long_for_cache")
 _FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of|ends) |(structured) ")
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
 _PART_OF_CONTENT = re.compile(r"\.content\[\d*\.*\]")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")

@@ -247,6 +247,7 @@ async def test_of_the_engine(daemon: Daemon, name: str) -> None:
             "messages",
             "maximum context length is 512",
         ),
+        ({"metadata": {"k" * 65: "v"}}, openai.BadRequestError, "metadata", "at `key` in `$.metadata`"),
         ({"extra_body": {"best_of": 3}}, openai.BadRequestError, "best_of", "unknown field `best_of`"),
         ({"extra_body": {"max_completion_tokens": 3}}, openai.BadRequestError, "max_completion_tokens", "one of them"),
         ({"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options", "without stream"),
