@@ -13,6 +13,7 @@ from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 
 _TOO_LONG = ("prompt_too_long", "too_long_for_context", "too_long_for_cache")
+_OF_PROMPT = ("the prompt ", "the chat template ", "the tokenizer ")
 _FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of|ends) |(structured) ")
 _PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
 _PART_OF_CONTENT = re.compile(r"\.content\[\d*\.*\]")
@@ -103,7 +104,8 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
     code = "context_length_exceeded" if is_too_long else error.code
     match = _FIELD_AT_START.match(message)
     if match is None:
-        return ApiError(400, message, param=names["prompt"] if is_too_long else None, code=code)
+        is_of_prompt = is_too_long or message.startswith(_OF_PROMPT)
+        return ApiError(400, message, param=names["prompt"] if is_of_prompt else None, code=code)
     field = match[1] or match[2]
     param = names.get(field, field)
     return ApiError(400, param + message.removeprefix(field), param=param, code=code)
