@@ -199,7 +199,10 @@ async def _models(_: Request, door: Door) -> Response:
 
 
 async def _model(request: Request, door: Door) -> Response:
-    door.check_model(request.path_params["model"])
+    model = request.path_params["model"]
+    if not model:  # a slash behind the list's path, as behind others
+        return await _models(request, door)
+    door.check_model(model)
     return _json(_card(door))
 
 

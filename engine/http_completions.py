@@ -25,6 +25,7 @@ from tercet.engine.openai_logprobs import (
     completion_logprobs,
     copies,
     later_completion_logprobs,
+    num_begun,
     prompt_logprobs,
 )
 from tercet.engine.openai_requests import CompletionRequest
@@ -107,6 +108,7 @@ class _CompletionChunks(Chunks[CompletionChoice]):
         self._prompt_ids: dict[int, list[int]] = {}
         """Of each prompt."""
         self._num_characters: dict[int, int] = {}
+        """That have begun in each answer, if log-probabilities tell where its tokens do."""
 
     def choice(
         self, index: int, text: str, token_ids: list[int], end: Generation | None, logprobs: Rows | None
@@ -115,7 +117,7 @@ class _CompletionChunks(Chunks[CompletionChoice]):
         begins = self._with_ids and index not in self._num_characters
         of_prompt = self._prompt_ids.get(self._answer.prompt_of(index)) if begins else None
         offset = self._num_characters.get(index, 0)
-        self._num_characters[index] = offset + len(text)
+        self._num_characters[index] = offset + num_begun(logprobs or ())
         shown = completion_logprobs(logprobs, offset)
         own_ids = token_ids if self._with_ids else msgspec.UNSET
         return CompletionChoice(index, text, shown, reason, stop, own_ids, given(of_prompt))

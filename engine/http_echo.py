@@ -32,7 +32,7 @@ class Echo(msgspec.Struct, frozen=True):
 
     def _second_begins(self, rows: Rows) -> int:
         """Where the second token begins: before the text, if that lacks its space."""
-        if self.text.startswith(self.first_token):
+        if self.text.startswith(self.first_token.rstrip("\N{REPLACEMENT CHARACTER}")):  # a part of a character
             return len(self.first_token)
         # The first is a beginning of sequence that the tokenizer has added, and no text. Then one as of Llama 2 writes
         # a space before the first word, and takes it off the text.

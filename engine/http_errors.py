@@ -13,8 +13,9 @@ from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.client import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 
 _TOO_LONG = ("prompt_too_long", "too_long_for_context", "too_long_for_cache")
-_FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of) |(structured) ")
-_PATH = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`")
+_OF_PROMPT = ("the prompt ", "the chat template ", "the tokenizer ")
+_FIELD_AT_START = re.compile(r"([a-z_]+) (?:is|has|holds|of|ends) |(structured) ")
+_PATH = re.compile(r" - at (?:`key` in )?`\$\.?([^`]*)`")
 _PART_OF_CONTENT = re.compile(r"\.content\[\d*\.*\]")
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _MISSING_FIELD = re.compile(r"missing required field `([^`]*)`")
@@ -98,12 +99,13 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
         case RequestRefused(code="kills_workers"):
             return ApiError(500, message, code=error.code, is_final=True)
         case RequestTimedOut():
-            return ApiError(504, message, code=error.code)
+            return ApiError(504, message, code=error.code, is_final=True)  # its client's time is over
     is_too_long = error.code in _TOO_LONG
     code = "context_length_exceeded" if is_too_long else error.code
     match = _FIELD_AT_START.match(message)
     if match is None:
-        return ApiError(400, message, param=names["prompt"] if is_too_long else None, code=code)
+        is_of_prompt = is_too_long or message.startswith(_OF_PROMPT)
+        return ApiError(400, message, param=names["prompt"] if is_of_prompt else None, code=code)
     field = match[1] or match[2]
     param = names.get(field, field)
     return ApiError(400, param + message.removeprefix(field), param=param, code=code)

@@ -4,7 +4,7 @@ sent. Pure.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate, tee
+from itertools import tee
 from typing import Any
 
 import msgspec
@@ -92,12 +92,20 @@ def _chat_row(row: Row) -> ChatLogprob:
 
 
 def completion_logprobs(rows: Rows | None, offset: int) -> CompletionLogprobs | None:
-    """`offset`: characters of the answer before these tokens."""
+    """`offset`: characters of the answer that have begun before these tokens."""
     if rows is None:
         return None
-    tokens = [_own_text(row) for row in rows]
-    offsets = list(accumulate(map(len, tokens), initial=offset))[:-1]
-    return CompletionLogprobs(tokens, [row[0].logprob for row in rows], [_likely(row) for row in rows], offsets)
+    return CompletionLogprobs(
+        [_own_text(row) for row in rows],
+        [_own_logprob(row) for row in rows],
+        [_likely(row) for row in rows],
+        list(_places(rows, offset)),
+    )
+
+
+def num_begun(rows: Rows) -> int:
+    """Characters that begin in these tokens."""
+    return sum(_num_begun(row[0].token) for row in rows)
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -147,12 +155,24 @@ def _likely(row: Row, num_top: int = MAX_LOGPROBS) -> dict[str, float]:
 
 
 def _offsets(rows: Rows, offset: int) -> Iterator[bytes]:
-    def place(row: Row) -> int:
-        nonlocal offset
-        begins, offset = offset, offset + len(row[0].text)
-        return max(begins, 0)
+    places = _places(rows, offset)
+    return in_runs(rows, lambda _: next(places))
 
-    return in_runs(rows, place)
+
+def _places(rows: Rows, offset: int) -> Iterator[int]:
+    """Where each token begins in a text. One that goes on with a character begins where that one does."""
+    for row in rows:
+        token = row[0].token
+        yield max(offset - _goes_on(token), 0)
+        offset += _num_begun(token)
+
+
+def _num_begun(token: bytes) -> int:
+    return len(token) if token.isascii() else sum(byte & 0xC0 != 0x80 for byte in token)
+
+
+def _goes_on(token: bytes) -> bool:
+    return bool(token) and token[0] & 0xC0 == 0x80
 
 
 def prompt_logprobs(rows: Rows, num_top: int) -> Iterator[bytes]:

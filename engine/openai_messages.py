@@ -38,6 +38,8 @@ class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     name: str
     arguments: str
+    parsed_arguments: Any = None
+    """What OpenAI's client has made of them for its program."""
 
 
 class AssistantCall(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,6 +68,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None
+    """What OpenAI's client has made of the text for its program."""
 
 
 class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

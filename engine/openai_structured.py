@@ -47,6 +47,15 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     grammar: str | None = None
 
     def to_engine(self) -> Structured:
+        names = self.__struct_fields__
+        given = [name for name in names if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise ApiError(
+                400,
+                f"structured_outputs has {' and '.join(given) or 'nothing'}; want one of {', '.join(names)}",
+                param="structured_outputs",
+                code="invalid_request",
+            )
         return Structured(
             json_schema=self.json,
             json_object=bool(self.json_object),

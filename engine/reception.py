@@ -20,7 +20,7 @@ from tercet.engine.live import Client, Live
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
-from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal, short
+from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal, invalid, short
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
@@ -215,14 +215,12 @@ class Reception:
         if isinstance(request, GenerateIds):
             return
         if not self._rules.takes_text:
-            raise Refusal(
-                "invalid_request", "this checkpoint has no tokenizer: want a prompt of token ids (GenerateIds)"
-            )
+            raise invalid("prompt", "text", "token ids: this checkpoint has no tokenizer")
         if isinstance(request, Generate):
             check_text_length(request.prompt, self._rules)
             return
         if self._codec.template is None:
-            raise Refusal("invalid_request", "this checkpoint has no chat template: want a plain prompt (Generate)")
+            raise invalid("prompt", "a conversation", "a text or token ids: this checkpoint has no chat template")
         if not 1 <= len(request.messages) <= MAX_CHAT_MESSAGES:
             raise Refusal("invalid_request", f"messages has {len(request.messages)}; want 1 to {MAX_CHAT_MESSAGES}")
         if len(request.options.tools) > MAX_TOOLS:

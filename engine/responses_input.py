@@ -10,7 +10,7 @@ from typing import Any, Literal, assert_never
 import msgspec
 
 from tercet.engine.http_errors import ApiError, from_decoding
-from tercet.engine.openai_messages import CalledFunction, Role, to_call
+from tercet.engine.openai_messages import CalledFunction, to_call
 from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, ToolCall
 
 
@@ -43,9 +43,9 @@ class _Refusal(_Tagged, frozen=True, kw_only=True, forbid_unknown_fields=True, t
 
 
 class _Message(_Shape, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One turn of anybody."""
+    """One turn of anybody; what a tool says is an item of its own."""
 
-    role: Role
+    role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_InputText | _OutputText | _Refusal]
     type: Literal["message"] = "message"
     id: str | None = None

@@ -170,7 +170,12 @@ class ResponsesChat(PreparedChat, frozen=True, kw_only=True, forbid_unknown_fiel
     def names(self) -> dict[str, str]:
         names = super().names
         form = {"response_format": "text.format"}.get(names["structured"], names["structured"])
-        own = {"prompt": "input", "max_tokens": "max_output_tokens", "reasoning_effort": "reasoning.effort"}
+        own = {
+            "prompt": "input",
+            "messages": "input",
+            "max_tokens": "max_output_tokens",
+            "reasoning_effort": "reasoning.effort",
+        }
         return {**names, **own, "structured": form}
 
 

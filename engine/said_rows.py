@@ -50,6 +50,9 @@ class SaidRows:
                 taken += self._silent if place > begin else []
                 self._silent = []
             self._place = place
+        if self._place < end:  # the answer has ended within a character
+            taken += self._silent
+            self._silent, self._place = [], end
         return taken
 
     def _behind(self, token: str) -> int:

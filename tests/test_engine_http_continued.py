@@ -69,10 +69,10 @@ async def test_thoughts_and_calls_go_on(engine: TokenizerProcess, client: AsyncO
     ("body", "param", "words"),
     [
         ({**GOES_ON, "add_generation_prompt": True}, "continue_final_message", "are true; want one of them"),
-        ({**GOES_ON, "messages": TURNS[:1]}, None, "messages ends with a turn of the user; want the assistant"),
+        ({**GOES_ON, "messages": TURNS[:1]}, "messages", "messages ends with a turn of the user; want the assistant"),
     ],
 )
-async def test_refusals(client: AsyncOpenAI, body: dict[str, Any], param: str | None, words: str) -> None:
+async def test_refusals(client: AsyncOpenAI, body: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(openai.BadRequestError, match=words) as refused:
         await client.chat.completions.create(model="tiny", messages=TURNS, extra_body=body)
     assert refused.value.param == param

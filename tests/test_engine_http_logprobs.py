@@ -9,6 +9,7 @@ from openai import BadRequestError, OpenAI
 
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
+from tercet.engine.openai_logprobs import completion_logprobs
 from tercet.ipc.answers import TokenLogprob
 from tercet.ipc.client import Client, Generation
 from tercet.ipc.messages import ChatMessage, SamplingParams
@@ -101,7 +102,9 @@ async def test_completion(daemon: Daemon, client: OpenAI, stream: bool) -> None:
     expected = [{one.text: one.logprob for one in reversed(row)} for row in generation.logprobs]
     for got, wanted in zip([top for one in shown for top in one.top_logprobs], expected, strict=True):
         assert got == pytest.approx(wanted, **CLOSE)
-    assert shown[0].text_offset[0] == 0
+    wanted_offsets = completion_logprobs(generation.logprobs, 0)
+    assert wanted_offsets is not None
+    assert [offset for one in shown for offset in one.text_offset] == wanted_offsets.text_offset
 
 
 def test_none_where_nobody_asked(client: OpenAI) -> None:
@@ -147,8 +150,9 @@ async def test_of_the_prompt(daemon: Daemon, client: OpenAI) -> None:
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
 async def test_echo(daemon: Daemon, client: OpenAI, max_tokens: int) -> None:
-    prompt = "the cat sat on the mat"
-    ids = tokenizer().encode(prompt)
+    prompt = "🙂 the cat sat on the 梅 mat"  # of characters that are several tokens, too
+    encoded = tokenizer()(prompt, return_offsets_mapping=True)
+    ids = encoded.input_ids
     rows = await engine_says_of_prompt(daemon, prompt)
     async with Client(daemon.address) as own:
         params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=1)
@@ -168,8 +172,7 @@ async def test_echo(daemon: Daemon, client: OpenAI, max_tokens: int) -> None:
         assert shown.tokens is not None
         assert shown.text_offset is not None
         assert len(shown.tokens) == len(ids) + max_tokens
-        for token, offset in zip(shown.tokens[: len(ids)], shown.text_offset, strict=False):
-            assert prompt[offset : offset + len(token)] == token
+        assert shown.text_offset[: len(ids)] == [begin for begin, _ in encoded.offset_mapping]
         assert max_tokens == 0 or shown.text_offset[len(ids)] == len(prompt)
         first, *numbers = shown.token_logprobs or []
         assert first is None

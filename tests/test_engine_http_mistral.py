@@ -168,7 +168,8 @@ def test_the_turns_after_a_call(served: Served) -> None:
     result_shown = f"[TOOL_RESULTS]7, {called.id}[/TOOL_RESULTS]"
     assert prompt.endswith(f"[INST]the cat[/INST]{shown}{END}{result_shown}Seven.{END}[INST]and the dog[/INST]")
 
-    with pytest.raises(openai.BadRequestError, match="want ids of nine letters and digits, not call_1"):
+    with pytest.raises(openai.BadRequestError, match="want ids of nine letters and digits, not call_1") as refused:
         served.client.chat.completions.create(
             **{**ask, "messages": [*TURNS, call, {**result, "tool_call_id": "call_1"}]}
         )
+    assert refused.value.param == "messages"

@@ -10,6 +10,7 @@ import json
 import random
 import socket
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from tercet.engine.http_server import bind
 from tercet.engine.part_count import MAX_PARTS
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.step_messages import Ended
-from tokenizer_process import USAGE, TokenizerProcess
+from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
 
 @pytest.fixture(scope="module")
@@ -230,3 +231,27 @@ def test_somebody_else_listens_before_we_do(engine: TokenizerProcess) -> None:
         pass
     assert f"--http 127.0.0.1:{port}: Address already in use" in str(ended.value)
     assert "Serving" not in str(ended.value)
+
+
+async def test_a_slash_behind_a_path(url: str) -> None:
+    async with httpx.AsyncClient(base_url=url, follow_redirects=True) as client:
+        for path in ("/v1/models", "/health", "/version"):
+            with_slash, without = await client.get(f"{path}/"), await client.get(path)
+            assert (with_slash.status_code, with_slash.json()) == (200, without.json())
+
+
+async def test_without_a_template_a_conversation_is_no_prompt(tmp_path: Path) -> None:
+    turns = {"messages": [{"role": "user", "content": "hi"}]}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": turns,
+        "/v1/messages": {**turns, "max_tokens": 9},
+        "/v1/responses": {"input": "hi"},
+        "/tokenize": turns,
+    }
+    with tokenizer_process(byte_checkpoint(tmp_path, None)) as engine, http_process(engine) as url:
+        async with httpx.AsyncClient(base_url=url) as client:
+            for path, body in asked.items():
+                error, field = (await client.post(path, json=body)).json()["error"], next(iter(body))
+                wanted = "want a text or token ids: this checkpoint has no chat template"
+                assert error["message"] == f"{field} is a conversation; {wanted}"
+                assert error.get("param", field) == field

@@ -19,6 +19,7 @@ from test_engine_http_tools import HERMES
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokenizer_process
 
 PARAMETERS = {"type": "object", "properties": {"zone": {"type": "string"}}}
+DEEP = '{"a":' * 130 + "1" + "}" * 130
 TOOL: dict[str, Any] = {"type": "function", "name": "get_time", "parameters": PARAMETERS, "strict": False}
 CALL = '<tool_call>{"name": "get_time", "arguments": {"zone": "Zürich"}}</tool_call>'
 SHOWN = (
@@ -251,6 +252,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         ("input[0].type", {"input": [{"type": "web_search_call"}]}),
         ("input[0].type", {"input": [{"type": ["message"]}]}),
         ("input[1].role", {"input": [MESSAGE, {"role": "robot", "content": "hi"}]}),
+        ("input[0].role", {"input": [{"role": "tool", "content": "12:00"}]}),  # of which call?
         ("input[0].content", {"input": [{"role": "user"}]}),
         (
             "input[0].content[0].type",
@@ -259,6 +261,10 @@ MESSAGE = {"role": "user", "content": "hi"}
         (
             "input[1].arguments",
             {"input": [MESSAGE, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{"}]},
+        ),
+        (
+            "input",  # of a call that is nested too deep
+            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": DEEP}]},
         ),
         ("input[0].encrypted_content", {"input": [{"type": "reasoning", "encrypted_content": "x"}]}),
         ("previous_response_id", {"previous_response_id": "resp_1"}),

@@ -101,6 +101,15 @@ def test_of_a_prompt_whose_text_lacks_its_first_token_s_space() -> None:
     assert said["text_offset"] == [0, 0, 3, 7]
 
 
+def test_tokens_that_are_parts_of_characters_begin_where_those_do() -> None:
+    tokens = (b"na", b"\xc3", b"\xaf", b"ve \xf0\x9f", b"\x99", b"\x82", b"!")
+    rows = [[TokenLogprob(index, -1.0, 1, token)] for index, token in enumerate(tokens)]
+    assert b"".join(tokens).decode() == "naïve 🙂!"
+    whole = completion_logprobs(rows, 10)
+    assert whole is not None
+    assert whole.text_offset == [10, 12, 12, 13, 16, 16, 17]
+
+
 def test_lists_of_no_runs_and_of_several() -> None:
     assert b"".join(as_list()) == b"[]"
     assert b"".join(as_list([], in_runs([], str))) == b"[]"

@@ -85,7 +85,6 @@ def test_other_forms(client: OpenAI) -> None:
             {"response_format": {"type": "json_object"}, "extra_body": {"structured_outputs": {"choice": ["a"]}}},
             "response_format",
         ),
-        ({"extra_body": {"structured_outputs": {}}}, "structured_outputs"),
         ({"extra_body": {"structured_outputs": {"regex": "("}}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "extra_body": {"min_tokens": 3}}, "min_tokens"),
     ],
@@ -94,3 +93,12 @@ def test_refusals(client: OpenAI, change: dict[str, Any], param: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**{"model": "tiny", "messages": TURNS, **change})
     assert refused.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("forms", "what"), [({}, "nothing"), ({"json": {}, "regex": "a"}, "json and regex"), ({"json": None}, "nothing")]
+)
+def test_forms_are_named_as_they_are_asked_for(client: OpenAI, forms: dict[str, Any], what: str) -> None:
+    wanted = f"structured_outputs has {what}; want one of json, json_object, regex, choice, grammar"
+    with pytest.raises(openai.BadRequestError, match=wanted):
+        client.completions.create(model="tiny", prompt="the", extra_body={"structured_outputs": forms})

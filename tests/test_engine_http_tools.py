@@ -124,7 +124,14 @@ async def test_the_official_accumulator_reads_the_stream(engine: TokenizerProces
     engine.sample(submit.number, f"So: {CALL}</s>", Ended(submit.number, "stop", EOS, USAGE))
     (choice,) = (await asking).choices
     assert (choice.message.content, choice.finish_reason) == ("So: ", "tool_calls")
-    assert json.loads(choice.message.tool_calls[0].function.arguments) == {"zone": "Zürich"}
+    (call,) = choice.message.tool_calls
+    assert json.loads(call.function.arguments) == {"zone": "Zürich"}
+
+    # What it adds for its program (`parsed`, `parsed_arguments`) goes back with the turn.
+    turns = [*TURN, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "12:00"}]
+    _, prompt = await chat(engine, client, "Noon.", messages=turns, tools=[TOOL])
+    call_text = '<tool_call>{"name": "get_time", "arguments": {"zone": "Zürich"}}</tool_call>'
+    assert prompt.endswith(f"<user>hi<assistant>So: {call_text}<tool>12:00({call.id})<assistant>")
 
 
 async def test_half_a_character_in_a_call(engine: TokenizerProcess, client: AsyncOpenAI) -> None:

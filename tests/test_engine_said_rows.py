@@ -77,3 +77,12 @@ def test_what_a_text_leaves_out() -> None:
         said.feed(shown, [row(n, token) for n, token in enumerate(tokens)])
         assert [one[0].token_id for one in said.take("Hello")] == [0]
         assert [one[0].token_id for one in said.take(shown[5:])] == [1, 2, 3, 4, 5]
+
+
+def test_an_answer_that_ends_within_a_character() -> None:
+    said = SaidRows()
+    said.feed("Hi", [row(0, b"Hi")])
+    assert [one[0].token_id for one in said.take("Hi")] == [0]
+    said.feed("", [row(1, b"\xf0")])
+    said.feed("\ufffd", [row(2, b"\x9f")])
+    assert [one[0].token_id for one in said.take("\ufffd")] == [1, 2]
