@@ -26,7 +26,7 @@ _TRUSTED = 400
 _LASTING = 24
 """Steps that tried behind each other: then it was no mistake to begin."""
 _MOST_PATIENCE = 256
-"""Plain steps at most, until some may try again."""
+"""Plain steps at most, until some may try again: what those before took is forgotten by then."""
 _NOTHING = -1
 """Of a row that tried nothing; less than that: of one that was behind a wrong guess."""
 
@@ -88,6 +88,8 @@ class Guessing:
                 self._tries, self._num_tried, self._num_plain = False, 0, 0
                 self._hits.clear()
         elif self._num_plain >= self._patience and len(self._hits) >= _FEWEST:
+            if self._num_plain >= _MOST_PATIENCE:
+                self._seconds[True].clear()
             share = self._mean(self._hits)
             if sum(share**count for count in range(most + 1)) > self._cost:
                 self._tries = True
@@ -112,11 +114,11 @@ class Guessing:
 
     @property
     def _cost(self) -> float:
-        """Of a step that tries, in plain ones."""
+        """Of a step that tries, in plain ones: no less than one, whatever was measured while some stood still."""
         trying, plain = self._seconds[True], self._seconds[False]
         if len(trying) < _FEWEST or len(plain) < _FEWEST:
             return _SUPPOSED_COST
-        return self._mean(trying) / max(self._mean(plain), 1e-9)
+        return max(1.0, self._mean(trying) / max(self._mean(plain), 1e-9))
 
     @staticmethod
     def _mean(numbers: "deque[float] | deque[bool]") -> float:

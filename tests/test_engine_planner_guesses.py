@@ -79,12 +79,13 @@ class Watched:
         self._guessing = Guessing(FOUR, self.slots, self.counters)
         self._now, self._step_id = 0.0, 0
 
-    def run(self, steps: int, *, repeats: bool, trying: float = 1.4, tokens: int = 3) -> int:
-        """Returns how many steps tried; of those so many `tokens` hold, if it repeats itself."""
+    def run(self, steps: int, *, repeats: bool, trying: float = 1.4, plain: float = 1.0, tokens: int = 3) -> int:
+        """Returns how many steps tried; of those so many `tokens` hold, if it repeats itself. `trying`, `plain`: what a
+        step takes."""
         tried = 0
         for _ in range(steps):
             guesses = self._guessing.wanted(np.zeros(1, np.int32))
-            self._now += trying if guesses else 1.0
+            self._now += trying if guesses else plain
             tried += guesses > 0
             kept = tokens if guesses and repeats else 1
             for _ in range(kept):
@@ -111,6 +112,22 @@ def test_steps_that_take_too_long_for_it_are_given_up() -> None:
     assert watched.run(500, repeats=True, trying=4.0) < 250, "three tokens, in the time of four"
     assert watched.run(500, repeats=True, trying=4.0) < 250
     assert watched.run(2000, repeats=True, trying=1.2) > 1500, "it has become so"
+
+
+def test_a_step_that_stood_still_is_not_believed_for_ever() -> None:
+    """It may have waited for a graph of its own, or for a stopped process."""
+    watched = Watched()
+    watched.run(100, repeats=True)
+    assert watched.run(1, repeats=True, trying=100.0) == 1
+    assert watched.run(1000, repeats=True) > 600
+
+
+def test_plain_steps_that_stood_still_are_no_reason_to_try() -> None:
+    watched = Watched()
+    assert watched.run(50, repeats=True) > 0
+    watched.run(50, repeats=False)
+    assert watched.run(1, repeats=False, plain=100.0) == 0
+    assert watched.run(1000, repeats=False) < 40
 
 
 def test_guesses_are_counted() -> None:
