@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from tercet.model.padded_shapes import Shapes
+from tercet.model.runner_settings import GuessSettings
+from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.fused_decode import LONG
 from tercet.triton_kernels.tuning import ROW_BUCKETS
 
@@ -81,6 +83,14 @@ def test_few_tokens_behind_many_have_graphs() -> None:
     assert not shapes.fit(0, 1, 70, of_prompts=True, depth=5000).deep
     assert not any(shape.deep for shape in Shapes(16, 1024).for_graphs())
     assert not Shapes(16, 1024).fit(0, 1, 70, depth=5000).deep
+
+
+def test_a_start_has_what_stands_in_for_prompts_though_steps_with_guesses_are_longer() -> None:
+    trials = TrialShapes(GuessSettings(num_guesses=15, shortest=1, longest=4, most_slots=64))
+    shapes = Shapes(64, 512, trials=trials)
+    first = shapes.for_start()
+    assert first[0] == shapes.for_graphs()[0] == trials.fit(64), "graphs share memory: the largest is first"
+    assert shapes.stand_ins(shapes.fit(0, 1, 70))[-1] in first
 
 
 def test_long_prompts_are_as_long_beside_decodes() -> None:
