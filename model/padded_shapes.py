@@ -125,8 +125,10 @@ class Shapes:
         return [*less_deep, self._largest]
 
     def for_warm_up(self) -> list[StepShape]:
-        """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
-        return [self._largest._replace(adjusted=True, logged=True, of_prompts=True)]
+        """What the longest steps use beyond the kernels and the memory of graphs: to adjust logits, to tell
+        log-probabilities. Of few requests steps with guesses have the most rows."""
+        longest = self._largest._replace(of_prompts=True), *self._trials[:1]
+        return [shape._replace(whole_logits=True, adjusted=True, logged=True) for shape in longest]
 
     def fit(
         self,
