@@ -76,7 +76,7 @@ class Watched:
         self.slots, self.counters = SlotArrays(1, 20_000), Counters()
         self.slots.alive[0] = True
         self._guessing = Guessing(FOUR, self.slots, self.counters)
-        self._now, self._step_id = 0.0, 0
+        self._step_id = 0
 
     def run(self, steps: int, *, repeats: bool, trying: float = 1.4, plain: float = 1.0, tokens: int = 3) -> int:
         """Returns how many steps tried; of those so many `tokens` hold, if it repeats itself. `trying`, `plain`: what a
@@ -84,7 +84,6 @@ class Watched:
         tried = 0
         for _ in range(steps):
             guesses = self._guessing.wanted(np.zeros(1, np.int32))
-            self._now += trying if guesses else plain
             tried += guesses > 0
             kept = tokens if guesses and repeats else 1
             for _ in range(kept):
@@ -93,7 +92,7 @@ class Watched:
                 self.slots.known[0] += 1
             ids = np.array([7] * kept + [-2] * (5 - kept) if guesses else [7], np.int32)
             step = Step(self._step_id, 1, b"", (), b"", b"", bytes(4), num_guesses=guesses)
-            self._guessing.completed(self._now, InFlight.of(step, np.zeros(1, np.int32)), ids, more_in_flight=True)
+            self._guessing.completed(InFlight.of(step, np.zeros(1, np.int32)), ids, trying if guesses else plain)
             self._step_id += 1
         return tried
 
@@ -135,8 +134,8 @@ def test_guesses_are_counted() -> None:
     counters = watched.counters
     assert (counters.trials, counters.guesses, counters.right_guesses) == (tried, 4 * tried, 2 * tried)
     Guessing(FOUR, watched.slots, counters).completed(
-        1.0, InFlight.of(Step(0, 1, b"", (), b"", b"", bytes(8), num_guesses=4), np.zeros(2, np.int32)),
-        np.array([7, -1, -1, -1, -1, 7, -2, -1, -1, -1], np.int32), more_in_flight=False,
+        InFlight.of(Step(0, 1, b"", (), b"", b"", bytes(8), num_guesses=4), np.zeros(2, np.int32)),
+        np.array([7, -1, -1, -1, -1, 7, -2, -1, -1, -1], np.int32), None,
     )  # fmt: skip
     assert (counters.trials, counters.guesses) == (tried + 1, 4 * tried + 1)
     assert counters.right_guesses == 2 * tried
