@@ -1,4 +1,4 @@
-"""When it pays to try tokens ahead of those that are sampled. Pure: no clock but the argument `now`.
+"""When it pays to try tokens ahead of those that are sampled. Pure.
 
 A step that tries some takes longer than a plain one, and gives a request more tokens the more of them were right. Both
 are watched. While steps are plain, it is looked up here for one request in each what would have been tried, so that
@@ -26,7 +26,7 @@ _TRUSTED = 400
 _LASTING = 24
 """Steps that tried behind each other: then it was no mistake to begin."""
 _MOST_PATIENCE = 256
-"""Plain steps at most, until some may try again."""
+"""Plain steps at most, until some may try again: what those before took is forgotten by then."""
 _NOTHING = -1
 """Of a row that tried nothing; less than that: of one that was behind a wrong guess."""
 
@@ -44,8 +44,6 @@ class Guessing:
         """Of a request in a step that tries, on average."""
         self._hits: deque[bool] = deque(maxlen=_STEPS)
         """Of tokens of plain steps, whether they would have been guessed."""
-        self._last: float | None = None
-        """When the step before was complete, if the next one followed it at once."""
         self._tries = False
         self._num_tried, self._num_plain = 0, 0
         """Steps of this kind behind each other."""
@@ -64,14 +62,13 @@ class Guessing:
         self._num_tried += 1
         return config.num_speculative_tokens
 
-    def completed(self, now: float, plan: InFlight, token_ids: NDArray[np.int32], *, more_in_flight: bool) -> None:
-        """A step is complete: what its rows sampled, which is in the slots by now."""
+    def completed(self, plan: InFlight, token_ids: NDArray[np.int32], seconds: float | None) -> None:
+        """A step is complete: what its rows sampled, which is in the slots by now, and what it took, if known."""
         if self._config is None:
             return
         tried = plan.width > 1
-        if self._last is not None and plan.is_decode:
-            self._seconds[tried].append(now - self._last)
-        self._last = now if more_in_flight else None
+        if seconds is not None:
+            self._seconds[tried].append(seconds)
         if tried:
             self._count(token_ids.reshape(-1, plan.width))
         elif plan.is_decode and len(plan.slots) <= self._config.disable_by_batch_size:
@@ -88,6 +85,8 @@ class Guessing:
                 self._tries, self._num_tried, self._num_plain = False, 0, 0
                 self._hits.clear()
         elif self._num_plain >= self._patience and len(self._hits) >= _FEWEST:
+            if self._num_plain >= _MOST_PATIENCE:
+                self._seconds[True].clear()
             share = self._mean(self._hits)
             if sum(share**count for count in range(most + 1)) > self._cost:
                 self._tries = True
@@ -112,11 +111,11 @@ class Guessing:
 
     @property
     def _cost(self) -> float:
-        """Of a step that tries, in plain ones."""
+        """Of a step that tries, in plain ones: no less than one, whatever was measured while some stood still."""
         trying, plain = self._seconds[True], self._seconds[False]
         if len(trying) < _FEWEST or len(plain) < _FEWEST:
             return _SUPPOSED_COST
-        return self._mean(trying) / max(self._mean(plain), 1e-9)
+        return max(1.0, self._mean(trying) / max(self._mean(plain), 1e-9))
 
     @staticmethod
     def _mean(numbers: "deque[float] | deque[bool]") -> float:

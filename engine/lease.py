@@ -32,11 +32,16 @@ class Lease:
         """Seconds for which it is better to grant nothing, while prompts keep the device busy."""
         return max(0.0, self._burst_until - now)
 
-    def completed(self, now: float, *, is_decode: bool, more_in_flight: bool) -> None:
-        """A step is complete. Several may be at the same `now`: only their mean is taken for anything."""
-        if is_decode and self._last is not None:
-            self._intervals.append(now - self._last)
+    def completed(self, now: float, *, is_decode: bool, more_in_flight: bool) -> float | None:
+        """A step is complete. Several may be at the same `now`: only their mean is taken for anything.
+
+        Returns how long it took, if it is of decodes alone and that is known.
+        """
+        seconds = now - self._last if is_decode and self._last is not None else None
+        if seconds is not None:
+            self._intervals.append(seconds)
         self._last = now if more_in_flight else None
+        return seconds
 
     @property
     def step_seconds(self) -> float:

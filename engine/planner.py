@@ -282,8 +282,8 @@ class Planner:
             self._in_flight.popleft()
             self._pending.turn_comes(now)
             self._give_back(plan.step_id)
-        self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
-        self._guessing.completed(now, plan, all_ids, more_in_flight=bool(self._in_flight))
+        seconds = self._lease.completed(now, is_decode=plan.is_decode, more_in_flight=bool(self._in_flight))
+        self._guessing.completed(plan, all_ids, seconds)
         return message
 
     def _leave(self, request: Request, *, comes_back: bool) -> None:

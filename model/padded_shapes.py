@@ -114,9 +114,9 @@ class Shapes:
 
     def for_start(self) -> list[StepShape]:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
-        logits, and prompts with nothing beside, behind not too many tokens."""
-        largest, *others = [shape for shape in self.plain() if shape.deep <= DEEP]
-        return [largest, *(shape for shape in others if not (shape.num_decodes and shape.whole_logits))]
+        logits, prompts with nothing beside, behind not too many tokens, and what stands in for all with prefill."""
+        shapes = [shape for shape in self.plain() if shape.deep <= DEEP]
+        return [one for one in shapes if one == self._largest or not (one.num_decodes and one.whole_logits)]
 
     def for_compilers(self) -> list[StepShape]:
         """Those that use all kernels there are: what comes after the model depends little on the number of rows. Those
@@ -131,7 +131,7 @@ class Shapes:
         return not shape.of_prompts
 
     def stand_ins(self, shape: StepShape) -> list[StepShape]:
-        """What may run a step with prefill and nothing extra, the best first: at last the first of `for_start`."""
+        """What may run a step with prefill and nothing extra, the best first: at last one of `for_start`."""
         extra = shape.adjusted or shape.logged or shape.of_prompts
         if extra or not shape.num_chunks:
             return []
@@ -139,8 +139,10 @@ class Shapes:
         return [*less_deep, self._largest]
 
     def for_warm_up(self) -> list[StepShape]:
-        """What steps with prefill use beyond the kernels of graphs: to adjust logits, to tell log-probabilities."""
-        return [self._largest._replace(adjusted=True, logged=True, of_prompts=True)]
+        """What the longest steps use beyond the kernels and the memory of graphs: to adjust logits, to tell
+        log-probabilities. Of few requests steps with guesses have the most rows."""
+        longest = self._largest._replace(of_prompts=True), *self._trials[:1]
+        return [shape._replace(whole_logits=True, adjusted=True, logged=True) for shape in longest]
 
     def fit(
         self,

@@ -64,8 +64,6 @@ class Run:
     def __init__(self, chosen: PlannerSettings) -> None:
         self.settings = chosen
         self.planner = Planner(chosen, b"key")
-        # Nothing that such a worker says follows from what it has said, though its guesses may be right.
-        self.planner._guessing._decide = self._always_try  # type: ignore[method-assign]
         self.worker = SimulatedWorker(
             chosen.max_num_seqs, chosen.num_pages, chosen.page_size, chosen.max_num_batched_tokens
         )
@@ -77,6 +75,8 @@ class Run:
         self.planner._guessing._tries = True
 
     def plan(self) -> bool:
+        # Nothing that such a worker says follows from what it has said, though its guesses may be right.
+        self.planner._guessing._decide = self._always_try  # type: ignore[method-assign]
         step = self.planner.plan(0.0)
         if step is not None:
             if self.settings.deterministic:  # what is generated is never computed as part of a prompt

@@ -35,11 +35,10 @@ def test_nothing_is_tried_in_steps_of_many_or_with_prompts() -> None:
     for number in range(4):
         run.planner.submit(submit(number, list(range(12)), max_tokens=4 + 6 * number), 0.0)
     while not run.planner.idle:
-        step = run.planner.plan(0.0)
-        if step is None:
+        if not run.plan():
             run.execute()
             continue
-        run.worker.issue(step)
+        step = run.worker._queue[-1][0]
         if step.num_guesses:
             assert len(np.frombuffer(step.decodes, np.int32)) <= 2
             assert not step.chunks
@@ -77,14 +76,14 @@ class Watched:
         self.slots, self.counters = SlotArrays(1, 20_000), Counters()
         self.slots.alive[0] = True
         self._guessing = Guessing(FOUR, self.slots, self.counters)
-        self._now, self._step_id = 0.0, 0
+        self._step_id = 0
 
-    def run(self, steps: int, *, repeats: bool, trying: float = 1.4, tokens: int = 3) -> int:
-        """Returns how many steps tried; of those so many `tokens` hold, if it repeats itself."""
+    def run(self, steps: int, *, repeats: bool, trying: float = 1.4, plain: float = 1.0, tokens: int = 3) -> int:
+        """Returns how many steps tried; of those so many `tokens` hold, if it repeats itself. `trying`, `plain`: what a
+        step takes."""
         tried = 0
         for _ in range(steps):
             guesses = self._guessing.wanted(np.zeros(1, np.int32))
-            self._now += trying if guesses else 1.0
             tried += guesses > 0
             kept = tokens if guesses and repeats else 1
             for _ in range(kept):
@@ -93,7 +92,7 @@ class Watched:
                 self.slots.known[0] += 1
             ids = np.array([7] * kept + [-2] * (5 - kept) if guesses else [7], np.int32)
             step = Step(self._step_id, 1, b"", (), b"", b"", bytes(4), num_guesses=guesses)
-            self._guessing.completed(self._now, InFlight.of(step, np.zeros(1, np.int32)), ids, more_in_flight=True)
+            self._guessing.completed(InFlight.of(step, np.zeros(1, np.int32)), ids, trying if guesses else plain)
             self._step_id += 1
         return tried
 
@@ -113,14 +112,30 @@ def test_steps_that_take_too_long_for_it_are_given_up() -> None:
     assert watched.run(2000, repeats=True, trying=1.2) > 1500, "it has become so"
 
 
+def test_a_step_that_stood_still_is_not_believed_for_ever() -> None:
+    """It may have waited for a graph of its own, or for a stopped process."""
+    watched = Watched()
+    watched.run(100, repeats=True)
+    assert watched.run(1, repeats=True, trying=100.0) == 1
+    assert watched.run(1000, repeats=True) > 600
+
+
+def test_plain_steps_that_stood_still_are_no_reason_to_try() -> None:
+    watched = Watched()
+    assert watched.run(50, repeats=True) > 0
+    watched.run(50, repeats=False)
+    assert watched.run(1, repeats=False, plain=100.0) == 0
+    assert watched.run(1000, repeats=False) < 40
+
+
 def test_guesses_are_counted() -> None:
     watched = Watched()
     tried = watched.run(100, repeats=True)
     counters = watched.counters
     assert (counters.trials, counters.guesses, counters.right_guesses) == (tried, 4 * tried, 2 * tried)
     Guessing(FOUR, watched.slots, counters).completed(
-        1.0, InFlight.of(Step(0, 1, b"", (), b"", b"", bytes(8), num_guesses=4), np.zeros(2, np.int32)),
-        np.array([7, -1, -1, -1, -1, 7, -2, -1, -1, -1], np.int32), more_in_flight=False,
+        InFlight.of(Step(0, 1, b"", (), b"", b"", bytes(8), num_guesses=4), np.zeros(2, np.int32)),
+        np.array([7, -1, -1, -1, -1, 7, -2, -1, -1, -1], np.int32), None,
     )  # fmt: skip
     assert (counters.trials, counters.guesses) == (tried + 1, 4 * tried + 1)
     assert counters.right_guesses == 2 * tried

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from masked_run import MaskedRun
 from simulated_worker import VOCABULARY
 from tercet.ipc.step_messages import Abort, Sibling, Submit
-from test_engine_planner import settings, submit, tight_sizes
+from test_engine_planner import random_speculation, settings, submit, tight_sizes
 from test_engine_planner_families import singles
 from test_engine_planner_restart import restart
 
@@ -51,7 +51,8 @@ def goes_on(draw: random.Random, request: Submit) -> Submit:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_loads_of_everything(seed: int) -> None:
     draw = random.Random(seed)
-    run = MaskedRun(settings(**tight_sizes(draw), deterministic=draw.random() < 0.4))
+    guesses = draw.choice([None, random_speculation(draw)])
+    run = MaskedRun(settings(**tight_sizes(draw), deterministic=draw.random() < 0.4, speculation=guesses))
     stems = [[draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 16))] for _ in range(3)]
     requests = [random_request(draw, 100 * number, stems) for number in range(1, draw.choice([10, 25, 40]))]
     requests = [goes_on(draw, one) if draw.random() < 0.15 else one for one in requests]

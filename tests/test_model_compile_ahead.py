@@ -1,5 +1,6 @@
 """What is compiled ahead: all kernels of all kinds of steps, in parts that share them, sums over ranks among them."""
 
+import itertools
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,10 @@ from covering import long
 from tercet.model import compile_ahead as module
 from tercet.model.checkpoint import read_config
 from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
-from tercet.model.scaled_rows import Kept, StoredAs
+from tercet.model.padded_shapes import Shapes
+from tercet.model.runner_settings import GuessSettings
+from tercet.model.scaled_rows import StoredAs
+from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
@@ -105,28 +109,39 @@ def test_a_claim_stays_its_own(tmp_path: Path) -> None:
         assert not first("b/*")
 
 
+def launches(steps: Steps, rank: int = 0) -> set[str]:
+    """What makes each kernel another one."""
+    seen = set[str]()
+
+    def claim(what: str) -> bool:
+        seen.add(what)
+        return False
+
+    with torch.inference_mode(), compiling_for(GPU, claim):
+        launch_all(steps, rank)
+    return seen
+
+
+def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where few requests may run, those that try tokens have more rows than any other."""
+    guesses = GuessSettings(num_guesses=7, shortest=1, longest=4, most_slots=4)
+    steps = steps_of("qwen3", max_num_seqs=4, guesses=guesses)
+    ahead, trials = launches(steps), TrialShapes(guesses)
+    kinds = list(itertools.product((1, 2, 4), *[(False, True)] * 3))
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: [trials.exact(*kind) for kind in kinds])
+    assert launches(steps) <= ahead
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("way", "numbers"), [(StoredAs(8, 64, torch.float32), "float8"), (StoredAs(4, 64, torch.bfloat16), "uint8")]
 )
 def test_products_read_what_is_kept_as_stored(way: StoredAs, numbers: str, rank: int) -> None:
     config = replace(read_config(checkpoint("qwen3")), hidden_size=128)
-
-    def launched(kept: Kept) -> set[str]:
-        seen = set[str]()
-
-        def claim(what: str) -> bool:
-            seen.add(what)
-            return False
-
-        steps = replace(steps_of("qwen3"), config=config, tensor_parallel_size=2, kept=kept)
-        with torch.inference_mode(), compiling_for(GPU, claim):
-            launch_all(steps, rank)
-        return seen
-
-    without = launched({})
+    steps = replace(steps_of("qwen3"), config=config, tensor_parallel_size=2)
+    without = launches(steps, rank)
     kept = {f"model.layers.{layer}.{matrix}": way for layer in range(3) for matrix in IN_LAYER}
-    assert any(numbers in what for what in launched(kept) - without)
+    assert any(numbers in what for what in launches(replace(steps, kept=kept), rank) - without)
     assert not any(numbers in what and "matmul" in what for what in without)
 
 

@@ -106,6 +106,14 @@ def test_few_tokens_behind_many_have_graphs() -> None:
     assert not Shapes(16, 1024).fit(0, 1, 70, depth=5000).deep
 
 
+def test_a_start_has_what_stands_in_for_prompts_though_steps_with_guesses_are_longer() -> None:
+    trials = TrialShapes(GuessSettings(num_guesses=15, shortest=1, longest=4, most_slots=64))
+    shapes = Shapes(64, 512, trials=trials)
+    first = shapes.for_start()
+    assert first[0] == shapes.for_graphs()[0] == trials.fit(64), "graphs share memory: the largest is first"
+    assert shapes.stand_ins(shapes.fit(0, 1, 70))[-1] in first
+
+
 def test_long_prompts_are_as_long_beside_decodes() -> None:
     """A product of q, k, v that fills its tiles ends in attention's prologue: with some rows more it would not."""
     shapes = Shapes(512, 16384)

@@ -94,6 +94,18 @@ def test_compile(
             assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
 
 
+@pytest.mark.long
+def test_many_queries_of_a_row_fit_where_shared_memory_is_little() -> None:
+    """As Qwen3-235B has heads, with eight guesses."""
+    cache, indices, tries = meta(100, 4, 64, 128), meta(5, dtype=torch.int32), 9
+    with compiling_for(89, lambda what: what.startswith("_decode_kernel")) as kernels:
+        attention.decode_attention(
+            meta(5 * tries, 64, 128), cache, cache, meta(9, 64, dtype=torch.int32), indices, indices, 0.1,
+            tries=tries, lengths_T=meta(5 * tries, dtype=torch.int32),
+        )  # fmt: skip
+    assert len(kernels) == 1
+
+
 @pytest.mark.parametrize(
     ("heads", "deep", "most"),
     [(16, DEEP, 256), (16, DEEPER, 512), (24, DEEP, 128), (24, DEEPER, 128), (64, DEEP, 64), (16, DEEP - 1, 0)],

@@ -146,8 +146,9 @@ def launch_decode_attention(
         raise ValueError(f"work: got what is planned for a window of {work.window}, wanted {wanted}")
     T, H, D = q_THD.shape
     kv_heads, page_size = k_cache.shape[1:3]
-    tile = 64 if q_THD.dtype.itemsize == 2 else 32
-    if D > 128 and not is_hopper(q_THD.device):
+    block_g, itemsize = dot_block(work.tries * H // kv_heads), q_THD.dtype.itemsize
+    tile = 64 if itemsize == 2 else 32
+    if (D > 128 or block_g * itemsize > 256) and not is_hopper(q_THD.device):
         tile //= 2  # others have less shared memory
     # Fixed splits may be very many: then programs take several. Else the card hands pairs to whoever is free.
     num_programs = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q_THD.device)
@@ -162,7 +163,7 @@ def launch_decode_attention(
         work.partial_IHD, work.stats_IH2, out_THD,
         scoring.scale, scoring.softcap, page_table_SM.shape[1], num_programs,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=min(page_size, tile),
-        TRIES=work.tries, BLOCK_G=dot_block(work.tries * H // kv_heads), BLOCK_D=dot_block(D),
+        TRIES=work.tries, BLOCK_G=block_g, BLOCK_D=dot_block(D),
         PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
         ALIBI=slopes is not None, SINKS=sinks is not None,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3, num_warps=2, **overlap,
