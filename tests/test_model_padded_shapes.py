@@ -49,7 +49,8 @@ def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
     graphs = set(shapes.for_graphs())
     alone = [(1, 768), (769, 1536), (1537, 16_384), (16_385, LONG)]
     four = [(768, 768), (769, 4096), (4097, LONG)]
-    for num_slots, lengths in ((1, alone), (3, four), (4, four), (5, [(5, 0)]), (16, [(5000, 0)])):
+    eight = [(5, 1536), (1537, LONG)]
+    for num_slots, lengths in ((1, alone), (3, four), (4, four), (5, eight), (16, [(5000, 0)])):
         for whole_logits in (False, True):
             fitted = trials.fit(num_slots, whole_logits)
             for length, longest in lengths:
@@ -58,7 +59,8 @@ def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
                 assert shape in graphs
     large = Shapes(16, 1024, short_trials=1, trials=trials)
     assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 1} == {0, 768, 1536}
-    assert {shape.num_trials for shape in large.for_graphs() if shape.num_trials and shape.longest} == {1}
+    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 4} == {0}
+    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 8} == {LONG}
     without = Shapes(16, 1024, short_trials=0, trials=trials)
     assert not any(shape.longest for shape in without.for_graphs() if shape.num_trials)
     assert without.of_length(trials.fit(1), 5) == trials.fit(1)

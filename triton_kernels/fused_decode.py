@@ -58,7 +58,7 @@ LONG = 2**30
 _FEW_SEEN = 2048
 """Up to here, tokens that all rows see because of a window, that kernel too."""
 _FEW_TILE = 64
-_FEW_TRIED = 4
+_FEW_TRIED = 8
 """Up to here rows that try several tokens each, too."""
 _MOST_TRIED = 32 * 128
 """Numbers of their queries of one kv head: more do not fit registers."""
