@@ -200,7 +200,7 @@ def test_draws_and_log_probabilities() -> None:
 
 
 HEADS = [
-    Heads(4, 2, 32, 32),
+    long(Heads(4, 2, 32, 32)),
     Heads(3, 1, 16, 16, window=40, softcap=5.0),
     Heads(2, 1, 16, 16, sinks=True),
 ] if INTERPRETED else [

@@ -27,7 +27,7 @@ PROMPTS = [
     "To make a cup of tea, first",
     "In 1969, people",
 ]
-NUM_TOKENS = 16
+NUM_TOKENS = 10
 
 
 def llama_gguf_in_transformers(file: Path) -> Any:

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import checkpoint
+from covering import long
 from tercet.engine.errors import ModelNotFound, StartupFailed, TercetError
 from tercet.engine.llm import LLM
 from tercet.engine.model_files import demo_model
@@ -146,7 +147,7 @@ def test_an_unknown_option_or_a_wrong_value() -> None:
         LLM("x", page_size=17)
 
 
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+@pytest.mark.parametrize("kind", [long("ipc"), "tcp"])
 def test_an_address_in_use(kind: str, tmp_path: Path) -> None:
     """The second engine says so; the first goes on."""
     with socket.socket() as probe:

@@ -34,6 +34,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_each_start_compiles_until_one_has_been_through(cache: Path) -> None:
     """A failure is nobody's, and does not count."""
     config = config_of("qwen3")

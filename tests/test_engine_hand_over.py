@@ -131,6 +131,7 @@ def test_who_never_reads_is_cut_at_the_deadline(start: Start, tmp_path: Path) ->
     assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_a_second_signal_ends_at_once(start: Start) -> None:
     with start() as daemon, ask(daemon):
         door = drain(daemon)
@@ -152,6 +153,7 @@ def test_a_door_that_dies_is_not_replaced(start: Start, tmp_path: Path, number: 
     assert "starting it again" not in said
 
 
+@pytest.mark.long
 async def test_an_answer_that_tells_of_its_prompt_is_whole(start: Start) -> None:
     """What the door needs the tokenizer for, it has asked before that ends."""
     asked_for = {"prompt": "the cat", "echo": True, "n": 16, "max_tokens": 400, "ignore_eos": True, "temperature": 0}

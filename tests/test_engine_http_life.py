@@ -87,6 +87,7 @@ async def test_a_death_is_a_pause_and_draining_lets_finish() -> None:
             assert await asyncio.to_thread(daemon.process.wait, 20) == 0
 
 
+@pytest.mark.long
 async def test_a_drain_right_behind_a_tokenizer_s_death_takes_no_newcomer() -> None:
     """Its successor waits for the streams of the dead one; who asks by HTTP has none."""
     with open_door() as daemon:

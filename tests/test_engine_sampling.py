@@ -83,7 +83,7 @@ def test_each_token_is_what_the_definition_says(undisturbed: list[list[int]]) ->
         {"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4},
         long({"max_num_batched_tokens": 7, "max_num_seqs": 5}),
         {"kv_cache_memory": "20 pages", "max_num_batched_tokens": 64, "max_num_seqs": 20},
-        {"tensor_parallel_size": 2, "run_ahead": 3},
+        long({"tensor_parallel_size": 2, "run_ahead": 3}),
     ],
     ids=["alone", "run-ahead", "chunks", "preempted", "ranks"],
 )

@@ -75,6 +75,7 @@ async def test_a_new_engine_takes_over_under_traffic(ids_only_model: Path, tmp_p
             assert (tmp_path / "front").exists()
 
 
+@pytest.mark.long
 async def test_nobody_takes_over(ids_only_model: Path, tmp_path: Path) -> None:
     """Then the request fails as it would have, after the time that its client gave."""
     address = f"ipc://{tmp_path}/front"

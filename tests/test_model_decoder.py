@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from checkpoints import checkpoint, random_prompts, reference_greedy, reference_model
+from covering import long
 from families import FAMILIES
 from paged_sequences import Sequences, make_decoder
 
@@ -101,7 +102,7 @@ WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "
     ("size", "families"),
     [
         (2, ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2", *WITH_EXPERTS]),
-        (4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2"]),
+        long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2"]),
     ],
 )
 def test_ranks_give_the_same_logits(size: int, families: list[str], tmp_path: Path) -> None:

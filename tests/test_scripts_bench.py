@@ -169,6 +169,7 @@ def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
     assert "tokens/s, median round: socket" in done.stdout
 
 
+@pytest.mark.long
 def test_plain_streams_beside_those_with_a_grammar(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     size = ["--streams", "2", "--beside", "1", "--tokens", "12", "--rounds", "1"]

@@ -28,6 +28,7 @@ def _demo() -> None:
     demo_file()
 
 
+@pytest.mark.long
 def test_one_shot_says_only_the_answer() -> None:
     command = [*CHAT, "demo", "--prompt", CAPITAL, "--max-tokens", "30"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

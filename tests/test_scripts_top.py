@@ -64,6 +64,7 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, said
 
 
+@pytest.mark.long
 def test_how_it_ends(ids_only_model: Path, tmp_path: Path) -> None:
     """By Ctrl-C and without a reader, of which nobody needs to be told; with the engine, in a line."""
     doors = ["--http", f"127.0.0.1:{free_port()}", "--listen", f"ipc://{tmp_path}/front"]

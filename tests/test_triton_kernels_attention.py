@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.attention import decode_attention, plan_last_queries, plan_prefill, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
@@ -76,7 +77,7 @@ class Paged:
         (6, 2, 16, 16, torch.float32),
         (4, 4, 24, 16, torch.float32),
         (7, 1, 8, 32, torch.float32),
-        (2, 1, 144, 32, torch.float32),
+        long(2, 1, 144, 32, torch.float32),
         (6, 2, 24, 16, FP8),
     ],
 )

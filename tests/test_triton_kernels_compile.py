@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from covering import kinds_and_sizes
+from covering import kinds_and_sizes, long
 from tercet.triton_kernels import (
     add_normed,
     add_rms_norm,
@@ -141,7 +141,7 @@ def test_heuristic_products(capability: int, deterministic: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("deterministic", [False, long(True)])
 @kinds_and_sizes
 def test_small_cards_have_room(dtype: torch.dtype, deterministic: bool, every_size: bool) -> None:
     """99 KiB of shared memory: `compiling_for` refuses what needs more."""

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, Place
 from tercet.triton_kernels.clamped_gate import ClampedGate
@@ -146,7 +147,7 @@ def exact_rows(x: Tensor, w: Tensor, experts: Tensor, per_row: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "each", "width", "inner"),
-    [(1, 8, 2, 64, 48), (7, 4, 2, 40, 24), (33, 6, 3, 96, 40)]
+    [(1, 8, 2, 64, 48), (7, 4, 2, 40, 24), long(33, 6, 3, 96, 40)]
     + ([(64, 128, 8, 2048, 768), (700, 8, 2, 1024, 1000), (2000, 16, 4, 512, 256)] if HAVE_GPU else [])
     + ([(4200, 8, 1, 320, 192)] if HAVE_GPU else []),
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels import matmul_sample, sample_shard, tuning
@@ -149,7 +150,7 @@ def check_wrapper(
 
 
 @interpreted
-@pytest.mark.parametrize(("rows", "deterministic"), [(1, False), (1, True), (5, False), (20, True), (66, False)])
+@pytest.mark.parametrize(("rows", "deterministic"), [(1, False), (1, True), (5, False), (20, True), long(66, False)])
 def test_wrapper(rows: int, deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if rows < 20:  # so many tiles that they are compared in two kernels
         monkeypatch.setattr(sample_shard, "_MOST_TILES", 4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from covering import kinds_and_sizes
+from covering import kinds_and_sizes, long
 from slot_tables import random_table
 from tercet.triton_kernels import sample as sample_module
 from tercet.triton_kernels import sample_shard, tuning
@@ -76,7 +76,7 @@ def test_tuned(every_size: bool) -> None:
         assert "lg2.approx" in drawing.asm["ptx"]
 
 
-@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("capability", [long(80), 89, 90])
 def test_untuned(capability: int) -> None:
     for rows, dtype, normed in (
         (1, torch.bfloat16, True),

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, Place
 from scaled_weights import META, meant, mx, of_meta, on_meta, scaled, unrounded
@@ -28,7 +29,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 @pytest.mark.parametrize("four", [False, True])
 @pytest.mark.parametrize(
     ("tokens", "num_experts", "each", "width", "inner", "groups"),
-    [(1, 8, 2, 128, 128, 1), (7, 4, 2, 256, 128, 2), (33, 6, 3, 192, 64, 1)]
+    [(7, 4, 2, 256, 128, 2), long(1, 8, 2, 128, 128, 1), long(33, 6, 3, 192, 64, 1)]
     + ([(64, 128, 8, 2048, 768, 6), (700, 8, 2, 1024, 896, 7), (2000, 16, 4, 512, 256, 4)] if HAVE_GPU else [])
     + ([(300, 4, 2, 448, 192, 3), (900, 4, 2, 384, 640, 5)] if HAVE_GPU else []),
 )

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from covering import long
 from fused_rows import Step
 from interpreted import rerun_interpreted
 from paged_attention import Heads
@@ -19,14 +20,14 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the in
     ("heads", "tile", "tries", "lengths", "with_norms", "cells"),
     [
         (Heads(4, 2, 128, 64), 32, 4, [0, 33, 1, 200, 5], True, None),
-        (Heads(3, 3, 64, 32), 32, 8, [31, 0, 32, 2, 65, 40, 8, 9], True, FP8),
-        (Heads(7, 1, 64, 64), 16, 2, [129], False, None),
+        (Heads(3, 3, 64, 32), 32, 8, [31, 0, 32, 2], True, FP8),
+        long(Heads(7, 1, 64, 64), 16, 2, [129], False, None),
         (Heads(16, 1, 64, 32), 64, 3, [100, 64, 67], False, FP8),
         (Heads(3, 1, 128, 64), 32, 5, [0, 0], True, None),
-        (Heads(2, 2, 64, 64), 32, 16, [900, 16, 15, 80], True, None),
+        long(Heads(2, 2, 64, 64), 32, 16, [900, 16, 15, 80], True, None),
         (Heads(4, 2, 64, 64, window=33, sinks=True), 32, 4, [0, 1, 2, 32, 33, 34, 35, 66, 97, 400], True, None),
-        (Heads(3, 1, 128, 32, window=2), 64, 8, [0, 1, 2, 3, 64, 65, 66, 129], False, None),
-        (Heads(8, 1, 64, 64, window=128), 64, 4, [127, 128, 129, 130, 192, 193], True, FP8),
+        (Heads(3, 1, 128, 32, window=2), 64, 8, [0, 1, 2, 3, 64], False, None),
+        long(Heads(8, 1, 64, 64, window=128), 64, 4, [127, 128, 129, 130, 192, 193], True, FP8),
         (Heads(3, 3, 64, 64, sinks=True), 32, 7, [0, 1, 31, 200], False, None),
     ],
     ids=str,
