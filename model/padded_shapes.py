@@ -65,7 +65,7 @@ class Shapes:
         self._trials = [] if trials is None else trials.for_graphs()
         self._tried_lengths: dict[int, tuple[int, ...]] = {}
         if short_trials == 1:
-            self._tried_lengths = {1: _SHORT_TRIALS[1], 8: (LONG,)}
+            self._tried_lengths = {1: _SHORT_TRIALS[1], 4: (), 8: (LONG,)}
         elif short_trials:
             for slots, lengths in _SHORT_TRIALS.items():
                 self._tried_lengths[slots] = *lengths, _TRIED_BEFORE_LONG[slots], LONG
@@ -96,7 +96,7 @@ class Shapes:
         shapes += [
             shape._replace(longest=longest)
             for shape in self._trials
-            for longest in _and_any(self._tried_lengths.get(shape.num_trials, ()))
+            for longest in _and_any(self._lengths_of(shape.num_trials))
         ]
 
         def order(shape: StepShape) -> tuple[int, bool, int]:
@@ -177,10 +177,15 @@ class Shapes:
         Of a row alone it depends on the row's length alone: so do its bits, however its steps are planned.
         """
         trials = shape.num_trials
-        lengths = self._tried_lengths.get(trials, (0,)) if trials else self._lengths.get(shape.num_decodes, (0,))
-        if shape.num_chunks or longest > lengths[-1]:
+        lengths = self._lengths_of(trials) if trials else self._lengths.get(shape.num_decodes, ())
+        if shape.num_chunks or not lengths or longest > lengths[-1]:
             return shape
         return shape._replace(longest=_smallest(lengths, longest))
+
+    def _lengths_of(self, num_trials: int) -> tuple[int, ...]:
+        """Of slots that try several tokens each, those that make a difference: as of the next more of which it is
+        known."""
+        return next((lengths for slots, lengths in self._tried_lengths.items() if num_trials <= slots), ())
 
     def _decodes_of(self, *kinds: tuple[bool, bool, bool]) -> Iterator[StepShape]:
         """Steps without prefill. A row's bits may depend on the size: steps of all kinds have all sizes."""

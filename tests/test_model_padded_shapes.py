@@ -57,6 +57,8 @@ def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
                 shape = shapes.of_length(fitted, length)
                 assert shape == fitted._replace(longest=longest)
                 assert shape in graphs
+    few = TrialShapes(GuessSettings(num_guesses=3, shortest=1, longest=4, most_slots=3))
+    assert Shapes(3, 1024, trials=few).of_length(few.fit(3), 5000).longest == LONG, "as of four"
     large = Shapes(16, 1024, short_trials=1, trials=trials)
     assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 1} == {0, 768, 1536}
     assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 4} == {0}
