@@ -91,6 +91,17 @@ class Step:
         )  # fmt: skip
         return out
 
+    def caches(self) -> list[Tensor]:
+        """As they are now."""
+        return [cache.clone() for cache in (self.cache.k_cache, self.cache.v_cache)]
+
+    def check_written(self, slot: int, before: list[Tensor]) -> None:
+        """Of the caches nothing has changed but where this slot's new tokens go."""
+        for cache, old in zip((self.cache.k_cache, self.cache.v_cache), before, strict=True):
+            own = old.clone()
+            own[self.cells(slot)] = cache[self.cells(slot)]
+            torch.testing.assert_close(cache, own, rtol=0, atol=0, equal_nan=True)
+
     def check(self, out: Tensor) -> None:
         """What came out, and that of the caches the cells of the new tokens changed and nothing else."""
         heads, cache = self.heads, self.cache

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.attention_prologue import norm_and_turn
-from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows
+from tercet.triton_kernels.few_rows import ROW_WORDS, WORKER_WORDS, FewRows, load_record
 from tercet.triton_kernels.few_tiles import (
     attend_to_tile,
     hold,
@@ -110,12 +110,7 @@ def few_rows_kernel(
         )  # fmt: skip
         return
     record_ptr = workers_ptr + worker * WORKER_WORDS
-    row = tl.load(record_ptr).to(tl.int64)
-    head = tl.load(record_ptr + 1)
-    slot = tl.load(record_ptr + 2).to(tl.int64)
-    known = tl.load(record_ptr + 3)
-    begin = tl.load(record_ptr + 4)
-    end = tl.load(record_ptr + 5)
+    row, head, slot, known, begin, end = load_record(record_ptr)
     if begin == end:
         return
     table_ptr = page_table_ptr + slot * M

@@ -72,6 +72,17 @@ def make_few_rows(
     )
 
 
+@triton.jit
+def load_record(record_ptr):
+    """Of a worker: row, kv head, slot, tokens in the row's cache, its first tile and the one behind its last."""
+    row = tl.load(record_ptr).to(tl.int64)
+    head = tl.load(record_ptr + 1)
+    slot = tl.load(record_ptr + 2).to(tl.int64)
+    known = tl.load(record_ptr + 3)
+    begin = tl.load(record_ptr + 4)
+    return row, head, slot, known, begin, tl.load(record_ptr + 5)
+
+
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _cut_kernel(
     lengths_ptr, slots_ptr, page_table_ptr, rows_ptr, workers_ptr, B, W, M,
