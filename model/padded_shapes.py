@@ -30,14 +30,14 @@ _SHORT = {1: (512, 768, 1024, 2048), 2: (512, 1024, 1536), 4: (512,)}
 """By decode rows with no prompt beside them, tokens of the longest up to which attention is given no more programs than
 such rows have tiles: none takes room from the products behind it for nothing."""
 SHORT_ROWS = max(_SHORT)
-_SHORT_TRIALS = {1: (768, 1536), 2: (768, 1536), 4: (768,), 8: ()}
-"""The same, by slots that try several tokens each."""
 _NEVER_DEEP: Mapping[int, int] = MappingProxyType({})
 _BEFORE_LONG = 12_288
 """Of a row alone in a small model: up to here it takes less time to have less to wait for, and then to be made for
 bandwidth. In large models, whose products leave attention more room, it never comes to that."""
-_TRIED_BEFORE_LONG = {1: 16_384, 2: 8_192, 4: 4_096, 8: 1_536}
-"""The same, by slots that try several tokens each, of the longest. In large models eight were not measured."""
+_TRIALS_OF_SMALL = {1: (768, 1536, 16_384, LONG), 2: (768, 1536, 8_192, LONG), 4: (768, 4_096, LONG), 8: (1536, LONG)}
+_TRIALS_OF_LARGE = {1: (768, 1536), 4: (), 8: (LONG,)}
+"""Both together, by slots that try several tokens each, or the next more; of the longest. In large models eight were
+not measured."""
 _PLAIN = ((False, False, False), (True, False, False))
 """Of decodes, whether they have whole logits, are adjusted, are logged."""
 _EXTRA = ((True, True, False), (True, False, True), (True, True, True))
@@ -63,12 +63,9 @@ class Shapes:
         `trials`: of steps with guesses, if there are any."""
         self._most_deep = most_deep
         self._trials = [] if trials is None else trials.for_graphs()
-        self._tried_lengths: dict[int, tuple[int, ...]] = {}
-        if short_trials == 1:
-            self._tried_lengths = {1: _SHORT_TRIALS[1], 4: (), 8: (LONG,)}
-        elif short_trials:
-            for slots, lengths in _SHORT_TRIALS.items():
-                self._tried_lengths[slots] = *lengths, _TRIED_BEFORE_LONG[slots], LONG
+        self._tried_lengths: Mapping[int, tuple[int, ...]] = {}
+        if short_trials:
+            self._tried_lengths = _TRIALS_OF_SMALL if short_trials > 1 else _TRIALS_OF_LARGE
         self._lengths = {rows: lengths for rows, lengths in _SHORT.items() if rows <= short_rows}
         if short_rows > 1:
             self._lengths[1] += _BEFORE_LONG, LONG
@@ -183,8 +180,7 @@ class Shapes:
         return shape._replace(longest=_smallest(lengths, longest))
 
     def _lengths_of(self, num_trials: int) -> tuple[int, ...]:
-        """Of slots that try several tokens each, those that make a difference: as of the next more of which it is
-        known."""
+        """Of slots that try several tokens each, those that make a difference."""
         return next((lengths for slots, lengths in self._tried_lengths.items() if num_trials <= slots), ())
 
     def _decodes_of(self, *kinds: tuple[bool, bool, bool]) -> Iterator[StepShape]:
