@@ -35,9 +35,8 @@ _BEFORE_LONG = 12_288
 """Of a row alone in a small model: up to here it takes less time to have less to wait for, and then to be made for
 bandwidth. In large models, whose products leave attention more room, it never comes to that."""
 _TRIALS_OF_SMALL = {1: (768, 1536, 16_384, LONG), 2: (768, 1536, 8_192, LONG), 4: (768, 4_096, LONG), 8: (1536, LONG)}
-_TRIALS_OF_LARGE = {1: (768, 1536), 4: (), 8: (LONG,)}
-"""Both together, by slots that try several tokens each, or the next more; of the longest. In large models eight were
-not measured."""
+_TRIALS_OF_LARGE = {1: (768, 1536, 8_192, LONG), 2: (4_096, LONG), 4: (2_048, LONG), 8: (1_024, LONG)}
+"""Both together, by slots that try several tokens each, or the next more; of the longest."""
 _PLAIN = ((False, False, False), (True, False, False))
 """Of decodes, whether they have whole logits, are adjusted, are logged."""
 _EXTRA = ((True, True, False), (True, False, True), (True, True, True))

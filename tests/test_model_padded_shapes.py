@@ -60,9 +60,9 @@ def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
     few = TrialShapes(GuessSettings(num_guesses=3, shortest=1, longest=4, most_slots=3))
     assert Shapes(3, 1024, trials=few).of_length(few.fit(3), 5000).longest == LONG, "as of four"
     large = Shapes(16, 1024, short_trials=1, trials=trials)
-    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 1} == {0, 768, 1536}
-    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 4} == {0}
-    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 8} == {LONG}
+    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 1} == {768, 1536, 8192, LONG}
+    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 4} == {2048, LONG}
+    assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 8} == {1024, LONG}
     without = Shapes(16, 1024, short_trials=0, trials=trials)
     assert not any(shape.longest for shape in without.for_graphs() if shape.num_trials)
     assert without.of_length(trials.fit(1), 5) == trials.fit(1)
