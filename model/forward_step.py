@@ -45,7 +45,7 @@ def forward_step(
         trials, repeated = buffers.cut_trials(shape), (guesses.shortest, guesses.longest)
         guess(trials, table, num_guesses=shape.num_guesses, repeated=repeated, **sizes)
         inputs = trials.inputs(apart=decoder.tries_apart)
-        hidden_RD = decoder.forward(inputs, kv_cache, table.page_table_SM)
+        hidden_RD = decoder.forward(inputs, kv_cache, table.page_table_SM, longest=shape.longest)
         return Forwarded(hidden_RD, trials.rows, trials=trials)
     inputs, rows = buffers.cut(shape)
     prepare(rows, table, inputs, **sizes)
