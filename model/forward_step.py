@@ -40,17 +40,17 @@ def forward_step(
     """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim]; `guesses`: for shapes with
     trials."""
     sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
+    trials = None
     if shape.num_trials:
         assert guesses is not None
         trials, repeated = buffers.cut_trials(shape), (guesses.shortest, guesses.longest)
         guess(trials, table, num_guesses=shape.num_guesses, repeated=repeated, **sizes)
-        inputs = trials.inputs(apart=decoder.tries_apart)
-        hidden_RD = decoder.forward(inputs, kv_cache, table.page_table_SM, longest=shape.longest)
-        return Forwarded(hidden_RD, trials.rows, trials=trials)
-    inputs, rows = buffers.cut(shape)
-    prepare(rows, table, inputs, **sizes)
+        inputs, rows = trials.inputs(apart=decoder.tries_apart), trials.rows
+    else:
+        inputs, rows = buffers.cut(shape)
+        prepare(rows, table, inputs, **sizes)
     tables = inputs, kv_cache, table.page_table_SM
     if shape.of_prompts:
         hidden_RD, hidden_TD = decoder.forward_whole(*tables)
         return Forwarded(hidden_RD, rows, hidden_TD)
-    return Forwarded(decoder.forward(*tables, longest=shape.longest, deep=shape.deep), rows)
+    return Forwarded(decoder.forward(*tables, longest=shape.longest, deep=shape.deep), rows, trials=trials)
