@@ -32,7 +32,7 @@ class Detokenizer:
         self._matchers = [_Matcher(text) for text in stop]
         self._include_stop = include_stop
         self._unwatched = min_tokens
-        """Tokens that still come before stop strings count."""
+        """Tokens that still come before stop strings count: those that end behind them, wherever they begin."""
         self._held = ""
         """Text that may turn out to be the beginning of a stop string."""
         self.stop_hit: str | None = None
@@ -45,23 +45,22 @@ class Detokenizer:
         text = self._assembler.push(token_id)
         if not self._matchers:
             return text
-        if self._unwatched > 0:
-            self._unwatched -= 1
-            return text
-        return self._watch(text) if text else ""
+        counts = self._unwatched == 0
+        self._unwatched -= not counts
+        return self._watch(text, counts) if text else ""
 
     def finish(self) -> str:
         """The rest of the text: what was held back, and a replacement character for bytes that make no character."""
         if self._assembler is None or self.stop_hit is not None:
             return ""
         text = self._assembler.finish()
-        if text and self._matchers and self._unwatched == 0:
-            text = self._watch(text)
+        if text and self._matchers:
+            text = self._watch(text, self._unwatched == 0)
         held, self._held = self._held, ""
         return text + held
 
-    def _watch(self, text: str) -> str:
-        hits = [(matcher.advance(text), -len(matcher.text), matcher.text) for matcher in self._matchers]
+    def _watch(self, text: str, counts: bool) -> str:
+        hits = [(matcher.advance(text, counts), -len(matcher.text), matcher.text) for matcher in self._matchers]
         ends = [hit for hit in hits if hit[0] >= 0]
         text, offset = self._held + text, len(self._held)
         if not ends:
@@ -89,8 +88,8 @@ class _Matcher:
         Not of all at once: a request may have 256 answers, with 16 stop strings of 1,024 characters each.
         """
 
-    def advance(self, part: str) -> int:
-        """Where in `part` the stop string ends, or -1."""
+    def advance(self, part: str, counts: bool) -> int:
+        """Where in `part` the stop string ends, or -1; where it does not count yet, the search goes on behind it."""
         stop, matched = self.text, self.matched
         if matched == 0 and stop[0] not in part:
             return -1
@@ -99,10 +98,12 @@ class _Matcher:
                 matched = self._fallback[matched]
             if char == stop[matched]:
                 matched += 1
-                if matched == len(stop):
+                if matched == len(stop) and counts:
                     return position + 1
                 if matched == len(self._fallback):
                     self._extend()
+                if matched == len(stop):
+                    matched = self._fallback[matched]
         self.matched = matched
         return -1
 

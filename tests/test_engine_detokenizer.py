@@ -265,7 +265,22 @@ def test_stop_strings_do_not_count_before_min_tokens() -> None:
         text += detokenizer.push(token_id)
         if detokenizer.stop_hit:
             break
-    assert text == "abab"  # neither the first nor the one that begins before the third token is over
+    assert text == "ab"  # the second ends behind the third token, and as in vLLM it is no matter where it begins
+
+
+@pytest.mark.parametrize("stop", ["a", "aa", "aaaab", "ab", "ba", "bab", "babab"])
+@pytest.mark.parametrize("min_tokens", range(9))
+def test_the_first_stop_string_that_ends_behind_min_tokens(stop: str, min_tokens: int) -> None:
+    tokenizer, whole = byte_tokenizer(), "aaaababa"
+    end = next((end for end in range(min_tokens + 1, 9) if whole[:end].endswith(stop)), None)
+    detokenizer = Detokenizer(Pieces(tokenizer), [stop], min_tokens=min_tokens)
+    parts = []
+    for token_id in tokenizer.encode(whole).ids:
+        parts.append(detokenizer.push(token_id))
+        if detokenizer.stop_hit:
+            break
+    assert detokenizer.stop_hit == (None if end is None else stop)
+    assert "".join(parts) + detokenizer.finish() == (whole if end is None else whole[: end - len(stop)])
 
 
 def test_without_a_tokenizer_there_is_no_text() -> None:
