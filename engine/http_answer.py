@@ -52,7 +52,7 @@ class Answer:
             "return_prompt_ids": bool(body.return_token_ids),
             "options": options,
         }
-        self._num_each = _num_choices(body.n, len(prompts))
+        self._num_each = _num_choices(body.n, len(prompts), door.most_answers)
         self._params = msgspec.structs.replace(params, n=self._num_each)
         self._prompts = prompts
         self._record: Record = request.state.record
@@ -174,8 +174,12 @@ async def _forward(stream: AsyncGenerator[Indexed, None], to: "asyncio.Queue[Ind
         to.put_nowait(error)
 
 
-def _num_choices(n: int | None, num_prompts: int) -> int:
+def _num_choices(n: int | None, num_prompts: int, most_at_once: int) -> int:
+    """Of each prompt."""
     n = 1 if n is None else n
     if not 1 <= n <= _MOST_CHOICES // num_prompts:
         raise ApiError(400, f"n is {n}; want 1 to {_MOST_CHOICES // num_prompts} with {num_prompts} prompts", param="n")
+    if num_prompts > 1 and n * num_prompts > most_at_once:  # of one prompt the engine says so itself
+        text = f"prompt has {num_prompts} of them, with {n} answers each; want at most {most_at_once} answers in all"
+        raise ApiError(400, f"{text}: --max-num-seqs and --max-queued-requests", param="prompt")
     return n

@@ -42,10 +42,14 @@ class Condition:
 class Door:
     """One engine, as its HTTP door sees it."""
 
-    def __init__(self, client: Client, info: EngineInfo, api_keys: Sequence[str], log: RequestLog) -> None:
+    def __init__(
+        self, client: Client, info: EngineInfo, api_keys: Sequence[str], log: RequestLog, most_answers: int
+    ) -> None:
         self.client = client
         self.info = info
         """As of the start: name, version and sizes do not change."""
+        self.most_answers = most_answers
+        """That the engine's slots and its queue hold together: a request for more would be told to wait, for ever."""
         self.created = int(time.time())
         self.condition = Condition()
         self.marks: Marks | None = None

@@ -70,7 +70,8 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
         connect_timeout=config.startup_timeout,
         head_start=_FIRST_EVENT_TURNS,
     ) as client:
-        door = Door(client, await client.info(), spec.config.api_key, RequestLog(spec.config.log_requests))
+        most_answers = config.max_num_seqs + config.max_queued_requests
+        door = Door(client, await client.info(), config.api_key, RequestLog(config.log_requests), most_answers)
         server = _Server(_uvicorn_config(make_app(door)))
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         loop = asyncio.get_running_loop()

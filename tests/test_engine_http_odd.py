@@ -47,6 +47,15 @@ async def test_more_tokens_than_a_message_to_the_engine_holds(engine: TokenizerP
         assert (await beside).json()["choices"][0]["text"] == "fine"
 
 
+def test_more_answers_than_the_engine_ever_holds(engine: TokenizerProcess) -> None:
+    """Each prompt would be taken, and the last ones refused, however often the client comes back."""
+    with http_process(engine, max_num_seqs=2, max_queued_requests=3) as url:
+        for prompts, n in (["x"] * 6, 1), (["x"] * 2, 3):
+            answer = httpx.post(f"{url}/v1/completions", json={"prompt": prompts, "n": n})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+            assert "want at most 5 answers in all: --max-num-seqs" in answer.json()["error"]["message"]
+
+
 def exchange(url: str, sent: bytes) -> tuple[int, bytes]:
     """Status and body of the one answer to these bytes."""
     address = urlsplit(url)
