@@ -3,14 +3,17 @@
 from collections.abc import Iterable
 
 from tercet.engine.live import Live
-from tercet.ipc.answers import Batch, Failed, Finished, ToClient
+from tercet.ipc.answers import Batch, Detokenized, Failed, Finished, Tokenized, ToClient
 
 
 def last_words(unsent: ToClient, lost: Iterable[Live]) -> list[Failed]:
-    """One for each request that ended in the message that could not be sent, or was dropped since."""
+    """One for each request that ended in the message that could not be sent, or was dropped since; a question's answer
+    is its end."""
     items = unsent.items if isinstance(unsent, Batch) else (unsent,) if isinstance(unsent, Failed) else ()
     owed = {item.request_id: item for item in items if isinstance(item, Failed)}
     names = [item.request_id for item in items if isinstance(item, Finished)]
+    if isinstance(unsent, Tokenized | Detokenized):
+        names.append(unsent.request_id)
     for name in (*names, *(live.request_id for live in lost)):
         owed[name] = Failed(name, "slow_client", "the client reads too slowly; its requests were cancelled")
     return list(owed.values())
