@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tercet.engine.live import Live
-from tercet.ipc.answers import Batch, Detokenized, Failed, Finished, Tokenized, ToClient
+from tercet.ipc.answers import Batch, Detokenized, Failed, Finished, ToClient, Tokenized
 
 
 def last_words(unsent: ToClient, lost: Iterable[Live]) -> list[Failed]:

@@ -7,10 +7,12 @@ idle engine, ZeroMQ's own threads do.
 import asyncio
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Self
 
@@ -64,10 +66,12 @@ class RequestOutput(msgspec.Struct, frozen=True):
 
 
 class LLM:
-    """An engine for this program alone, ended with it. A context manager.
+    """An engine for this program alone, ended with it, or when nobody has this object any more. A context manager.
 
     Options are the fields of `EngineConfig`; one that does not exist is a TypeError.
     """
+
+    _open = False
 
     def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         known = {field.name for field in msgspec.structs.fields(EngineConfig)}
@@ -77,7 +81,7 @@ class LLM:
         unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
         config = EngineConfig(model=os.fspath(model), **{**unbounded, **options})
         self._owner = os.getpid()
-        self._open = False
+        self._at_exit = functools.partial(_close, weakref.ref(self))
         self._closer: int | None = None
         """The thread that closes it now."""
         self._engine = EngineProcess(config)
@@ -87,10 +91,9 @@ class LLM:
             self._client = Client(self._engine.address, key=config.listen_key)
             self._loop.run(self._client.__aenter__)
             self._open = True
-            self._engine.on_death(self._mourn)
-            # A program that ends without `close` must not leave it to the garbage collector, which comes too late for
-            # threads and loops.
-            atexit.register(self.close)
+            self._engine.on_death(functools.partial(self._loop.soon, self._client.give_up))  # who waits is told
+            # At a program's end `__del__` comes too late for threads and loops.
+            atexit.register(self._at_exit)
             self._warm_up()
         except BaseException:
             self.close()
@@ -170,18 +173,19 @@ class LLM:
             if self._open:
                 self._open = False
                 self._loop.run(self._client.__aexit__)
-        atexit.unregister(self.close)
-
-    def _mourn(self, reason: str) -> None:
-        """Who waits for an answer is told at once."""
-        if self._open:
-            self._loop.soon(self._client.give_up, reason)
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        """Whoever drops it wants its memory for another. In a fork it stays: ZeroMQ would wait for threads that are not
+        there."""
+        if self._open:
+            self.close() if os.getpid() == self._owner else atexit.register(self.close)
 
     def _check_open(self) -> None:
         if os.getpid() != self._owner:
@@ -239,6 +243,11 @@ class LLM:
 
         await _for_each(one, len(prompts))
         return found
+
+
+def _close(reference: "weakref.ref[LLM]") -> None:
+    if (llm := reference()) is not None:
+        llm.close()
 
 
 def _places(answers_each: int) -> asyncio.Semaphore:

@@ -14,7 +14,7 @@ import zmq
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.reception import MAX_LIVE_REQUESTS
 from tercet.engine.tokenizer import Tokenizer
-from tercet.ipc.answers import Batch, Detokenized, Failed, Finished, Tokenized, ToClient
+from tercet.ipc.answers import Batch, Detokenized, Failed, Finished, ToClient, Tokenized
 from tercet.ipc.front_door import Delivery
 from tercet.ipc.messages import Cancel, Generate
 from tercet.ipc.step_messages import Abort, Ended
