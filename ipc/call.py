@@ -28,6 +28,9 @@ class ClientError(Exception):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[Any, ...]:  # its `args` hold the message alone; else no worker process could raise it
+        return type(self), (self.code, str(self)), self.__dict__
+
 
 class RequestRefused(ClientError):
     """The request cannot be served as it is; the message says what to change."""
@@ -36,7 +39,7 @@ class RequestRefused(ClientError):
 class Overloaded(ClientError):
     """The engine takes no more now; ask again later, or elsewhere."""
 
-    def __init__(self, code: str, message: str, retry_after: float | None) -> None:
+    def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(code, message)
         self.retry_after = retry_after
         """Seconds after which it is worth asking again, where the engine knows."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import os
 import signal
 import time
@@ -180,6 +181,15 @@ async def test_a_program_that_slept_does_not_take_its_engine_for_dead(
         assert not slow.done()
         engine.sample(submit.number, "here", ended(submit))
         assert (await slow).text == "here"
+
+
+@pytest.mark.parametrize(
+    "error", [RequestRefused("a", "b"), Overloaded("a", "b", 2.5), EngineDied("a", "b"), RequestTimedOut("a", "b")]
+)
+def test_they_come_whole_out_of_other_processes(error: ClientError) -> None:
+    """As from a pool's, which would break: they are made anew there."""
+    again = copy.copy(error)
+    assert (type(again), str(again), vars(again)) == (type(error), "b", vars(error))
 
 
 def test_one_small_tree() -> None:
