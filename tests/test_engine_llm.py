@@ -1,6 +1,5 @@
 """The offline API over a whole engine: what it takes, what it gives back, how it refuses, how it ends."""
 
-import gc
 import os
 import re
 import signal
@@ -232,19 +231,12 @@ def test_closed() -> None:
         engine.generate([5], SHORT)
 
 
-def test_one_that_nobody_has_any_more(ids_only_model: Path) -> None:
-    """As in `for model in models: llm = LLM(model); …; del llm`: the next one needs its memory."""
-    llm = LLM(str(ids_only_model), load_format="null")
-    llm.generate([1], SamplingParams(max_tokens=1), use_tqdm=False)
-    process, loop = llm._engine.process, llm._loop._loop
-    del llm
-    gc.collect()
-    assert process.poll() is not None
-    assert loop.is_closed()
-
-
-async def test_closed_within_a_running_loop(ids_only_model: Path) -> None:
+async def test_closed_or_dropped_within_a_running_loop(ids_only_model: Path) -> None:
     LLM(str(ids_only_model), load_format="null").close()
+    llm = LLM(str(ids_only_model), load_format="null")
+    process = llm._engine.process
+    del llm  # as between two models: the next one needs its memory
+    assert process.poll() == 0
 
 
 @pytest.mark.parametrize("moment", ["__aenter__", "__aexit__"])
