@@ -55,6 +55,7 @@ def refusal(model: Path | str, tmp_path: Path, **environment: str) -> str:
     return said.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_no_home_at_all(tmp_path: Path) -> None:
     """A folder of this user alone takes its place, at the next start as well."""
     for _ in range(2):

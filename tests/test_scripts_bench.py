@@ -148,6 +148,7 @@ def test_wrong_arguments(arguments: list[str], words: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_both_doors_of_a_paced_null_engine(tmp_path: Path) -> None:
     words = copy.deepcopy(tokenizer(VOCAB_SIZE))
     words.add_tokens([f" word{number}" for number in range(10_000)])

@@ -13,12 +13,15 @@ from whole_engine import PAGE_SIZE, bytes_of_pages
 
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
 
+import pytest
+
 from soak_footprint import Footprint, growth
 from soak_load import Asked, Load, Mix
 
 MIX = Mix(vocab_size=400, longest_prompt=20, longest_output=8)
 
 
+@pytest.mark.long
 def test_200_requests_leave_nothing_behind() -> None:
     command = [sys.executable, str(SCRIPTS / "soak.py"), "--model", str(checkpoint("llama")), "--device", "cpu"]
     command += ["--page-size", str(PAGE_SIZE), "--kv-cache-memory", str(bytes_of_pages("llama", 16))]
