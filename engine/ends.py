@@ -1,6 +1,6 @@
 """What the tokens of a step mean to their requests: a beginning, a full page, an end. Pure; it makes no plans."""
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import structs
@@ -10,7 +10,9 @@ from tercet.engine.pages import PrefixHasher
 from tercet.engine.request import Request, end_reason, extended_hashes
 from tercet.engine.residents import Residents
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.step_messages import Ended, PromptLogs, Sampled, Started
+from tercet.ipc.step_messages import Ended, Hidden, PromptLogs, Started
+
+OfPrompt = TypeVar("OfPrompt", PromptLogs, Hidden)
 
 
 class Turns(NamedTuple):
@@ -53,10 +55,8 @@ def find_turns(
     return Turns(tuple(ended), tuple(started), leaving)
 
 
-def logs_of_prompts(sampled: Sampled, slots: NDArray[np.int32], arrays: SlotArrays) -> tuple[PromptLogs, ...]:
+def said_of_prompts(said: tuple[OfPrompt, ...], slots: NDArray[np.int32], arrays: SlotArrays) -> tuple[OfPrompt, ...]:
     """What a step of these slots says of prompts, under the numbers of requests that are still wanted."""
     return tuple(
-        structs.replace(one, row=int(arrays.number[slots[one.row]]))
-        for one in sampled.prompt_logs
-        if arrays.alive[slots[one.row]]
+        structs.replace(one, row=int(arrays.number[slots[one.row]])) for one in said if arrays.alive[slots[one.row]]
     )

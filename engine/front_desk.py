@@ -10,15 +10,15 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from tercet.engine.detokenizer import Detokenizer
+from tercet.engine.embedding import embedded
 from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import RETRY_AFTER_S
-from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptIds, PromptLogprobs, Usage
+from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Item, Logprobs, PromptIds, PromptLogprobs, Usage
 from tercet.ipc.messages import SamplingParams
 from tercet.ipc.step_messages import Ended, Load, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
 
-Item = Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds
 _NOBODY: dict[int, Ended] = {}
 
 
@@ -203,6 +203,9 @@ class FrontDesk:
         for logs in tokens.prompt_logs:
             if (live := by_number.get(logs.row)) is not None:
                 self._accept_prompt_logs(live, logs, items)
+        for hidden in tokens.hidden:
+            if (live := by_number.get(hidden.row)) is not None:
+                live.hidden = hidden.values
         numbers, token_ids = memoryview(tokens.numbers).cast("q"), memoryview(tokens.token_ids).cast("i")
         last = {number: place for place, number in enumerate(numbers) if number in ended} if ended else {}
         rows = dict(zip(unpack_rows(tokens.logs), unpack_words(tokens.logs), strict=True)) if tokens.logs else {}
@@ -232,8 +235,11 @@ class FrontDesk:
         for end in tokens.ended:
             live = by_number.get(end.number)
             if live is not None:
-                finished = self._finish(live, end.reason, end.stop_id, end.usage)
-                self._tell(items, live, finished)
+                if live.embedding is None:
+                    self._tell(items, live, self._finish(live, end.reason, end.stop_id, end.usage))
+                else:
+                    self._tell(items, live, embedded(live.request_id, live.hidden, live.embedding, end.usage))
+                    self._forget(live)
                 touched.pop(end.number, None)
 
     def _accept_prompt_logs(self, live: Live, logs: PromptLogs, items: dict[Client, list[Item]]) -> None:
@@ -249,7 +255,7 @@ class FrontDesk:
             first = live.num_prompt_logged - len(rows)
             items.setdefault(live.client, []).append(PromptLogprobs(live.request_id, first, tuple(rows)))
 
-    def _tell(self, items: dict[Client, list[Item]], live: Live, item: Delta | Finished) -> None:
+    def _tell(self, items: dict[Client, list[Item]], live: Live, item: Item) -> None:
         """News of a request; log-probabilities of its tokens come before them."""
         mine = items.setdefault(live.client, [])
         if live.fresh_logs:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Draw, Step
+from tercet.ipc.step_messages import Beyond, Draw, Step
 
 _FIRST_ID = 1000
 _NUM_IDS = 500
@@ -40,8 +40,8 @@ class NullLanding:
         self._midway.wait()
         return self._token_ids
 
-    def logs(self) -> tuple[None, tuple[()]]:
-        return None, ()
+    def beyond(self) -> Beyond:
+        return None, (), ()
 
 
 class NullRunner:

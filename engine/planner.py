@@ -16,7 +16,7 @@ import numpy as np
 from tercet.engine.admission import Admission
 from tercet.engine.constraints import Constraints, MaskSource
 from tercet.engine.decode_rows import DecodeRows
-from tercet.engine.ends import find_turns, logs_of_prompts
+from tercet.engine.ends import find_turns, said_of_prompts
 from tercet.engine.given_up import GivenUp
 from tercet.engine.guessing import Guessing
 from tercet.engine.lease import Lease
@@ -266,7 +266,9 @@ class Planner:
         ended, started, leaving = find_turns(
             self._residents, self._hasher, self._settings.page_size, slots, lengths, token_ids, now
         )
-        prompt_logs = logs_of_prompts(sampled, plan.slots, self._slots)  # while those that end here have their slots
+        # While those that end here have their slots.
+        prompt_logs = said_of_prompts(sampled.prompt_logs, plan.slots, self._slots)
+        hidden = said_of_prompts(sampled.hidden, plan.slots, self._slots)
         for request in leaving:
             self._leave(request, comes_back=False)
         new = lengths > self._slots.told[slots]
@@ -277,7 +279,7 @@ class Planner:
         if new.any() or ended or started or prompt_logs:
             logs = None if sampled.logs is None else select_rows(sampled.logs, rows[new])
             numbers = self._slots.number[slots[new]].tobytes()
-            message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs)
+            message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs, hidden)
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
             self._pending.turn_comes(now)

@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import structs
+
 from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import Refusal
@@ -19,7 +21,7 @@ from tercet.engine.request_check import (
     stop_strings,
     unpack_ids,
 )
-from tercet.ipc.messages import GenerateIds, Request, SamplingParams
+from tercet.ipc.messages import EmbedIds, EmbedRequest, GenerateIds, Request, SamplingParams
 from tercet.ipc.step_messages import Sampling
 
 
@@ -40,6 +42,8 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
     """For a request of this number whose parameters are checked. Raises `Refusal`."""
     check_prompt_ids(prompt_ids, rules)
     sampling = resolve(request.params, len(prompt_ids), number, rules)
+    if isinstance(request, EmbedRequest):
+        sampling = structs.replace(sampling, embeds=True)
     received = received_of(request)
     unpacked = {index: unpack_ids(ids, "received_ids") for index, ids in received.items()}
     for token_ids in unpacked.values():
@@ -49,7 +53,7 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
         detokenizers[index] = make_detokenizer(pieces, request.params, token_ids, prompt_ids)
         if detokenizers[index].stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
-    packed = request.prompt_ids if isinstance(request, GenerateIds) else array("i", prompt_ids).tobytes()
+    packed = request.prompt_ids if isinstance(request, GenerateIds | EmbedIds) else array("i", prompt_ids).tobytes()
     return Prepared(packed, sampling, received, detokenizers)
 
 

@@ -12,15 +12,17 @@ from importlib.metadata import version
 
 import msgspec
 
+from tercet.engine.answer_formats import answer_formats
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
+from tercet.engine.embedding import check_embedding
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.live import Client, Live
-from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
-from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal, invalid, short
+from tercet.engine.prompt_check import check_depth, check_prompt
+from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
@@ -34,11 +36,13 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.engine.text_codec import TextCodec, TextRefused
-from tercet.ipc.answers import Detokenized, EngineInfo, Failed, ReasoningFormat, Rejected, Tokenized, ToolFormat
+from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Rejected, Tokenized
 from tercet.ipc.messages import (
-    MAX_CHAT_MESSAGES,
     Chat,
     Detokenize,
+    Embed,
+    EmbedIds,
+    EmbedRequest,
     FromClient,
     Generate,
     GenerateIds,
@@ -51,7 +55,6 @@ from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""
-MAX_TOOLS = 128
 _QUICK_CHARACTERS = 2000
 """Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth.
 
@@ -68,7 +71,7 @@ class Reception:
         self._rules = rules
         self._decoder: msgspec.msgpack.Decoder[FromClient] = msgspec.msgpack.Decoder(FromClient)
         self._name, self._version = config.served_model_name or config.model, version("tercet")
-        self._formats = _formats(codec, config)
+        self._formats = answer_formats(codec.template, config)
         self._trial = GrammarTrial()
         self.draining = False
 
@@ -137,7 +140,9 @@ class Reception:
         try:
             check_handling(request)
             check_params(request.params, self._rules)
-            self._check_prompt(request)
+            if isinstance(request, EmbedRequest):
+                check_embedding(request.embedding, self._rules)
+            check_prompt(request, self._rules, has_template=self._codec.template is not None)
             self._desk.split(live, list(received_of(request)))
         except Refusal as refusal:
             return self._desk.fail(live, refusal.code, str(refusal))
@@ -146,7 +151,7 @@ class Reception:
     def is_quick(self, request: Request | Question) -> bool:
         """Whether `prepare` or `answer` may be called in the event loop."""
         num_received = 0
-        if isinstance(request, Generate | GenerateIds | Chat):
+        if isinstance(request, Request):
             if request.params.structured is not None:
                 return False
             num_received = sum(map(len, received_of(request).values())) // 4
@@ -164,13 +169,13 @@ class Reception:
     def _prompt_ids(self, request: Request) -> Sequence[int]:
         try:
             match request:
-                case Generate(prompt=prompt, cache_salt=salt):
+                case Generate(prompt=prompt, cache_salt=salt) | Embed(prompt=prompt, cache_salt=salt):
                     return self._codec.encode(prompt, salt)
                 case Chat(messages=messages, options=options, cache_salt=salt):
-                    _check_depth(request)
+                    check_depth(request)
                     check = partial(check_text_length, rules=self._rules)
                     return self._codec.encode_chat(messages, options, check, salt)
-                case GenerateIds(prompt_ids=prompt_ids):
+                case GenerateIds(prompt_ids=prompt_ids) | EmbedIds(prompt_ids=prompt_ids):
                     return unpack_ids(prompt_ids)
         except (TemplateRefused, TextRefused) as error:
             raise Refusal("invalid_request", str(error)) from None
@@ -181,7 +186,7 @@ class Reception:
         try:
             match question:
                 case Tokenize(request=request):
-                    self._check_prompt(request)
+                    check_prompt(request, self._rules, has_template=self._codec.template is not None)
                     return Tokenized(request_id, array("i", self._prompt_ids(request)).tobytes())
                 case Detokenize(token_ids=packed):
                     token_ids = unpack_ids(packed, "tokens")
@@ -208,38 +213,9 @@ class Reception:
                 queue_timeout=None if again else handling.queue_timeout,
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
+            answer.embedding = request.embedding if isinstance(request, EmbedRequest) else None
         live.asked.tells_prompt = handling.return_prompt_ids
         return live.asked.submit(now)
-
-    def _check_prompt(self, request: Request) -> None:
-        if isinstance(request, GenerateIds):
-            return
-        if not self._rules.takes_text:
-            raise invalid("prompt", "text", "token ids: this checkpoint has no tokenizer")
-        if isinstance(request, Generate):
-            check_text_length(request.prompt, self._rules)
-            return
-        if self._codec.template is None:
-            raise invalid("prompt", "a conversation", "a text or token ids: this checkpoint has no chat template")
-        if not 1 <= len(request.messages) <= MAX_CHAT_MESSAGES:
-            raise Refusal("invalid_request", f"messages has {len(request.messages)}; want 1 to {MAX_CHAT_MESSAGES}")
-        if len(request.options.tools) > MAX_TOOLS:
-            raise Refusal("invalid_request", f"tools has {len(request.options.tools)}; want at most {MAX_TOOLS}")
-        for message in request.messages:
-            if message.content is None and not message.tool_calls:  # some templates would write "None"
-                text = f"messages has one of {short(message.role)} without content; want text, or tool_calls"
-                raise Refusal("invalid_request", text)
-            check_text_length(message.content or "", self._rules)
-
-
-def _check_depth(chat: Chat) -> None:
-    if is_nested_deeper(list(chat.options.tools), MAX_LEVELS + 1):
-        raise Refusal("invalid_request", f"tools has one nested deeper than {MAX_LEVELS} levels; want at most those")
-    for message in chat.messages:
-        for call in message.tool_calls:
-            if is_nested_deeper(call.function.arguments, MAX_LEVELS):
-                text = f"messages has arguments of a call nested deeper than {MAX_LEVELS} levels; want at most those"
-                raise Refusal("invalid_request", text)
 
 
 def _num_characters(request: Request | Question) -> int:
@@ -248,13 +224,13 @@ def _num_characters(request: Request | Question) -> int:
             return _num_characters(inner)
         case Detokenize(token_ids=token_ids):
             return len(token_ids)
-        case Generate(prompt=prompt):
+        case Generate(prompt=prompt) | Embed(prompt=prompt):
             return len(prompt)
         case Chat(messages=messages, options=options):
             if options.tools or any(message.tool_calls for message in messages):
                 return len(msgspec.msgpack.encode(request))
             return sum(len(message.content or "") for message in messages) + 20 * len(messages)
-        case GenerateIds():
+        case GenerateIds() | EmbedIds():
             return 0
 
 
@@ -273,21 +249,3 @@ def _request_id_in(message: bytes) -> str | None:
         return msgspec.msgpack.decode(fields[1], type=str)[:MAX_NAME_LENGTH] if len(fields) > 1 else None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
-
-
-def _formats(codec: TextCodec, config: EngineConfig) -> tuple[ToolFormat, ReasoningFormat]:
-    """How the model writes tool calls and its reasoning: as the settings say, else as its template shows."""
-    template = codec.template
-    tools: ToolFormat = "none" if template is None else template.tool_format
-    reasoning: ReasoningFormat = "none" if template is None else template.reasoning_format
-    asked = config.tool_call_parser
-    shown = (asked, tools) == ("mistral", "mistral_named")  # which of Mistral's ways, the template says
-    if asked != "auto" and not shown:
-        tools = asked
-    if (tools == "harmony") != (reasoning == "harmony"):  # its messages hold both; it is read as a whole, or not
-        reasoning = "harmony" if tools in ("harmony", "none") else "none"
-    if config.reasoning_parser == "none":
-        tools, reasoning = "none" if tools == "harmony" else tools, "none"
-    elif config.reasoning_parser == "think" and reasoning == "none":
-        reasoning = "think"
-    return tools, reasoning

@@ -23,7 +23,7 @@ class Answers:
 
     def put(self, step: Step, index: int, landing: Landing) -> None:
         token_ids = landing.wait().tobytes()
-        self._scheduler.send(Sampled(step.step_id, index, token_ids, step.epoch, *landing.logs()))
+        self._scheduler.send(Sampled(step.step_id, index, token_ids, step.epoch, *landing.beyond()))
 
     def tell_midway(self, step: Step, midway: Midway) -> None:
         midway.wait()

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Draw, Logs, PromptLogs, Step
+from tercet.ipc.step_messages import Beyond, Draw, Step
 
 
 class Landing(Protocol):
@@ -14,7 +14,7 @@ class Landing(Protocol):
 
     def wait(self) -> NDArray[np.int32]: ...
 
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]: ...
+    def beyond(self) -> Beyond: ...
 
 
 class Midway(Protocol):

@@ -19,7 +19,7 @@ import zmq
 from tercet.engine.aside import Aside
 from tercet.engine.child import SupervisorLink, run
 from tercet.engine.doors import Doors, bind_front_door
-from tercet.engine.front_desk import FrontDesk, Item
+from tercet.engine.front_desk import FrontDesk
 from tercet.engine.last_words import last_words
 from tercet.engine.live import Client, Live
 from tercet.engine.preparation import Prepared
@@ -30,7 +30,7 @@ from tercet.engine.rules import make_rules
 from tercet.engine.scheduler_line import SchedulerLine
 from tercet.engine.text_codec import load_codec
 from tercet.engine.trace import Span, open_lanes, record_collections
-from tercet.ipc.answers import Batch, Failed, Rejected, ToClient
+from tercet.ipc.answers import Batch, Failed, Item, Rejected, ToClient
 from tercet.ipc.front_door import Delivery, FrontDoor
 from tercet.ipc.messages import Cancel, Detokenize, Hello, Question, Request, Tokenize
 from tercet.ipc.process_messages import Abandon, Drain, Limits, Loaded, NewLimits, SchedulerRestarted, Serving, ToChild

@@ -10,7 +10,7 @@ from tercet.engine.child import ChildSpec
 from tercet.engine.step_runner import Landing, Midway, StepRunner
 from tercet.engine.trace import Lane, Span, open_lanes, record_collections
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Draw, Logs, PromptLogs, Step
+from tercet.ipc.step_messages import Beyond, Draw, Step
 
 
 class TracedRunner:
@@ -84,5 +84,5 @@ class _TracedLanding:
         self._device.add(self._kind, *interval_ns, self._step_id, len(token_ids))
         return token_ids
 
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
-        return self._landing.logs()
+    def beyond(self) -> Beyond:
+        return self._landing.beyond()

@@ -158,10 +158,24 @@ class PromptIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_u
     token_ids: bytes
 
 
+class Embedded(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The answer to `Embed`, and its end."""
+
+    request_id: str
+    values: bytes
+    """fp32."""
+    usage: Usage
+
+
+News = Delta | Finished | Logprobs | PromptLogprobs | PromptIds | Embedded
+"""What a request may still be told, or how it ends well."""
+Item = News | Failed
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Everything one step has for one client, in order."""
 
-    items: tuple[Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds, ...]
+    items: tuple[Item, ...]
 
 
 ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized

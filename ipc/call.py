@@ -1,56 +1,21 @@
-"""What a client gets back: a `Generation` or several, piece by piece or whole, or one of a few errors.
+"""What a client gets back: a `Generation` or several, piece by piece or whole.
 
 A `Call` collects the answers to one request. It knows no socket.
 """
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
 
-import anyio
 import msgspec
 
-from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Logprobs, PromptIds, PromptLogprobs, Usage
+from tercet.ipc.answers import Delta, Finished, FinishReason, Logprobs, News, PromptIds, PromptLogprobs, Usage
 from tercet.ipc.messages import Request
+from tercet.ipc.pending import Pending
 from tercet.ipc.rows import PackedRows, Row
-
-Result = TypeVar("Result")
 
 _MOST_AT_ONCE = 64
 """Parts of an answer that are handed out before other tasks have a turn."""
-
-
-class ClientError(Exception):
-    """What a client may have to deal with. `code` is the engine's word for it."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-    def __reduce__(self) -> tuple[Any, ...]:  # its `args` hold the message alone; else no worker process could raise it
-        return type(self), (self.code, str(self)), self.__dict__
-
-
-class RequestRefused(ClientError):
-    """The request cannot be served as it is; the message says what to change."""
-
-
-class Overloaded(ClientError):
-    """The engine takes no more now; ask again later, or elsewhere."""
-
-    def __init__(self, code: str, message: str, retry_after: float | None = None) -> None:
-        super().__init__(code, message)
-        self.retry_after = retry_after
-        """Seconds after which it is worth asking again, where the engine knows."""
-
-
-class EngineDied(ClientError):
-    """The engine is gone, was never there, or speaks another protocol; what it had not sent is lost."""
-
-
-class RequestTimedOut(ClientError, TimeoutError):
-    """The request waited or took longer than the caller allowed, and was cancelled."""
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -96,22 +61,14 @@ class _Answer:
         self.generation: Generation | None = None
 
 
-class Call:
+class Call(Pending[list[Generation]]):
     """One request in the making. Not streamed: its parts are only kept, nobody is woken for them."""
 
     def __init__(
         self, request: Request, streamed: bool, timeout: float | None = None, keeps_logprobs: bool = True
     ) -> None:
-        """`timeout`: seconds from now that it may take in all. `keeps_logprobs`: for the whole at the end."""
-        self.request = request
-        self._timeout = timeout
-        self._deadline = None if timeout is None else anyio.current_time() + timeout
-        self.num_losses = 0
-        """Connections that ended since there was any news."""
-        self._waits: tuple[ClientError, float] | None = None
-        """For a successor of the engine: what to say if none comes, and when."""
-        self.has_begun = False
-        """Whether any of an answer has come."""
+        """`keeps_logprobs`: for the whole at the end."""
+        super().__init__(request, timeout)
         self._streamed = streamed
         self._answers: defaultdict[int, _Answer] = defaultdict(_Answer)
         self._num_left = request.params.n
@@ -122,17 +79,8 @@ class Call:
         self._prompt_ids: list[int] | None = None
         self._untold_prompt: list[int] | None = None
         """The same, for a stream's first piece."""
-        self._has_news = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: ClientError | None = None
 
-    def rest(self, was_asked: bool) -> Request:
-        """After a loss: the same request again, for what has not come yet.
-
-        `was_asked`: whether it can have reached anybody, and be what ended the connection.
-        """
-        self.num_losses += was_asked
-        self._waits = None
+    def _rest(self) -> Request:
         answers = [self._answers[index] for index in range(self.request.params.n)]
         received = tuple(None if one.generation is not None else bytes(one.token_ids) for one in answers)
         handling = msgspec.structs.replace(
@@ -140,16 +88,19 @@ class Call:
         )
         return msgspec.structs.replace(self.request, handling=handling)
 
-    def wait_for_successor(self, error: ClientError, until: float) -> None:
-        """The engine is shutting down. If nobody takes its place until then, this is how the request ends."""
-        self._waits = error, until
-
-    def gave_up_waiting(self, now: float) -> bool:
-        """Whether it has failed because no successor came."""
-        if self._waits is None or now < self._waits[1]:
-            return False
-        self.fail(self._waits[0])
-        return True
+    def take(self, item: News) -> bool:
+        match item:
+            case Delta():  # as nearly always
+                self.add(item)
+            case Finished():
+                return self.end(item)
+            case Logprobs():
+                self.log(item)
+            case PromptLogprobs():
+                self.log_prompt(item)
+            case PromptIds():
+                self.tell_prompt(item)
+        return False
 
     def add(self, delta: Delta) -> None:
         self.num_losses, self.has_begun = 0, True
@@ -200,20 +151,6 @@ class Call:
             self._announce()
         return self._num_left == 0
 
-    def fail(self, error: ClientError) -> None:
-        self._error = error
-        self._announce()
-
-    async def in_time(self, waiting: Coroutine[Any, Any, Result]) -> Result:
-        """What is waited for, if it comes before the request's time is over. Raises `RequestTimedOut`."""
-        if self._deadline is None:
-            return await waiting
-        try:
-            with anyio.fail_after(max(0.0, self._deadline - anyio.current_time())):
-                return await waiting
-        except TimeoutError:
-            raise RequestTimedOut("timed_out", f"the request had {self._timeout:g} s and was cancelled") from None
-
     async def whole(self) -> list[Generation]:
         """All its answers, in order."""
         await self.in_time(self._news())
@@ -257,21 +194,6 @@ class Call:
         generation = self._answers[index].generation if isinstance(fresh[-1][0], Finished) else None
         return Piece(text, token_ids, generation, rows, index, prompt_ids)
 
-    def _announce(self) -> None:
-        """An event for one who waits; asyncio's own is for many, and takes twice the time."""
-        self._has_news = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def _news(self) -> None:
-        if self._has_news:
-            return
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-
 
 def usage_of_all(generations: Sequence[Generation]) -> Usage:
     """Of all answers to one prompt: that counts once."""
@@ -286,15 +208,3 @@ def usage_of_all(generations: Sequence[Generation]) -> Usage:
 def unpack_ids(token_ids: bytes) -> list[int]:
     """Token ids as they come over the wire."""
     return memoryview(token_ids).cast("i").tolist()
-
-
-def error_of(failed: Failed) -> ClientError:
-    match failed.code:
-        case "overloaded" | "draining" | "slow_client":
-            return Overloaded(failed.code, failed.message, failed.retry_after)
-        case "engine_died":
-            return EngineDied(failed.code, failed.message)
-        case "timed_out":
-            return RequestTimedOut(failed.code, failed.message)
-        case code:
-            return RequestRefused(code, failed.message)

@@ -5,12 +5,12 @@ It knows no socket: `send` is the client's.
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from tercet.ipc.answers import Delta, Failed, Finished, Logprobs, PromptIds, PromptLogprobs, Rejected
-from tercet.ipc.call import Call, EngineDied, RequestRefused, error_of
+from tercet.ipc.answers import Delta, Failed, Finished, Item, Rejected
+from tercet.ipc.errors import EngineDied, RequestRefused, error_of
 from tercet.ipc.messages import Cancel, FromClient
-
-Item = Delta | Finished | Failed | Logprobs | PromptLogprobs | PromptIds
+from tercet.ipc.pending import Pending
 
 _MOST_LOSSES = 4
 """A request that sees so many connections end and no news between them is given up: it may be what ends them."""
@@ -23,7 +23,7 @@ class Calls:
         """`successor_timeout`: seconds that requests wait for another engine when this one is shutting down."""
         self._send = send
         self._successor_timeout = successor_timeout
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, Pending[Any]] = {}
         self._waiting: set[str] = set()
         """For the first token."""
         self.num_tokens = 0
@@ -32,15 +32,15 @@ class Calls:
     def __len__(self) -> int:
         return len(self._calls)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[Pending[Any]]:
         return iter(list(self._calls.values()))
 
-    def open(self, call: Call) -> None:
+    def open(self, call: Pending[Any]) -> None:
         """It has been asked, or is about to be."""
         self._calls[call.request.request_id] = call
         self._waiting.add(call.request.request_id)
 
-    def close(self, call: Call) -> None:
+    def close(self, call: Pending[Any]) -> None:
         """Nobody waits for it any more."""
         if self._forget(call.request.request_id) is not None:
             self._send(Cancel(call.request.request_id))
@@ -70,22 +70,16 @@ class Calls:
             case Delta():  # as nearly always
                 if not call.has_begun:
                     self._waiting.discard(item.request_id)
-                call.add(item)
-            case Finished():
-                if call.end(item):
-                    self._forget(item.request_id)
-            case Logprobs():
-                call.log(item)
-            case PromptLogprobs():
-                call.log_prompt(item)
-            case PromptIds():
-                call.tell_prompt(item)
+                call.take(item)
             case Failed(code="draining") if self._successor_timeout:
                 until = asyncio.get_running_loop().time() + self._successor_timeout
                 call.wait_for_successor(error_of(item), until)
             case Failed():
                 self._forget(item.request_id)
                 call.fail(error_of(item))
+            case _:
+                if call.take(item):
+                    self._forget(item.request_id)
 
     def reject(self, message: Rejected) -> None:
         """It never became a request."""
@@ -116,6 +110,6 @@ class Calls:
         for call in calls.values():
             call.fail(error)
 
-    def _forget(self, name: str) -> Call | None:
+    def _forget(self, name: str) -> Pending[Any] | None:
         self._waiting.discard(name)
         return self._calls.pop(name, None)

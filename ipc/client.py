@@ -1,4 +1,4 @@
-"""The async client: continue texts, token ids or conversations, many at once, streamed or whole.
+"""The async client: continue texts, token ids or conversations, many at once, streamed or whole; or embed them.
 
 One connection carries all requests of a client. Leaving a stream, or cancelling the task that waits, cancels the
 request in the engine. When the connection ends, the client makes a new one and asks for the rest of every answer: a
@@ -7,40 +7,27 @@ tokenizer that was killed is a pause. Nothing here waits for ever on an engine t
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
 from tercet.ipc.answers import Batch, Detokenized, EngineInfo, Failed, Rejected, Tokenized
-from tercet.ipc.call import (
-    Call,
-    ClientError,
-    EngineDied,
-    Generation,
-    Overloaded,
-    Piece,
-    RequestRefused,
-    RequestTimedOut,
-)
+from tercet.ipc.call import Call, Generation, Piece
 from tercet.ipc.calls import Calls
 from tercet.ipc.dialect import Dialect, ForeignEngine
+from tercet.ipc.embed_call import EmbedCall, Embedding
+from tercet.ipc.errors import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 from tercet.ipc.head_start import HeadStart
 from tercet.ipc.lifeline import Lifeline, to_its_end
-from tercet.ipc.messages import (
-    ChatMessage,
-    ChatOptions,
-    FromClient,
-    Handling,
-    Hello,
-    Request,
-    SamplingParams,
-)
-from tercet.ipc.prompt import Prompt, encode, make_request, pack_ids
+from tercet.ipc.messages import ChatMessage, ChatOptions, EmbeddingParams, FromClient, Handling, Hello, SamplingParams
+from tercet.ipc.pending import Pending, Whole
+from tercet.ipc.prompt import Prompt, encode, make_embed, make_request, pack_ids
 from tercet.ipc.questions import Questions
 
 __all__ = [
     "Client",
     "ClientError",
+    "Embedding",
     "EngineDied",
     "Generation",
     "Overloaded",
@@ -163,7 +150,8 @@ class Client:
         """
         handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
         request = make_request(prompt, params, cache_salt, handling, options)
-        call = await self._start(request, True, timeout, keep_logprobs)
+        call = Call(request, True, timeout, keep_logprobs)
+        await self._start(call)
         try:
             async for piece in call.pieces():
                 yield piece
@@ -187,7 +175,7 @@ class Client:
         request = make_request(prompt, params, cache_salt, handling, options)
         if (n := request.params.n) > 1:
             raise ValueError(f"n is {n}, and generate gives one answer; want generate_several, or stream")
-        return (await self._whole(request, timeout))[0]
+        return (await self._whole(Call(request, False, timeout)))[0]
 
     async def generate_several(
         self,
@@ -203,30 +191,41 @@ class Client:
     ) -> list[Generation]:
         """`params.n` answers to one prompt, which is computed once; answer i is what `seed` + i would say alone."""
         handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
-        return await self._whole(make_request(prompt, params, cache_salt, handling, options), timeout)
+        request = make_request(prompt, params, cache_salt, handling, options)
+        return await self._whole(Call(request, False, timeout))
 
-    async def _whole(self, request: Request, timeout: float | None) -> list[Generation]:
-        call = await self._start(request, False, timeout)
+    async def embed(
+        self,
+        prompt: str | Sequence[int],
+        params: EmbeddingParams | None = None,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> Embedding:
+        """What the model makes of a text or of token ids: its last hidden state. Cancelling the task cancels it."""
+        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        return await self._whole(EmbedCall(make_embed(prompt, params, cache_salt, handling), timeout))
+
+    async def _whole(self, call: Pending[Whole]) -> Whole:
+        await self._start(call)
         try:
             return await call.whole()
         finally:
             self._calls.close(call)
 
-    async def _start(
-        self, request: Request, streamed: bool, timeout: float | None, keeps_logprobs: bool = True
-    ) -> Call:
-        request = msgspec.structs.replace(request, request_id=self._new_name())
-        call = Call(request, streamed, timeout, keeps_logprobs)
+    async def _start(self, call: Pending[Any]) -> None:
+        call.request = msgspec.structs.replace(call.request, request_id=self._new_name())
         is_up = await call.in_time(self._line.is_up(within=max(self._connect_timeout, self._reconnect_timeout)))
         self._check_there()
         if not is_up:
             raise EngineDied("no_answer", f"nothing listens at {self._address}; {self._line.advice}")
-        encoded = encode(request)
+        encoded = encode(call.request)
         if not self._calls:
             self._line.last_heard = asyncio.get_running_loop().time()
         self._calls.open(call)
         self._line.send(encoded)
-        return call
 
     def _new_name(self) -> str:
         """For what is about to be asked. Raises `EngineDied` where nobody is there to be asked."""

@@ -162,6 +162,50 @@ class Chat(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     options: ChatOptions = ChatOptions()
 
 
+class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is made of a prompt's last hidden state."""
+
+    dimensions: int | None = None
+    """Its first so many numbers; None: all."""
+    normalize: bool | None = None
+    """Whether its length becomes 1, behind the cut; None: as the checkpoint says, else it does."""
+
+
+_EMBEDDING_SAMPLING = SamplingParams(
+    max_tokens=1, temperature=0, repetition_penalty=1, ignore_eos=True, detokenize=False
+)
+
+
+class Embed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask for the embedding of a text. Answered with `Embedded` or `Failed`."""
+
+    request_id: str
+    prompt: str
+    embedding: EmbeddingParams = EmbeddingParams()
+    cache_salt: str = ""
+    handling: Handling = Handling()
+
+    @property
+    def params(self) -> SamplingParams:
+        """How it runs: as a request for one token, which nobody sees."""
+        return _EMBEDDING_SAMPLING
+
+
+class EmbedIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask for the embedding of token ids (int32), taken as they are."""
+
+    request_id: str
+    prompt_ids: bytes
+    embedding: EmbeddingParams = EmbeddingParams()
+    cache_salt: str = ""
+    handling: Handling = Handling()
+
+    @property
+    def params(self) -> SamplingParams:
+        """As of `Embed`."""
+        return _EMBEDDING_SAMPLING
+
+
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Ask what the prompt of a request would be; nothing is generated. Answered with `Tokenized` or `Failed`."""
 
@@ -187,6 +231,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     """Ask who is there; answered with `EngineInfo`. Doubles as a ping."""
 
 
-Request = Generate | GenerateIds | Chat
+Continuation = Generate | GenerateIds | Chat
+EmbedRequest = Embed | EmbedIds
+Request = Continuation | EmbedRequest
 Question = Tokenize | Detokenize
 FromClient = Request | Question | Cancel | Hello

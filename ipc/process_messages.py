@@ -14,6 +14,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     dtype: str
     device: str
+    hidden_size: int = 0
+    """Numbers of an embedding; 0 where none is computed."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -6,17 +6,21 @@ from typing import cast
 
 import msgspec
 
-from tercet.ipc.call import RequestRefused
+from tercet.ipc.errors import RequestRefused
 from tercet.ipc.messages import (
     MAX_ANSWERS,
     Chat,
     ChatMessage,
     ChatOptions,
+    Continuation,
+    Embed,
+    EmbeddingParams,
+    EmbedIds,
+    EmbedRequest,
     FromClient,
     Generate,
     GenerateIds,
     Handling,
-    Request,
     SamplingParams,
 )
 from tercet.ipc.sockets import MAX_MESSAGE_BYTES
@@ -30,7 +34,7 @@ def make_request(
     cache_salt: str = "",
     handling: Handling | None = None,
     options: ChatOptions | None = None,
-) -> Request:
+) -> Continuation:
     """Still without a name. `options` are of conversations only."""
     params, handling = SamplingParams() if params is None else params, handling or Handling()
     if not isinstance(params, SamplingParams):
@@ -46,6 +50,18 @@ def make_request(
     if options is not None:
         raise ValueError("got options of a chat template; want ChatMessages with them")
     return GenerateIds("", pack_ids(cast("Sequence[int]", prompt)), params, cache_salt, handling)
+
+
+def make_embed(
+    prompt: str | Sequence[int], params: EmbeddingParams | None, cache_salt: str, handling: Handling
+) -> EmbedRequest:
+    """Still without a name."""
+    params = EmbeddingParams() if params is None else params
+    if not isinstance(params, EmbeddingParams):
+        raise TypeError(f"params is {params!r:.80}; want EmbeddingParams")
+    if isinstance(prompt, str):
+        return Embed("", prompt, params, cache_salt, handling)
+    return EmbedIds("", pack_ids(prompt), params, cache_salt, handling)
 
 
 def pack_ids(prompt: Sequence[int]) -> bytes:

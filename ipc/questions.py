@@ -9,8 +9,9 @@ from collections.abc import Callable
 import anyio
 
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Tokenized
-from tercet.ipc.call import ClientError, EngineDied, error_of, unpack_ids
-from tercet.ipc.messages import Detokenize, GenerateIds, Hello, Question, Request, Tokenize
+from tercet.ipc.call import unpack_ids
+from tercet.ipc.errors import ClientError, EngineDied, error_of
+from tercet.ipc.messages import Continuation, Detokenize, GenerateIds, Hello, Question, Tokenize
 
 Answer = Tokenized | Detokenized
 _DEADLINE_S = 60.0
@@ -24,7 +25,7 @@ class Questions:
         self._info: asyncio.Future[EngineInfo] | None = None
         self._open: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
 
-    async def tokenize(self, name: str, request: Request) -> list[int]:
+    async def tokenize(self, name: str, request: Continuation) -> list[int]:
         """Raises `ClientError`, as all questions do."""
         if isinstance(request, GenerateIds):
             raise ValueError("got a prompt of token ids; want a str or ChatMessages")

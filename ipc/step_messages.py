@@ -48,6 +48,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """What the answer has to match, as the scheduler's library reads it."""
     open_ended: bool = False
     """Nobody asked for max_tokens: it is all the room there was. If a restart leaves less, that is enough."""
+    embeds: bool = False
+    """The hidden state of the prompt's last token is wanted; the one token that is sampled behind it is nobody's."""
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -129,6 +131,15 @@ class PromptLogs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     words: bytes
 
 
+class Hidden(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The hidden state of a prompt's last token, behind the final norm."""
+
+    row: int
+    """As of `PromptLogs`."""
+    values: bytes
+    """fp32."""
+
+
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What one step sampled: one token (int32) for each request number (int64), who ended and who began with it."""
 
@@ -139,6 +150,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     logs: Logs | None = None
     """Rows are places among `numbers`."""
     prompt_logs: tuple[PromptLogs, ...] = ()
+    hidden: tuple[Hidden, ...] = ()
 
 
 class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -253,6 +265,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     """Of the plan."""
     logs: Logs | None = None
     prompt_logs: tuple[PromptLogs, ...] = ()
+    hidden: tuple[Hidden, ...] = ()
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -262,5 +275,7 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     epoch: int
 
 
+Beyond = tuple[Logs | None, tuple[PromptLogs, ...], tuple[Hidden, ...]]
+"""What a step has to say beyond its tokens."""
 ToWorker = Step | Draw
 ToScheduler = Submit | Abort | Forget | Sampled | Computed | Allowed | Disallowed

@@ -22,6 +22,7 @@ from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table, still_table
 from tercet.model.trial_shapes import TrialShapes
+from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
@@ -219,6 +220,12 @@ class Decoder:
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Logits over the whole vocabulary, the same on every rank: [R, D] -> [R, V]."""
         return self.group.all_gather(self.logits_shard(hidden_RD), self.config.vocab_size)
+
+    @torch.inference_mode()
+    def last_norm(self, hidden_RD: Tensor) -> Tensor:
+        """The rows behind the final norm, in memory: what an embedding is made of."""
+        weight_D, eps = self._weights.final_norm_D, self.config.stream_eps
+        return rms_norm(hidden_RD, weight_D, eps, deterministic=self._deterministic)
 
     @property
     def vocab_shard(self) -> VocabShard:

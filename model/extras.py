@@ -1,4 +1,5 @@
-"""What some requests want beyond plain sampling: penalties, biases and masks of their logits, log-probabilities.
+"""What some requests want beyond plain sampling: penalties, biases and masks of their logits, log-probabilities, the
+hidden state of their prompt.
 
 Knows on the host which slots want something, so that a step of others runs as if there were none of this; on the
 device, `AdjustmentTable` has the numbers.
@@ -37,6 +38,8 @@ class Extras:
         self._logged_S = np.zeros(num_slots, np.bool_)
         self._logged_prompt_S = np.zeros(num_slots, np.int32)
         """Length of the prompt whose log-probabilities are wanted; 0 where nobody does."""
+        self._embedded_S = np.zeros(num_slots, np.int32)
+        """Length of the prompt the hidden state of whose last token is wanted; 0 where nobody does."""
         self._special: set[int] = set()
         """Slots that want anything of this: usually there is none, and nothing to look up."""
 
@@ -48,6 +51,7 @@ class Extras:
             sampling = enter.sampling
             self._logged_S[enter.slot] = sampling.logprobs is not None
             self._logged_prompt_S[enter.slot] = 0 if sampling.prompt_logprobs is None else enter.num_prompt
+            self._embedded_S[enter.slot] = enter.num_prompt if sampling.embeds else 0
             adjustments = self._changed(enter)
             self._note(enter)
             if adjustments is None:
@@ -93,6 +97,12 @@ class Extras:
             first += length
         return logged
 
+    def embedded(self, chunks: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Which of a step's chunks [3, C] reach the end of a prompt whose hidden state is wanted."""
+        if not self._special:
+            return np.zeros(0, np.intp)
+        return np.flatnonzero(self._embedded_S[chunks[0]] == chunks[1] + chunks[2])
+
     def adjust(self, logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
         """The logits to sample the tokens of these positions from, fp32; those given stay as they are. Masks, biases,
         then penalties. Graph-safe."""
@@ -105,7 +115,7 @@ class Extras:
     def _note(self, enter: Enter) -> None:
         sampling = enter.sampling
         asked = sampling.adjustments, sampling.grammar, sampling.logprobs, sampling.prompt_logprobs
-        if asked == (None, None, None, None):
+        if asked == (None, None, None, None) and not sampling.embeds:
             self._special.discard(enter.slot)
         else:
             self._special.add(enter.slot)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tercet.ipc.step_messages import Logs, PromptLogs
+from tercet.ipc.step_messages import Beyond
+from tercet.model.step_extra import StepExtra
 from tercet.model.stopwatch import NoStopwatch, Stopwatch
-from tercet.model.token_logs import StepLogs
 from tercet.triton_kernels.sample import TokenRing
 
 _TIMEOUT_S = 600.0
@@ -26,8 +26,8 @@ class Landing(Protocol):
         """int32 token per row, decodes then chunks; -1 where a row sampled none. Called once, by any thread."""
         ...
 
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
-        """After `wait`: log-probabilities, where they are wanted."""
+    def beyond(self) -> Beyond:
+        """After `wait`: log-probabilities and hidden states, where they are wanted."""
         ...
 
 
@@ -59,15 +59,15 @@ class EventMidway:
 class DoneLanding:
     """Tokens that are there already."""
 
-    def __init__(self, token_ids_R: NDArray[np.int32], logs: StepLogs | None = None) -> None:
+    def __init__(self, token_ids_R: NDArray[np.int32], extra: StepExtra | None = None) -> None:
         self._token_ids_R = token_ids_R
-        self._logs = logs
+        self._extra = extra
 
     def wait(self) -> NDArray[np.int32]:
         return self._token_ids_R
 
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
-        return (None, ()) if self._logs is None else self._logs.messages()
+    def beyond(self) -> Beyond:
+        return (None, (), ()) if self._extra is None else self._extra.messages()
 
 
 def num_landings(run_ahead: int, max_lease: int) -> int:
@@ -112,11 +112,11 @@ class LandingRing:
         event.record()
         return EventMidway(event)
 
-    def launched(self, rows: NDArray[np.intp] | slice, logs: StepLogs | None = None) -> Landing:
+    def launched(self, rows: NDArray[np.intp] | slice, extra: StepExtra | None = None) -> Landing:
         """After each launch. `rows`: which of the step's rows are not padding."""
         self._events[self._turn].record()
         self._is_reserved = False
-        return _RingLanding(self, self._turn, rows, logs)
+        return _RingLanding(self, self._turn, rows, extra)
 
     def take(self, place: int, rows: NDArray[np.intp] | slice) -> tuple[NDArray[np.int32], tuple[int, int]]:
         """Wait for one place's tokens, and free it. Also when the step ran, where that is known."""
@@ -128,8 +128,8 @@ class LandingRing:
 
 
 class _RingLanding:
-    def __init__(self, ring: LandingRing, place: int, rows: NDArray[np.intp] | slice, logs: StepLogs | None) -> None:
-        self._logs = logs
+    def __init__(self, ring: LandingRing, place: int, rows: NDArray[np.intp] | slice, extra: StepExtra | None) -> None:
+        self._extra = extra
         self._ring = ring
         self._place = place
         self._rows = rows
@@ -140,5 +140,5 @@ class _RingLanding:
         token_ids, self.interval_ns = self._ring.take(self._place, self._rows)
         return token_ids
 
-    def logs(self) -> tuple[Logs | None, tuple[PromptLogs, ...]]:
-        return (None, ()) if self._logs is None else self._logs.messages()
+    def beyond(self) -> Beyond:
+        return (None, (), ()) if self._extra is None else self._extra.messages()

@@ -18,6 +18,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
+from tercet.model.host_copies import HostCopy, HostRooms
 from tercet.model.landings import DoneLanding, DoneMidway, Landing, LandingRing, Midway, num_landings
 from tercet.model.plan_rows import PlanRows
 from tercet.model.plan_writer import PlanWriter
@@ -26,8 +27,9 @@ from tercet.model.sampler import sample_step, sample_step_into
 from tercet.model.shape_choice import ShapeChoice
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
+from tercet.model.step_extra import HiddenRows, StepExtra, StepLogs
 from tercet.model.step_shape import Part, StepShape
-from tercet.model.token_logs import Chunk, HostCopy, HostRooms, StepLogs, prompt_logs, warm_up_prompt_logs
+from tercet.model.token_logs import Chunk, prompt_logs, warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.write_plan import HEADER_WORDS
@@ -65,10 +67,9 @@ class Runner:
             torch.cuda.set_stream(torch.cuda.Stream(device))
         self.table = make_slot_table(settings.max_num_seqs, settings.max_model_len, page_size, device)
         self._dummy = settings.max_num_seqs
-        sizes = settings.max_num_seqs, settings.max_num_batched_tokens
         self._guesses = settings.guesses
         trials = None if self._guesses is None else TrialShapes(self._guesses)
-        self._shapes = decoder.shapes(kv_cache, *sizes, trials)
+        self._shapes = decoder.shapes(kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
         self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs)
         self._row_words = max_row_words(self._shapes.max_rows)
@@ -76,7 +77,7 @@ class Runner:
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
-        """Of the step that awaits its draw: graphs share what memory they have of their own."""
+        """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
         self._rows = PlanRows(np.zeros(0, np.int32), np.zeros((3, 0), np.int32))
         self._has_masks = False
         self._begun: _Begun | None = None
@@ -86,8 +87,9 @@ class Runner:
         self._rooms = HostRooms()
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
-        dtype = str(decoder.dtype).removeprefix("torch.")
-        self.limits = Limits(num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
+        dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
+        of_model = config.vocab_size, dtype, device.type, config.hidden_size
+        self.limits = Limits(num_pages, settings.max_model_len, *of_model)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
@@ -188,8 +190,8 @@ class Runner:
             self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
         )  # fmt: skip
         token_ids_R[computed] = tokens_N.numpy()
-        logged = shape.logged or shape.of_prompts
-        return DoneLanding(token_ids_R, self._logs(logs_NW, computed, np.arange(len(computed))) if logged else None)
+        hidden_CD = hidden_RD[shape.num_decodes :]
+        return DoneLanding(token_ids_R, self._extra(shape, logs_NW, hidden_CD, computed, np.arange(len(computed))))
 
     def _reserve(self, index: int) -> StepShape:
         """Before each launch on a GPU; the shape of step `index`."""
@@ -208,16 +210,15 @@ class Runner:
         return self._decoder.group.rank == 0
 
     def _land(self, logs_RW: Tensor | None) -> Landing:
-        """The tokens of the step that is launched, and its rows' log-probabilities."""
+        """The tokens of the step that is launched, and what it says beyond them."""
         if not self._answers:
             return DoneLanding(np.zeros(0, np.int32))
-        logged = self._shape.logged or self._shape.of_prompts
-        if not self._rows.chunks.shape[1] and not logged:
+        num_chunks = self._rows.chunks.shape[1]
+        if not num_chunks and not self._shape.logged:
             return self._landings.launched(slice(self._rows.num_results))
         places = self._rows.places(self._shape)
-        if not logged:
-            return self._landings.launched(places)
-        return self._landings.launched(places, self._logs(logs_RW, np.arange(len(places)), places))
+        extra = self._extra(self._shape, logs_RW, self._hidden_RD[:num_chunks], np.arange(len(places)), places)
+        return self._landings.launched(places, extra)
 
     @torch.inference_mode()
     def _forward(self, shape: StepShape) -> Forwarded:
@@ -228,8 +229,21 @@ class Runner:
             self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
         return forwarded
 
+    @torch.inference_mode()
+    def _extra(
+        self, shape: StepShape, logs_RW: Tensor | None, hidden_CD: Tensor, computed: NDArray[np.intp],
+        places: NDArray[np.intp],
+    ) -> StepExtra | None:  # fmt: skip
+        """Start copying to the host what the step says beyond tokens. `hidden_CD`: of its chunks."""
+        logs = self._logs(logs_RW, computed, places) if shape.logged or shape.of_prompts else None
+        hidden, embedded = None, self._extras.embedded(self._rows.chunks)
+        if len(embedded):
+            words = HostCopy(self._decoder.last_norm(hidden_CD).view(torch.int32), self._rooms)
+            hidden = HiddenRows(self._rows.num_decode_rows + embedded, embedded, words, hidden_CD.dtype)
+        return StepExtra(logs, hidden) if logs or hidden else None
+
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
-        """Start copying them to the host. `computed`: rows of the results; `places`: where they are among the logs."""
+        """`computed`: rows of the results; `places`: where they are among the logs."""
         logged = self._extras.logged(self._rows.slots[computed])
         prompts = [(chunk, [HostCopy(block, self._rooms) for block in blocks]) for chunk, blocks in self._prompt_logs]
         if logs_RW is None:  # no row samples
@@ -249,9 +263,12 @@ class Runner:
         if shape.part == Part.MODEL:
             kept_RD.copy_(hidden_RD)
             return None
-        return sample_step_into(
+        logs_RW = sample_step_into(
             ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
         )  # fmt: skip
+        if shape.num_chunks:
+            self._hidden_RD[: shape.num_chunks].copy_(hidden_RD[shape.num_decodes :])
+        return logs_RW
 
     def _run_largest(self) -> None:
         for shape in (*self._shapes.for_warm_up(), self._shapes.for_graphs()[0]):
@@ -275,6 +292,8 @@ class Runner:
         if not enforce_eager:
             self._writer.capture()
         self._copy(1)
+        for num_rows in (1, len(self._hidden_RD)):
+            self._decoder.last_norm(self._hidden_RD[:num_rows])
         self._extras.apply(self._plan.words_W, self._row_words, 1)
         self._extras.masks.warm_up()
         self._landings.restart()

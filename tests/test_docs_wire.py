@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from raw_client import RawClient
-from tercet.engine import logits_check, part_count, reception, request_check, structured_check
+from tercet.engine import logits_check, part_count, prompt_check, request_check, structured_check
 from tercet.ipc import answers, front_door, messages
 from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 from tercet.ipc.step_messages import Abort, Ended
@@ -177,7 +177,7 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
         ("A client that leaves {:,} messages unread", [front_door._UNREAD_BATCHES]),
         ("`request_id` is 1 to {} characters", [request_check.MAX_NAME_LENGTH]),
         ("a conversation of 1 to {:,} messages", [messages.MAX_CHAT_MESSAGES]),
-        ("at most {} functions", [reception.MAX_TOOLS]),
+        ("at most {} functions", [prompt_check.MAX_TOOLS]),
         ("up to {:,} token ids, -{:.0f} to 100 each", [logits_check.MAX_BIASES, logits_check._LARGEST_BIAS]),
         ("0 to {}: say how likely", [messages.MAX_LOGPROBS]),
         ("At most {:,} bytes, {:,} choices, {} levels", [

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tercet.ipc.answers import Delta, Finished, Logprobs, PromptIds, TokenLogprob, Usage
-from tercet.ipc.call import Call, EngineDied
-from tercet.ipc.calls import Calls, Item
+from tercet.ipc.answers import Delta, Finished, Item, Logprobs, PromptIds, TokenLogprob, Usage
+from tercet.ipc.call import Call
+from tercet.ipc.calls import Calls
+from tercet.ipc.errors import EngineDied
 from tercet.ipc.head_start import HeadStart
 from tercet.ipc.messages import FromClient, Generate, SamplingParams
 

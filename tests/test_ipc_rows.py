@@ -6,7 +6,8 @@ import tracemalloc
 import pytest
 
 from tercet.ipc.answers import Delta, Finished, Logprobs, TokenLogprob, Usage
-from tercet.ipc.call import Call, Piece, RequestRefused
+from tercet.ipc.call import Call, Piece
+from tercet.ipc.errors import RequestRefused
 from tercet.ipc.messages import Generate, SamplingParams
 from tercet.ipc.rows import PackedRows, Row
 

@@ -181,7 +181,7 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
                 assert landing is not None
                 token_ids = landing.wait()
                 assert ((token_ids >= 0) == [row != 1 or not step.awaits for row in range(len(token_ids))]).all()
-                logs, of_prompts = landing.logs()
+                logs, of_prompts, _ = landing.beyond()
                 assert (logs is not None) == (step.step_id in (5, 6, 8))
                 assert [len(one.words) // 4 for one in of_prompts] == [129 * 2 * 21] * (step.step_id == 7)
                 if logs is not None:  # of the last row alone
@@ -215,7 +215,7 @@ def test_log_probabilities_are_read_by_a_thread_while_graphs_are_captured(
         with ThreadPoolExecutor(1) as reader:
 
             def read(landing: Landing) -> tuple[list[int], bytes]:
-                token_ids, (logs, _) = landing.wait().tolist(), landing.logs()
+                token_ids, (logs, _, _) = landing.wait().tolist(), landing.beyond()
                 assert logs is not None
                 return token_ids, logs.words
 

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from checkpoints import checkpoint
 from daemon import SCRIPTS, free_port
 from tercet.ipc.answers import Batch, Delta, Failed, Finished, Usage
@@ -12,8 +14,6 @@ from tercet.ipc.messages import SamplingParams
 from whole_engine import PAGE_SIZE, bytes_of_pages
 
 sys.path.insert(0, str(SCRIPTS))  # scripts are programs: they find each other in their own folder
-
-import pytest
 
 from soak_footprint import Footprint, growth
 from soak_load import Asked, Load, Mix
