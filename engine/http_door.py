@@ -7,9 +7,9 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections.abc import Sequence
 from typing import Any
 
+from tercet.engine.config import EngineConfig
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks
@@ -42,14 +42,14 @@ class Condition:
 class Door:
     """One engine, as its HTTP door sees it."""
 
-    def __init__(
-        self, client: Client, info: EngineInfo, api_keys: Sequence[str], log: RequestLog, most_answers: int
-    ) -> None:
+    def __init__(self, client: Client, info: EngineInfo, config: EngineConfig) -> None:
         self.client = client
         self.info = info
         """As of the start: name, version and sizes do not change."""
-        self.most_answers = most_answers
-        """That the engine's slots and its queue hold together: a request for more would be told to wait, for ever."""
+        self.most_queued = config.max_queued_requests
+        """Whoever has no more than these with the engine is not told to wait on his own account."""
+        self.most_answers = config.max_num_seqs + config.max_queued_requests
+        """A request for more would be told to wait, for ever."""
         self.created = int(time.time())
         self.condition = Condition()
         self.marks: Marks | None = None
@@ -57,10 +57,10 @@ class Door:
         self.trial = GrammarTrial()
         """Of what tools want; other grammars the tokenizer tries."""
         self.metrics = Metrics(info.model)
-        self.log = log
+        self.log = RequestLog(config.log_requests)
         self.unanswered: set[asyncio.Task[Any]] = set()
         """At work for requests whose answers have not begun."""
-        self._keys = [_digest(key) for key in api_keys]
+        self._keys = [_digest(key) for key in config.api_key]
 
     @property
     def is_guarded(self) -> bool:

@@ -19,7 +19,6 @@ from tercet.engine.http_address import parse_http_address
 from tercet.engine.http_app import make_app
 from tercet.engine.http_connection import Connection
 from tercet.engine.http_door import Door
-from tercet.engine.request_log import RequestLog
 from tercet.ipc.client import Client
 from tercet.ipc.process_messages import Abandon, Drain, HandOver, Impaired, Serving, ToChild
 
@@ -70,8 +69,7 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
         connect_timeout=config.startup_timeout,
         head_start=_FIRST_EVENT_TURNS,
     ) as client:
-        most_answers = config.max_num_seqs + config.max_queued_requests
-        door = Door(client, await client.info(), config.api_key, RequestLog(config.log_requests), most_answers)
+        door = Door(client, await client.info(), config)
         server = _Server(_uvicorn_config(make_app(door)))
         logging.getLogger("uvicorn.error").addFilter(_is_news)
         loop = asyncio.get_running_loop()

@@ -22,14 +22,15 @@ from tqdm import tqdm
 from tercet.engine.borrowed_loop import BorrowedLoop
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
+from tercet.engine.llm_outputs import CompletionOutput, RequestOutput, is_ids, output_of
 from tercet.engine.llm_rates import Rates
 from tercet.engine.prompt_list import Prompt, as_prompts
 from tercet.engine.start_clock import StartClock
-from tercet.ipc.answers import FinishReason, TokenLogprob, Usage
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
-from tercet.ipc.call import usage_of_all
-from tercet.ipc.client import Client, Generation
-from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
+from tercet.ipc.client import Client, Embedding
+from tercet.ipc.messages import ChatMessage, ChatOptions, EmbeddingParams, SamplingParams
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
 _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
@@ -38,31 +39,6 @@ _WARM_UPS = 16
 _WARM_UP_S = 0.5
 _WARM_UP_TOKENS = 8
 """Fewer than a page: no prefix is cached of it."""
-
-
-class CompletionOutput(msgspec.Struct, frozen=True):
-    """One continuation of a prompt."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    stop_reason: str | int | None
-    """The stop string or token id that ended it, if one did."""
-    logprobs: list[dict[int, TokenLogprob]] | None = None
-    """Of each token, by id: itself and the likeliest in its place, if they were asked for."""
-    cumulative_logprob: float | None = None
-
-
-class RequestOutput(msgspec.Struct, frozen=True):
-    """What became of one prompt. `prompt` is None where token ids or a conversation were given."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    usage: Usage
-    prompt_logprobs: list[dict[int, TokenLogprob] | None] | None = None
-    """Of each token of the prompt; None of the first."""
 
 
 class LLM:
@@ -149,6 +125,11 @@ class LLM:
         self._check_open()
         return self._loop.run(lambda: self._search_all(as_prompts(prompts), params))
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], params: EmbeddingParams | None = None) -> list[Embedding]:
+        """What the model makes of one prompt or many, texts or token ids; in order."""
+        self._check_open()
+        return self._loop.run(lambda: self._embed_all(as_prompts(prompts), params))
+
     @property
     def address(self) -> str:
         """Where this engine listens: a `Client` may ask it too, while this LLM is open."""
@@ -184,8 +165,10 @@ class LLM:
     def __del__(self) -> None:
         """Whoever drops it wants its memory for another. In a fork it stays: ZeroMQ would wait for threads that are not
         there."""
-        if self._open:
-            self.close() if os.getpid() == self._owner else atexit.register(self.close)
+        if self._open and os.getpid() == self._owner:
+            self.close()
+        elif self._open:
+            atexit.register(self.close)
 
     def _check_open(self) -> None:
         if os.getpid() != self._owner:
@@ -222,16 +205,27 @@ class LLM:
 
         async def one(index: int) -> None:
             async with places:
-                prompt, is_ids = prompts[index], _is_ids(prompts[index])
+                prompt = prompts[index]
                 generations = await self._client.generate_several(
-                    prompt, params[index], options=options, return_prompt_ids=not is_ids
+                    prompt, params[index], options=options, return_prompt_ids=not is_ids(prompt)
                 )
-            outputs[index] = output = _output(prompt, generations)
+            outputs[index] = output = output_of(prompt, generations)
             if rates is not None:
                 rates.count(output.usage)
 
         await _for_each(one, len(prompts))
         return [output for output in outputs if output is not None]
+
+    async def _embed_all(self, prompts: Sequence[Prompt], params: EmbeddingParams | None) -> list[Embedding]:
+        found: list[Embedding | None] = [None] * len(prompts)
+        places = _places(1)
+
+        async def one(index: int) -> None:
+            async with places:
+                found[index] = await self._client.embed(prompts[index], params)
+
+        await _for_each(one, len(prompts))
+        return [embedding for embedding in found if embedding is not None]
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         found: list[list[Beam]] = [[]] * len(prompts)
@@ -266,35 +260,3 @@ async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int
                 tasks.create_task(work(index))
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None
-
-
-def _output(prompt: Any, generations: list[Generation]) -> RequestOutput:
-    of_prompt = generations[0].prompt_logprobs
-    return RequestOutput(
-        prompt if isinstance(prompt, str) else None,
-        list(prompt) if _is_ids(prompt) else generations[0].prompt_token_ids or [],
-        [_completion(index, generation) for index, generation in enumerate(generations)],
-        usage_of_all(generations),
-        None if of_prompt is None else [None, *(_by_id(row) for row in of_prompt)],
-    )
-
-
-def _is_ids(prompt: Any) -> bool:
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
-
-
-def _completion(index: int, generation: Generation) -> CompletionOutput:
-    logprobs = generation.logprobs
-    return CompletionOutput(
-        index,
-        generation.text,
-        generation.token_ids,
-        generation.reason,
-        generation.stop,
-        None if logprobs is None else [_by_id(row) for row in logprobs],
-        None if logprobs is None else sum(row[0].logprob for row in logprobs),
-    )
-
-
-def _by_id(row: Sequence[TokenLogprob]) -> dict[int, TokenLogprob]:
-    return {one.token_id: one for one in row}

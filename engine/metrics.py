@@ -4,14 +4,16 @@ What vLLM has too has two names, `tercet:x` and `vllm:x`, so that dashboards mad
 clock. Requests that came through other doors count in the engine's gauges only.
 """
 
+import contextlib
 import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 from tercet.engine.process_load import ProcessLoad
-from tercet.ipc.answers import EngineInfo
-from tercet.ipc.client import Generation
+from tercet.ipc.answers import EngineInfo, Usage
+from tercet.ipc.client import ClientError, Embedding, Generation
 
 _PREFIXES = ("tercet:", "vllm:")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -141,15 +143,28 @@ class RequestTimer:
             histograms["inter_token_latency_seconds"].observe(usage.decode_s / gaps, gaps)
         self.end(generation)
 
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[Self]:
+        """For what ends it inside, other than well."""
+        try:
+            yield self
+        except ClientError:
+            self.fail()
+            raise
+        except BaseException:  # cancelled
+            self.abort()
+            raise
+
+    def end_embedding(self, embedding: Embedding) -> None:
+        """It has its answer, which is no text."""
+        self._count_prompt(embedding.usage)
+        self._close("stop")
+
     def end(self, generation: Generation) -> None:
         """It has its answer."""
         usage, histograms = generation.usage, self._metrics.histograms
-        if self._tells_prompt:
-            self._metrics.num_prompt_tokens += usage.num_prompt_tokens
-        histograms["request_queue_time_seconds"].observe(usage.queued_s)
-        histograms["request_prefill_time_seconds"].observe(usage.prefill_s)
+        self._count_prompt(usage)
         histograms["request_decode_time_seconds"].observe(usage.decode_s)
-        histograms["request_prompt_tokens"].observe(usage.num_prompt_tokens)
         histograms["request_generation_tokens"].observe(usage.num_generated_tokens)
         self._close("length" if generation.reason == "length" else "stop")
 
@@ -160,6 +175,14 @@ class RequestTimer:
     def fail(self) -> None:
         """It was refused, or failed on the way."""
         self._close("error")
+
+    def _count_prompt(self, usage: Usage) -> None:
+        histograms = self._metrics.histograms
+        if self._tells_prompt:
+            self._metrics.num_prompt_tokens += usage.num_prompt_tokens
+        histograms["request_queue_time_seconds"].observe(usage.queued_s)
+        histograms["request_prefill_time_seconds"].observe(usage.prefill_s)
+        histograms["request_prompt_tokens"].observe(usage.num_prompt_tokens)
 
     def _close(self, reason: str) -> None:
         self._metrics.ends[reason] += 1

@@ -11,6 +11,7 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.openai_messages import Int, Message, NamedTool, Tool, chat_options, ending_of, to_engine
+from tercet.engine.openai_prompts import read_prompts
 from tercet.engine.openai_structured import ResponseFormat, StructuredOutputs
 from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
 
@@ -90,10 +91,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             raise ApiError(
                 400, "continuous_usage_stats came without include_usage; want both or neither", param="stream_options"
             )
-        if self.timeout is not None and not 0 < self.timeout <= MOST_SECONDS:
-            raise ApiError(
-                400, f"timeout is {self.timeout}; want more than 0 and at most {MOST_SECONDS} seconds", param="timeout"
-            )
+        check_seconds(self.timeout)
         if self.stream and self.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs came with stream; want one of them", param="prompt_logprobs")
 
@@ -212,17 +210,7 @@ class CompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_field
 
     def to_prompts(self) -> list[str | list[int]]:
         """One or more prompts; their answers come in this order."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if _are_ids(self.prompt):
-            return [self.prompt]
-        if 1 <= len(self.prompt) <= MAX_PROMPTS and all(isinstance(one, str) or _are_ids(one) for one in self.prompt):
-            return self.prompt
-        raise ApiError(
-            400,
-            f"prompt is a list that cannot be read; want a text, token ids, or 1 to {MAX_PROMPTS} of either",
-            param="prompt",
-        )
+        return read_prompts("prompt", self.prompt, _MAX_PROMPTS)
 
     def check(self) -> None:
         super().check()
@@ -280,16 +268,15 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 MOST_SECONDS = 10_000_000
 """As of the engine's own times."""
-MAX_PROMPTS = 256
+_MAX_PROMPTS = 256
 """In one request for completions."""
 
 
-def _are_ids(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(type(one) is int and 0 <= one < 2**31 for one in value)  # a bool is no token
-    )
+def check_seconds(timeout: float | None) -> None:
+    """That a request may take in all."""
+    if timeout is not None and not 0 < timeout <= MOST_SECONDS:
+        text = f"timeout is {timeout}; want more than 0 and at most {MOST_SECONDS} seconds"
+        raise ApiError(400, text, param="timeout")
 
 
 def _ids_to_bias(bias: dict[str, float]) -> dict[int, float]:

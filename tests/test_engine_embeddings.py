@@ -7,27 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
 
-from checkpoints import checkpoint, random_prompts, reference_model
-from tercet.ipc.client import Client
+from checkpoints import random_prompts
+from last_hidden import last_hidden, unit
+from tercet.ipc.client import Client, EngineDied, RequestRefused
 from tercet.ipc.messages import EmbeddingParams, SamplingParams
 from whole_engine import disturbances, tiny_engine
 
 FAMILY = "qwen3"
-
-
-def reference(family: str, prompts: list[list[int]]) -> list[NDArray[np.float64]]:
-    """The last token's hidden state behind the final norm, not scaled."""
-    model = reference_model(checkpoint(family)).model
-    with torch.inference_mode():
-        return [model(torch.tensor([prompt])).last_hidden_state[0, -1].double().numpy() for prompt in prompts]
-
-
-def unit(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    normed: NDArray[np.float64] = values / np.linalg.norm(values)
-    return normed
 
 
 async def embed_beside_others(address: str, prompts: list[list[int]], each: list[EmbeddingParams]) -> list[Any]:
@@ -50,7 +37,7 @@ def test_as_transformers(options: dict[str, Any]) -> None:
     with tiny_engine(FAMILY, **options) as llm:
         got = asyncio.run(embed_beside_others(llm.address, prompts, each))
         again = asyncio.run(embed_beside_others(llm.address, prompts[:4], each[:4]))  # behind cached prefixes
-    for prompt, params, hidden, embedding in zip(prompts, each, reference(FAMILY, prompts), got, strict=True):
+    for prompt, params, hidden, embedding in zip(prompts, each, last_hidden(FAMILY, prompts), got, strict=True):
         wanted = hidden[: params.dimensions]
         wanted = wanted if params.normalize is False else unit(wanted)
         assert embedding.values.typecode == "f"
@@ -58,3 +45,33 @@ def test_as_transformers(options: dict[str, Any]) -> None:
         assert (embedding.usage.num_prompt_tokens, embedding.usage.num_generated_tokens) == (len(prompt), 0)
     for before, now in zip(got, again, strict=False):
         np.testing.assert_allclose(now.values, before.values, rtol=1e-4, atol=1e-6)
+
+
+def test_of_a_program() -> None:
+    prompts = random_prompts(30, 1, 90, seed=random.randrange(2**31))
+    with tiny_engine(FAMILY) as llm:
+        together = llm.embed(prompts)
+        text = llm.embed("the cat", EmbeddingParams(dimensions=3))
+        assert len(text[0].values) == 3
+        assert abs(np.linalg.norm(text[0].values) - 1) < 1e-6
+        assert llm.embed([]) == []
+        with pytest.raises(RequestRefused, match=r"dimensions is 65; want 1 to 64"):
+            llm.embed(prompts, EmbeddingParams(dimensions=65))
+        with pytest.raises(TypeError, match=r"params is .*want EmbeddingParams"):
+            llm.embed(prompts, SamplingParams())  # type: ignore[arg-type]
+        assert len(llm.generate(prompts[:2], SamplingParams(max_tokens=3), use_tqdm=False)) == 2
+    for values, wanted in zip([one.values for one in together], last_hidden(FAMILY, prompts), strict=True):
+        np.testing.assert_allclose(values, unit(wanted), rtol=2e-4, atol=2e-5)
+
+
+async def test_given_up_by_its_task() -> None:
+    with tiny_engine(FAMILY) as llm:
+        async with Client(llm.address) as client:
+            task = asyncio.ensure_future(client.embed([5] * 200))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            assert len((await client.embed([5] * 3, timeout=30)).values) == 64
+            llm.close()
+            with pytest.raises(EngineDied):
+                await client.embed([5])

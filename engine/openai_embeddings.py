@@ -1,0 +1,75 @@
+"""What OpenAI's clients send for embeddings, and what they read. Beyond OpenAI's fields there are the engine's own."""
+
+import base64
+from array import array
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from tercet.engine.json_parts import encode
+from tercet.engine.openai_messages import Int
+from tercet.engine.openai_prompts import read_prompts
+from tercet.engine.openai_requests import check_seconds
+from tercet.ipc.messages import EmbeddingParams
+
+_MAX_INPUTS = 2048
+
+
+class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/embeddings."""
+
+    input: str | list[Any]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Int | None = None
+    """The first so many numbers: of use with models that were trained for it."""
+    user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
+    normalize: bool | None = None
+    """Whether each embedding has the length 1; as the checkpoint says, if this does not."""
+    cache_salt: str | None = None
+    priority: Int | None = None
+    queue_timeout: float | None = None
+    """Seconds that each input may wait for its turn."""
+    timeout: float | None = None
+    """Seconds that all of it may take."""
+
+    def check(self) -> None:
+        """What the engine does not look at."""
+        check_seconds(self.timeout)
+
+    def to_prompts(self) -> list[str | list[int]]:
+        """In their order."""
+        return read_prompts("input", self.input, _MAX_INPUTS)
+
+    def to_params(self) -> EmbeddingParams:
+        """The same for all."""
+        return EmbeddingParams(dimensions=self.dimensions, normalize=self.normalize)
+
+    def write(self, values: "array[float]") -> Iterator[bytes]:
+        """One embedding as JSON, not before it is wanted."""
+        yield encode(base64.b64encode(values).decode() if self.encoding_format == "base64" else values.tolist())
+
+
+class EmbeddingUsage(msgspec.Struct, frozen=True):
+    """Of all inputs together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(msgspec.Struct, frozen=True):
+    """Of one input. In base64, it is of fp32 in little endian."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer."""
+
+    object: Literal["list"] = "list"
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
