@@ -64,6 +64,9 @@ def stop_strings(params: SamplingParams) -> tuple[str, ...]:
 
 def check_params(params: SamplingParams, rules: Rules) -> None:
     """Refuse what is wrong or not supported whatever the prompt is."""
+    if not rules.limits.generates:
+        text = "the checkpoint has no lm_head.weight, which makes logits: it is for embeddings; want one that has it"
+        raise Refusal("not_supported", text)
     _refuse_unsupported(params)
     if params.temperature is not None:
         check_range("temperature", params.temperature, 0, _MAX_TEMPERATURE)

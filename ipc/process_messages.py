@@ -14,6 +14,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     dtype: str
     device: str
+    generates: bool = True
+    """The checkpoint says how hidden states become logits; else what is sampled means nothing."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -87,7 +87,9 @@ class Runner:
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
         dtype = str(decoder.dtype).removeprefix("torch.")
-        self.limits = Limits(num_pages, settings.max_model_len, decoder.config.vocab_size, dtype, device.type)
+        config = decoder.config
+        length = settings.max_model_len
+        self.limits = Limits(num_pages, length, config.vocab_size, dtype, device.type, config.generates)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
