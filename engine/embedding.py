@@ -13,14 +13,21 @@ def check_embedding(params: EmbeddingParams, rules: Rules) -> None:
     """Refuse what this engine's model does not give."""
     if not rules.limits.hidden_size:
         raise Refusal("not_supported", "this engine computes nothing (--load-format null), and no embeddings")
+    if rules.pooling.refusal is not None:
+        raise Refusal("not_supported", f"this checkpoint's embeddings are not supported: {rules.pooling.refusal}")
     if params.dimensions is not None:
         check_range("dimensions", params.dimensions, 1, rules.limits.hidden_size)
 
 
+def resolve_embedding(params: EmbeddingParams, rules: Rules) -> EmbeddingParams:
+    """Its defaults filled in."""
+    return params if params.normalize is not None else structs.replace(params, normalize=rules.pooling.normalized)
+
+
 def embedded(request_id: str, hidden: bytes, params: EmbeddingParams, usage: Usage) -> Embedded | Failed:
-    """`hidden`: fp32. Sums are in fp64, so that a length is 1 to the last bits of fp32."""
+    """`hidden`: fp32; `params`: resolved. Sums are in fp64, so that a length is 1 to the last bits of fp32."""
     values = np.frombuffer(hidden, np.float32)[: params.dimensions].astype(np.float64)
-    if params.normalize is not False:
+    if params.normalize:
         values /= np.linalg.norm(values) or 1.0
     if not np.isfinite(values).all():
         text = "the prompt's hidden state has numbers that are none: the model overflows its type (--dtype)"

@@ -84,7 +84,7 @@ class LLM:
         Not where a step is computed by the CPU, which takes its time.
         """
         limits = self._engine.limits
-        if limits.device != "cpu":
+        if limits.device != "cpu" and limits.generates:
             prompt, params = [0] * min(_WARM_UP_TOKENS, limits.max_model_len - 1), SamplingParams(max_tokens=1)
             enough = time.monotonic() + _WARM_UP_S
             for _ in range(_WARM_UPS):

@@ -15,7 +15,7 @@ import msgspec
 from tercet.engine.answer_formats import answer_formats
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
-from tercet.engine.embedding import check_embedding
+from tercet.engine.embedding import check_embedding, resolve_embedding
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.live import Client, Live
@@ -26,6 +26,7 @@ from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
+    check_generates,
     check_handling,
     check_params,
     check_prompt_ids,
@@ -142,6 +143,8 @@ class Reception:
             check_params(request.params, self._rules)
             if isinstance(request, EmbedRequest):
                 check_embedding(request.embedding, self._rules)
+            else:
+                check_generates(self._rules)
             check_prompt(request, self._rules, has_template=self._codec.template is not None)
             self._desk.split(live, list(received_of(request)))
         except Refusal as refusal:
@@ -213,7 +216,8 @@ class Reception:
                 queue_timeout=None if again else handling.queue_timeout,
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
-            answer.embedding = request.embedding if isinstance(request, EmbedRequest) else None
+            if isinstance(request, EmbedRequest):
+                answer.embedding = resolve_embedding(request.embedding, self._rules)
         live.asked.tells_prompt = handling.return_prompt_ids
         return live.asked.submit(now)
 

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from tercet.engine.id_range import all_below
 from tercet.engine.logits_check import adjustments_of, check_adjustments
+from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.engine.text_codec import GenerationDefaults
@@ -50,6 +51,8 @@ class Rules:
     takes_text: bool
     """The checkpoint has a tokenizer."""
     page_size: int
+    pooling: Pooling
+    """How an embedding is made."""
 
     @property
     def cache_length(self) -> int:
@@ -60,6 +63,13 @@ class Rules:
 def stop_strings(params: SamplingParams) -> tuple[str, ...]:
     """`stop` may be one string or several."""
     return (params.stop,) if isinstance(params.stop, str) else params.stop
+
+
+def check_generates(rules: Rules) -> None:
+    """Refuse a text from a model that has none."""
+    if not rules.limits.generates:
+        text = "the checkpoint has no lm_head.weight, which makes logits: it is for embeddings; want one that has it"
+        raise Refusal("not_supported", text)
 
 
 def check_params(params: SamplingParams, rules: Rules) -> None:

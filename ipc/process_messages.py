@@ -16,6 +16,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     device: str
     hidden_size: int = 0
     """Numbers of an embedding; 0 where none is computed."""
+    generates: bool = True
+    """The checkpoint says how hidden states become logits; else what is sampled means nothing."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -12,10 +12,11 @@ from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.expanded_checkpoint import ExpandedCheckpoint
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.quantization import Quantization, quantization_of, without_quantization
+from tercet.model.renamed import is_bare, with_base
 from tercet.model.safetensors_files import SafetensorsCheckpoint
-from tercet.model.shard import EMBEDDING
+from tercet.model.shard import EMBEDDING, LM_HEAD
 from tercet.model.stacked_experts import StackedExperts
-from tercet.model.text_part import TextPart, has_text_part, text_part_of
+from tercet.model.text_part import has_text_part, text_part_of, text_tensors
 from tercet.model.weights import Checkpoint
 
 _CPU = torch.device("cpu")
@@ -61,7 +62,11 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     whole = SafetensorsCheckpoint(path, pinned=device.type == "cuda")
     if quantization is None:
         whole.check_plain()
-    tensors = TextPart(whole) if has_text_part(raw) else whole
+    tensors = text_tensors(whole) if has_text_part(raw) else with_base(whole)
+    if LM_HEAD in whole.shapes():
+        config = replace(config, generates=True)
+    elif is_bare(whole) and not config.tie_word_embeddings:  # saved without a head, whatever architecture it names
+        config = replace(config, tie_word_embeddings=True, generates=False)
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
     if has_stacked_experts(config):

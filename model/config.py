@@ -111,6 +111,9 @@ class ModelConfig:
     """Of all layers that turn by positions and are not told otherwise."""
     max_position_embeddings: int
     tie_word_embeddings: bool = False
+    generates: bool = True
+    """The checkpoint says how hidden states become logits. Else the embedding is tied to where a matrix for that would
+    be, and what is sampled means nothing."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

@@ -28,6 +28,11 @@ FAMILIES = {
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "GptOssForCausalLM": "gpt_oss",
 }
+# The same without what makes logits: models that were trained to embed texts are often saved so.
+HEADLESS = {
+    "Gemma3TextModel" if family == "gemma3_text" else name.replace("ForCausalLM", "Model"): family
+    for name, family in FAMILIES.items()
+}
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "vocab_size": 32000},

@@ -42,6 +42,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "norm_type": (None, "rms_norm"),
     "lm_head_bias": (None, False),
     "use_bidirectional_attention": (None, False),
+    "is_causal": (None, True),
 }
 
 _GEMMA: dict[str, tuple[Any, ...] | None] = {

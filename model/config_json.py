@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from tercet.model.config import DTYPES, ModelConfig
-from tercet.model.config_defaults import FAMILIES, traits, with_defaults
+from tercet.model.config_defaults import FAMILIES, HEADLESS, traits, with_defaults
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
@@ -59,6 +59,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     is_gemma = family in ("gemma2", "gemma3_text")
     if family == "gemma3_text" and rope.kind == "linear":
         max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
+    tied = flag(config, "tie_word_embeddings")
+    headless = raw["architectures"][0] in HEADLESS
     known = traits(family)
     if family == "glm4_moe":
         known["qk_norm"] = flag(config, "use_qk_norm")
@@ -81,7 +83,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         norm_shift=1.0 if is_gemma else 0.0,
         rope=rope,
         max_position_embeddings=max_positions,
-        tie_word_embeddings=flag(config, "tie_word_embeddings"),
+        tie_word_embeddings=tied or headless,
+        generates=tied or not headless,
         qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
         o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
@@ -95,10 +98,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _family(raw: Mapping[str, Any]) -> str:
     architectures = raw.get("architectures")
-    supported = ", ".join((*FAMILIES, *WHOLES))
-    if not isinstance(architectures, list) or len(architectures) != 1 or str(architectures[0]) not in FAMILIES:
+    by_name = FAMILIES | HEADLESS
+    if not isinstance(architectures, list) or len(architectures) != 1 or str(architectures[0]) not in by_name:
+        supported = f"{', '.join((*FAMILIES, *WHOLES))}, or those without a head, such as Qwen3Model"
         raise ValueError(f"config.json: architectures is {architectures!r}; supported: one of {supported}")
-    family = FAMILIES[architectures[0]]
+    family = by_name[architectures[0]]
     if raw.get("model_type", family) != family:
         raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architectures[0]} wants {family!r}")
     return family

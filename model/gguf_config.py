@@ -63,6 +63,8 @@ def parse_metadata(
     if family == "gemma3_text" and rope.kind == "linear":
         context_length = int(context_length / rope.factor)  # theirs is the scaled length
     windows = _windows(take, family, num_layers)
+    embeds = take.whole("pooling_type", 0, or_zero=True) > 0  # those files are silent on whether words have one matrix
+    take.only("attention.causal", True)
     config = ModelConfig(
         **traits(family),  # but for norm_shift: these files have added it
         vocab_size=shapes[EMBEDDING][0],
@@ -77,6 +79,7 @@ def parse_metadata(
         rope=rope,
         max_position_embeddings=context_length,
         tie_word_embeddings=LM_HEAD not in shapes,
+        generates=LM_HEAD in shapes or not embeds,
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in shapes,
         o_bias="model.layers.0.self_attn.o_proj.bias" in shapes,
         mlp_bias="model.layers.0.mlp.gate_proj.bias" in shapes,

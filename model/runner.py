@@ -88,7 +88,7 @@ class Runner:
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
-        of_model = config.vocab_size, dtype, device.type, config.hidden_size
+        of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates
         self.limits = Limits(num_pages, settings.max_model_len, *of_model)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)

@@ -4,14 +4,12 @@ What looks at images is not read, and no request can bring any. Knows names; rea
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from tercet.model.safetensors_files import SafetensorsCheckpoint
+from tercet.model.renamed import Renamed
+from tercet.model.weights import Files
 
 log = logging.getLogger(__name__)
 
@@ -99,25 +97,10 @@ def _with_plain_positions(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-class TextPart:
-    """As the `Checkpoint` that it is made of, without what looks at images, and by the names of a language model."""
-
-    def __init__(self, whole: SafetensorsCheckpoint) -> None:
-        self.source = whole.source
-        self._whole = whole
-        names = ((_alone(name), name) for name in whole.shapes())
-        self._names = {alone: name for alone, name in names if alone is not None}
-
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        shapes = self._whole.shapes()
-        return {alone: shapes[name] for alone, name in self._names.items()}
-
-    def dtype_of(self, name: str) -> torch.dtype | None:
-        """The type that a tensor is stored in; None if there is no such tensor."""
-        return self._whole.dtype_of(self._names[name]) if name in self._names else None
-
-    def read(self, name: str, dim: int, start: int, stop: int) -> Iterator[Tensor]:
-        return self._whole.read(self._names[name], dim, start, stop)
+def text_tensors(whole: Files) -> Files:
+    """Without what looks at images, and by the names of a language model."""
+    names = ((_alone(name), name) for name in whole.shapes())
+    return Renamed(whole, {alone: name for alone, name in names if alone is not None})
 
 
 def _alone(name: str) -> str | None:

@@ -2,13 +2,18 @@
 processes."""
 
 import asyncio
+import json
 import random
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from checkpoints import random_prompts
+from checkpoints import checkpoint, random_prompts
+from headless import headless
 from last_hidden import last_hidden, unit
 from tercet.ipc.client import Client, EngineDied, RequestRefused
 from tercet.ipc.messages import EmbeddingParams, SamplingParams
@@ -75,3 +80,27 @@ async def test_given_up_by_its_task() -> None:
             llm.close()
             with pytest.raises(EngineDied):
                 await client.embed([5])
+
+
+def test_a_checkpoint_for_embeddings(tmp_path: Path) -> None:
+    """Without a head, and with sentence-transformers' word on how its vectors are made: nothing brings them to
+    length one."""
+    model = headless(FAMILY, tmp_path, seed=random.randrange(2**31))
+    shutil.copy(checkpoint(FAMILY) / "tokenizer.json", tmp_path)
+    modules = [{"type": f"sentence_transformers.models.{name}", "path": name} for name in ("Transformer", "Pooling")]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "Pooling").mkdir()
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "lasttoken"}))
+    prompts = random_prompts(5, 1, 50, seed=random.randrange(2**31))
+    with torch.inference_mode():
+        wanted = [model(torch.tensor([prompt])).last_hidden_state[0, -1].numpy() for prompt in prompts]
+    with tiny_engine(tmp_path) as llm:
+        for embedding, hidden in zip(llm.embed(prompts), wanted, strict=True):
+            np.testing.assert_allclose(embedding.values, hidden, rtol=1e-3, atol=1e-4 * np.abs(hidden).max())
+        (normed,) = llm.embed(prompts[0], EmbeddingParams(normalize=True))
+        np.testing.assert_allclose(normed.values, unit(wanted[0]), rtol=1e-3, atol=1e-4)
+        with pytest.raises(RequestRefused, match=r"no lm_head\.weight.* it is for embeddings"):
+            llm.generate(prompts[0], use_tqdm=False)
+    (tmp_path / "Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "mean"}))
+    with tiny_engine(tmp_path) as llm, pytest.raises(RequestRefused, match=r"the pooling mode is mean; supported"):
+        llm.embed(prompts)

@@ -10,10 +10,12 @@ import msgspec
 import pytest
 
 from tercet.engine.planner import Planner
+from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     Rules,
     check_defaults,
+    check_generates,
     check_handling,
     check_params,
     check_prompt_ids,
@@ -36,8 +38,14 @@ RULES = Rules(
     longest_token=10,
     takes_text=True,
     page_size=1,
+    pooling=Pooling(),
 )
 NAN, INF = math.nan, math.inf
+
+
+def test_what_has_no_head_generates_nothing() -> None:
+    with pytest.raises(Refusal, match=r"the checkpoint has no lm_head\.weight"):
+        check_generates(replace(RULES, limits=msgspec.structs.replace(RULES.limits, generates=False)))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +174,7 @@ def test_a_temperature_too_low_to_divide_by_is_none() -> None:
 def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
     """The scheduler, which counts pages, takes it, and one token more would be too many."""
     codec: Any = SimpleNamespace(eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu"), 0, page_size=16)
+    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu"), 0, 16, Pooling())
     planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
     for number, length in enumerate((1, 22, 32)):
         max_tokens = resolve(SamplingParams(), length, number, rules).max_tokens

@@ -124,6 +124,7 @@ def test_refuses_multipliers_that_are_none(name: str, value: object) -> None:
         ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", 50.0),
         ("rope_interleaved", True),
+        ("is_causal", False),
         ("no_rope_layers", [1, 0, 1]),
         ("num_experts", 8),
         ("residual_multiplier", 0.2),
