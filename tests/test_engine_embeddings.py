@@ -71,7 +71,7 @@ def test_of_a_program() -> None:
 
 async def test_given_up_by_its_task() -> None:
     with tiny_engine(FAMILY) as llm:
-        async with Client(llm.address) as client:
+        async with Client(llm.address, reconnect_timeout=0.5) as client:
             task = asyncio.ensure_future(client.embed([5] * 200))
             await asyncio.sleep(0)
             task.cancel()
