@@ -82,6 +82,8 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     options = given_flags(arguments)
     if unused := sorted(options.keys() - _OFFLINE_FLAGS):
         raise ValueError(f"--{unused[0].replace('_', '-')} changes nothing that offline workloads measure")
+    if any(not any(work.output_lengths) for work in works) and set(arguments.engine) != {"tercet"}:
+        raise ValueError(f"embeddings are measured with tercet alone; got --engine {' '.join(arguments.engine)}")
     options["enable_prefix_caching"] = _keep_prefixes(works, arguments.engine)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:

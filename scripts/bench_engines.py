@@ -1,4 +1,5 @@
-"""Tercet and its peers behind one face: `generate(prompts, output lengths) -> None`, timed from outside.
+"""Tercet and its peers behind one face: `generate(prompts, output lengths) -> None`, timed from outside. Lengths of 0
+are for embeddings, which Tercet alone is measured with.
 
 A peer is imported only when it is asked for. All run with the same budgets, with the prefix cache off unless it is what
 is measured, sampling at temperature 0.6 with `ignore_eos`, so that every engine does the same work; with `sampling`
@@ -44,6 +45,9 @@ def tercet(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> 
     llm = LLM(model, **given)
 
     def generate(prompts: Prompts, lengths: list[int]) -> None:
+        if not any(lengths):
+            assert len(llm.embed(prompts)) == len(prompts)
+            return
         params = [msgspec.structs.replace(how, max_tokens=length) for length in lengths]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == lengths

@@ -18,8 +18,8 @@ _TURN = 40
 
 @dataclass(frozen=True)
 class Workload:
-    """Prompts with their answer lengths. `measure` says how seconds become the figure; `begun`: ids that a prompt
-    begins with in each run, and that the engine keeps from the run before; what follows is new."""
+    """Prompts with their answer lengths, 0 for embeddings. `measure` says how seconds become the figure; `begun`: ids
+    that a prompt begins with in each run, and that the engine keeps from the run before; what follows is new."""
 
     name: str
     measure: Measure
@@ -65,17 +65,22 @@ def next_turn(context: int, name: str) -> Workload:
     return Workload(name, "ms to first token", _random_prompts(1, context + _TURN), [1], repeats=9, begun=context)
 
 
+def embeddings(batch: int, length: int, name: str) -> Workload:
+    """`batch` prompts of `length` ids, all at once: their embeddings."""
+    return Workload(name, "prompt tok/s", _random_prompts(batch, length), [0] * batch, repeats=3)
+
+
 def small(batch: int, name: str) -> Workload:
     """`batch` prompts of 32 ids, 128 tokens each: what a CPU can do in seconds."""
     return Workload(name, "output tok/s", _random_prompts(batch, 32), [128] * batch, repeats=4)
 
 
 def workload(name: str) -> Workload:
-    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C, turn_C, cpuB."""
+    """The workload of that name: nano256, bsB_ctxC, prefill, ttft_C, turn_C, embedB_ctxC, cpuB."""
     for pattern, make in _FAMILIES.items():
         if match := re.fullmatch(pattern, name):
             return make(name, *(int(number) for number in match.groups()))
-    wanted = "nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C, turn_C or cpuB"
+    wanted = "nano256, bsB_ctxC (bs8_ctx1024), prefill, ttft_C, turn_C, embedB_ctxC or cpuB"
     raise ValueError(f"workload {name!r} is unknown; want {wanted}")
 
 
@@ -85,6 +90,7 @@ _FAMILIES: dict[str, Callable[..., Workload]] = {
     "prefill": lambda name: prefill(),
     r"ttft_(\d+)": lambda name, context: first_token(context, name),
     r"turn_(\d+)": lambda name, context: next_turn(context, name),
+    r"embed(\d+)_ctx(\d+)": lambda name, batch, context: embeddings(batch, context, name),
     r"cpu(\d+)": lambda name, batch: small(batch, name),
 }
 
