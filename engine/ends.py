@@ -10,9 +10,9 @@ from tercet.engine.pages import PrefixHasher
 from tercet.engine.request import Request, end_reason, extended_hashes
 from tercet.engine.residents import Residents
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.step_messages import Ended, Hidden, PromptLogs, Started
+from tercet.ipc.step_messages import Ended, PromptLogs, Started, Vector
 
-OfPrompt = TypeVar("OfPrompt", PromptLogs, Hidden)
+OfPrompt = TypeVar("OfPrompt", PromptLogs, Vector)
 
 
 class Turns(NamedTuple):

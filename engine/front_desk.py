@@ -203,9 +203,9 @@ class FrontDesk:
         for logs in tokens.prompt_logs:
             if (live := by_number.get(logs.row)) is not None:
                 self._accept_prompt_logs(live, logs, items)
-        for hidden in tokens.hidden:
-            if (live := by_number.get(hidden.row)) is not None:
-                live.hidden = hidden.values
+        for vector in tokens.vectors:
+            if (live := by_number.get(vector.row)) is not None:
+                live.vector = vector.values
         numbers, token_ids = memoryview(tokens.numbers).cast("q"), memoryview(tokens.token_ids).cast("i")
         last = {number: place for place, number in enumerate(numbers) if number in ended} if ended else {}
         rows = dict(zip(unpack_rows(tokens.logs), unpack_words(tokens.logs), strict=True)) if tokens.logs else {}
@@ -235,10 +235,11 @@ class FrontDesk:
         for end in tokens.ended:
             live = by_number.get(end.number)
             if live is not None:
-                if live.embedding is None:
+                assert live.submit is not None
+                if live.submit.sampling.embedding is None:
                     self._tell(items, live, self._finish(live, end.reason, end.stop_id, end.usage))
                 else:
-                    self._tell(items, live, embedded(live.request_id, live.hidden, live.embedding, end.usage))
+                    self._tell(items, live, embedded(live.request_id, live.vector, end.usage))
                     self._forget(live)
                 touched.pop(end.number, None)
 

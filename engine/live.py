@@ -9,7 +9,6 @@ import msgspec
 
 from tercet.engine.detokenizer import Detokenizer
 from tercet.ipc.answers import TokenLogprob
-from tercet.ipc.messages import EmbeddingParams
 from tercet.ipc.step_messages import Sibling, Started, Submit
 
 Client = bytes
@@ -65,13 +64,11 @@ class Live:
         "asked",
         "client",
         "detokenizer",
-        "embedding",
         "first_token_at",
         "fresh_ids",
         "fresh_logs",
         "fresh_text",
         "generated",
-        "hidden",
         "index",
         "keeps_stop",
         "logprobs",
@@ -84,6 +81,7 @@ class Live:
         "started",
         "submit",
         "untold_seed",
+        "vector",
     )
 
     def __init__(self, asked: Asked, number: int) -> None:
@@ -109,9 +107,7 @@ class Live:
         self.num_prompt_logged = 1
         """Tokens of the prompt whose log-probabilities its client has; the first has none."""
         self.fresh_logs: list[tuple[TokenLogprob, ...]] = []
-        self.embedding: EmbeddingParams | None = None
-        """It is of a request for one."""
-        self.hidden = b""
-        """What that is made of, once it is there."""
+        self.vector = b""
+        """The embedding, if it is for one and that is there."""
         self.fresh_ids: list[int] = []
         self.fresh_text: list[str] = []

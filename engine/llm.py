@@ -250,13 +250,21 @@ def _places(answers_each: int) -> asyncio.Semaphore:
 
 
 async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int) -> None:
-    """All at once; the first error is raised and cancels the others."""
+    """All at once; the first error is raised, with a note of whose it is, and cancels the others."""
     if count == 1:
         await work(0)
         return
+
+    async def noting(index: int) -> None:
+        try:
+            await work(index)
+        except Exception as error:
+            error.add_note(f"This is of prompts[{index}].")
+            raise
+
     try:
         async with asyncio.TaskGroup() as tasks:
             for index in range(count):
-                tasks.create_task(work(index))
+                tasks.create_task(noting(index))
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None

@@ -3,7 +3,7 @@
 Its steps take no time, or as long as `--null-step-ms` says, one after the other as on a device.
 
 It keeps just enough of each slot to answer as a model would: which rows sample, and when a request is done. Its ids
-are made up from the position, printable in most vocabularies, and never an end of sequence.
+are made up from the position, printable in most vocabularies, and never an end of sequence; so are its embeddings.
 """
 
 import time
@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Beyond, Draw, Step
+from tercet.ipc.step_messages import Beyond, Draw, Step, Vector
 
 _FIRST_ID = 1000
 _NUM_IDS = 500
+_HIDDEN_SIZE = 1024
 
 
 class NullMidway:
@@ -30,10 +31,11 @@ class NullMidway:
 
 
 class NullLanding:
-    """A step's tokens, there at a certain time."""
+    """A step's tokens, and embeddings that are wanted, there at a certain time."""
 
-    def __init__(self, token_ids: NDArray[np.int32], ready_at: float) -> None:
+    def __init__(self, token_ids: NDArray[np.int32], vectors: tuple[Vector, ...], ready_at: float) -> None:
         self._token_ids = token_ids
+        self._vectors = vectors
         self._midway = NullMidway(ready_at)
 
     def wait(self) -> NDArray[np.int32]:
@@ -41,16 +43,18 @@ class NullLanding:
         return self._token_ids
 
     def beyond(self) -> Beyond:
-        return None, (), ()
+        return None, (), self._vectors
 
 
 class NullRunner:
     """Speaks a runner's interface and has no model."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int | None, num_pages: int, step_seconds: float) -> None:
-        self.limits = Limits(num_pages, max_model_len or 8192, 2**17, "none", "none")
+        self.limits = Limits(num_pages, max_model_len or 8192, 2**17, "none", "none", _HIDDEN_SIZE)
         self._length = np.zeros(max_num_seqs + 1, np.int32)
         self._max_length = np.zeros(max_num_seqs + 1, np.int32)
+        self._dimensions = np.zeros(max_num_seqs + 1, np.int32)
+        """Of the embedding that is wanted; 0 where none is."""
         self._slots = np.zeros(0, np.int32)
         self._samples = np.zeros(0, bool)
         self._width = 1
@@ -61,6 +65,8 @@ class NullRunner:
         for enter in step.enter:
             self._length[enter.slot] = enter.num_tokens
             self._max_length[enter.slot] = enter.num_prompt + enter.sampling.max_tokens
+            embedding = enter.sampling.embedding
+            self._dimensions[enter.slot] = 0 if embedding is None else embedding.dimensions
         decodes = np.frombuffer(step.decodes, np.int32)
         slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         self._slots = np.concatenate([decodes, slots])
@@ -87,7 +93,12 @@ class NullRunner:
         length = self._length[slots] + ahead
         alive = np.repeat(self._samples, self._width) & (length < self._max_length[slots])
         np.add.at(self._length, slots, alive)
-        return NullLanding(np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32), self._ready_at)
+        token_ids = np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32)
+        vectors = []
+        for row in np.flatnonzero(alive & (self._dimensions[slots] > 0)).tolist():
+            values = np.arange(length[row], length[row] + self._dimensions[slots[row]], dtype=np.float32)
+            vectors.append(Vector(row, values.tobytes()))
+        return NullLanding(token_ids, tuple(vectors), self._ready_at)
 
     def use_lull(self) -> bool:
         return False

@@ -268,7 +268,7 @@ class Planner:
         )
         # While those that end here have their slots.
         prompt_logs = said_of_prompts(sampled.prompt_logs, plan.slots, self._slots)
-        hidden = said_of_prompts(sampled.hidden, plan.slots, self._slots)
+        vectors = said_of_prompts(sampled.vectors, plan.slots, self._slots)
         for request in leaving:
             self._leave(request, comes_back=False)
         new = lengths > self._slots.told[slots]
@@ -279,7 +279,7 @@ class Planner:
         if new.any() or ended or started or prompt_logs:
             logs = None if sampled.logs is None else select_rows(sampled.logs, rows[new])
             numbers = self._slots.number[slots[new]].tobytes()
-            message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs, hidden)
+            message = Tokens(numbers, token_ids[new].tobytes(), ended, started, logs, prompt_logs, vectors)
         if sampled.index == plan.count - 1:
             self._in_flight.popleft()
             self._pending.turn_comes(now)

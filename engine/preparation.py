@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from tercet.engine.detokenizer import Detokenizer
+from tercet.engine.embedding import resolve_embedding
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
@@ -43,7 +44,7 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
     check_prompt_ids(prompt_ids, rules)
     sampling = resolve(request.params, len(prompt_ids), number, rules)
     if isinstance(request, EmbedRequest):
-        sampling = structs.replace(sampling, embeds=True)
+        sampling = structs.replace(sampling, embedding=resolve_embedding(request.embedding, rules))
     received = received_of(request)
     unpacked = {index: unpack_ids(ids, "received_ids") for index, ids in received.items()}
     for token_ids in unpacked.values():

@@ -15,7 +15,7 @@ import msgspec
 from tercet.engine.answer_formats import answer_formats
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
-from tercet.engine.embedding import check_embedding, resolve_embedding
+from tercet.engine.embedding import check_embedding
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.live import Client, Live
@@ -216,8 +216,6 @@ class Reception:
                 queue_timeout=None if again else handling.queue_timeout,
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
-            if isinstance(request, EmbedRequest):
-                answer.embedding = resolve_embedding(request.embedding, self._rules)
         live.asked.tells_prompt = handling.return_prompt_ids
         return live.asked.submit(now)
 

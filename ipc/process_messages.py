@@ -14,8 +14,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: int
     dtype: str
     device: str
-    hidden_size: int = 0
-    """Numbers of an embedding; 0 where none is computed."""
+    hidden_size: int
+    """Numbers of an embedding."""
     generates: bool = True
     """The checkpoint says how hidden states become logits; else what is sampled means nothing."""
 

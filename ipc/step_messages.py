@@ -24,6 +24,15 @@ class Adjustments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     """fp32, one for each of `bias_ids`."""
 
 
+class Embedding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What is made of the hidden state of a prompt's last token, behind the final norm."""
+
+    dimensions: int
+    """Its first so many numbers."""
+    normalize: bool
+    """Their length becomes 1."""
+
+
 class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """SamplingParams with every default resolved: what the scheduler and the workers need, and no text."""
 
@@ -48,8 +57,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """What the answer has to match, as the scheduler's library reads it."""
     open_ended: bool = False
     """Nobody asked for max_tokens: it is all the room there was. If a restart leaves less, that is enough."""
-    embeds: bool = False
-    """The hidden state of the prompt's last token is wanted; the one token that is sampled behind it is nobody's."""
+    embedding: Embedding | None = None
+    """It is wanted; the one token that is sampled behind the prompt is nobody's."""
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -131,13 +140,13 @@ class PromptLogs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     words: bytes
 
 
-class Hidden(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The hidden state of a prompt's last token, behind the final norm."""
+class Vector(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The embedding of a prompt."""
 
     row: int
     """As of `PromptLogs`."""
     values: bytes
-    """fp32."""
+    """fp32; none where some of them are no numbers, since the model overflows its type."""
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -150,7 +159,7 @@ class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     logs: Logs | None = None
     """Rows are places among `numbers`."""
     prompt_logs: tuple[PromptLogs, ...] = ()
-    hidden: tuple[Hidden, ...] = ()
+    vectors: tuple[Vector, ...] = ()
 
 
 class Unservable(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -265,7 +274,7 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     """Of the plan."""
     logs: Logs | None = None
     prompt_logs: tuple[PromptLogs, ...] = ()
-    hidden: tuple[Hidden, ...] = ()
+    vectors: tuple[Vector, ...] = ()
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -275,7 +284,7 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     epoch: int
 
 
-Beyond = tuple[Logs | None, tuple[PromptLogs, ...], tuple[Hidden, ...]]
+Beyond = tuple[Logs | None, tuple[PromptLogs, ...], tuple[Vector, ...]]
 """What a step has to say beyond its tokens."""
 ToWorker = Step | Draw
 ToScheduler = Submit | Abort | Forget | Sampled | Computed | Allowed | Disallowed

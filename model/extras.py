@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tercet.ipc.step_messages import Adjustments, Enter, Step
+from tercet.ipc.step_messages import Adjustments, Embedding, Enter, Step
 from tercet.model.masks import Masks
 from tercet.model.token_logs import Chunk
 from tercet.triton_kernels.adjustments import MAX_BIASES, RECORD_WORDS, make_adjustment_table, write_adjustments
@@ -39,7 +39,9 @@ class Extras:
         self._logged_prompt_S = np.zeros(num_slots, np.int32)
         """Length of the prompt whose log-probabilities are wanted; 0 where nobody does."""
         self._embedded_S = np.zeros(num_slots, np.int32)
-        """Length of the prompt the hidden state of whose last token is wanted; 0 where nobody does."""
+        """Length of the prompt whose embedding is wanted; 0 where nobody does."""
+        self._embeddings: dict[int, Embedding] = {}
+        """How, by slot."""
         self._special: set[int] = set()
         """Slots that want anything of this: usually there is none, and nothing to look up."""
 
@@ -51,7 +53,10 @@ class Extras:
             sampling = enter.sampling
             self._logged_S[enter.slot] = sampling.logprobs is not None
             self._logged_prompt_S[enter.slot] = 0 if sampling.prompt_logprobs is None else enter.num_prompt
-            self._embedded_S[enter.slot] = enter.num_prompt if sampling.embeds else 0
+            self._embedded_S[enter.slot] = 0
+            if sampling.embedding is not None:
+                self._embedded_S[enter.slot] = enter.num_prompt
+                self._embeddings[enter.slot] = sampling.embedding
             adjustments = self._changed(enter)
             self._note(enter)
             if adjustments is None:
@@ -97,11 +102,12 @@ class Extras:
             first += length
         return logged
 
-    def embedded(self, chunks: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Which of a step's chunks [3, C] reach the end of a prompt whose hidden state is wanted."""
+    def embedded(self, chunks: NDArray[np.int32]) -> dict[int, Embedding]:
+        """Which of a step's chunks [3, C] reach the end of a prompt whose embedding is wanted, and how."""
         if not self._special:
-            return np.zeros(0, np.intp)
-        return np.flatnonzero(self._embedded_S[chunks[0]] == chunks[1] + chunks[2])
+            return {}
+        ends = np.flatnonzero(self._embedded_S[chunks[0]] == chunks[1] + chunks[2]).tolist()
+        return {chunk: self._embeddings[int(chunks[0, chunk])] for chunk in ends}
 
     def adjust(self, logits_RV: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
         """The logits to sample the tokens of these positions from, fp32; those given stay as they are. Masks, biases,
@@ -115,7 +121,7 @@ class Extras:
     def _note(self, enter: Enter) -> None:
         sampling = enter.sampling
         asked = sampling.adjustments, sampling.grammar, sampling.logprobs, sampling.prompt_logprobs
-        if asked == (None, None, None, None) and not sampling.embeds:
+        if asked == (None, None, None, None) and sampling.embedding is None:
             self._special.discard(enter.slot)
         else:
             self._special.add(enter.slot)

@@ -27,7 +27,7 @@ from tercet.model.sampler import sample_step, sample_step_into
 from tercet.model.shape_choice import ShapeChoice
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
-from tercet.model.step_extra import HiddenRows, StepExtra, StepLogs
+from tercet.model.step_extra import StepExtra, StepLogs, StepVectors
 from tercet.model.step_shape import Part, StepShape
 from tercet.model.token_logs import Chunk, prompt_logs, warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
@@ -236,11 +236,11 @@ class Runner:
     ) -> StepExtra | None:  # fmt: skip
         """Start copying to the host what the step says beyond tokens. `hidden_CD`: of its chunks."""
         logs = self._logs(logs_RW, computed, places) if shape.logged or shape.of_prompts else None
-        hidden, embedded = None, self._extras.embedded(self._rows.chunks)
-        if len(embedded):
+        vectors = None
+        if embedded := self._extras.embedded(self._rows.chunks):
             words = HostCopy(self._decoder.last_norm(hidden_CD).view(torch.int32), self._rooms)
-            hidden = HiddenRows(self._rows.num_decode_rows + embedded, embedded, words, hidden_CD.dtype)
-        return StepExtra(logs, hidden) if logs or hidden else None
+            vectors = StepVectors(embedded, self._rows.num_decode_rows, words, hidden_CD.dtype)
+        return StepExtra(logs, vectors) if logs or vectors else None
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:
         """`computed`: rows of the results; `places`: where they are among the logs."""

@@ -1,4 +1,4 @@
-"""What one step says beyond its tokens, to whoever asked: log-probabilities and hidden states. Read on the host."""
+"""What one step says beyond its tokens, to whoever asked: log-probabilities and embeddings. Made on the host."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tercet.ipc.step_messages import Beyond, Hidden, Logs, PromptLogs
+from tercet.ipc.step_messages import Beyond, Embedding, Logs, PromptLogs, Vector
 from tercet.model.host_copies import HostCopy
 from tercet.model.token_logs import Chunk
 
@@ -37,21 +37,28 @@ class StepLogs:
 
 
 @dataclass(frozen=True)
-class HiddenRows:
-    """Hidden states."""
+class StepVectors:
+    """Embeddings."""
 
-    rows: NDArray[np.intp]
-    """Those of the step's results whose hidden state is wanted."""
-    places: NDArray[np.intp]
-    """Where each of them is in `words`."""
+    wanted: dict[int, Embedding]
+    """By the step's chunks."""
+    first_row: int
+    """Of its results that is a chunk."""
     words: HostCopy
-    """Rows of numbers of `dtype`."""
+    """The chunks' hidden states behind the final norm, of this type."""
     dtype: torch.dtype
 
-    def messages(self) -> tuple[Hidden, ...]:
-        """Once."""
-        values = torch.from_numpy(self.words.read()[self.places]).view(self.dtype).float().numpy()
-        return tuple(Hidden(int(row), one.tobytes()) for row, one in zip(self.rows, values, strict=True))
+    def messages(self) -> tuple[Vector, ...]:
+        """Once. Sums are in fp64, so that a length is 1 to the last bits of fp32."""
+        hidden_CD = torch.from_numpy(self.words.read()).view(self.dtype)
+        vectors = []
+        for chunk, how in self.wanted.items():
+            values = hidden_CD[chunk, : how.dimensions].double().numpy()
+            if how.normalize:
+                values = values / (np.linalg.norm(values) or 1.0)
+            made = values.astype(np.float32).tobytes() if np.isfinite(values).all() else b""
+            vectors.append(Vector(self.first_row + chunk, made))
+        return tuple(vectors)
 
 
 @dataclass(frozen=True)
@@ -59,12 +66,12 @@ class StepExtra:
     """Of a step that has any of it."""
 
     logs: StepLogs | None
-    hidden: HiddenRows | None
+    vectors: StepVectors | None
 
     def messages(self) -> Beyond:
         """For the scheduler, once the step is complete."""
         of_tokens, of_prompts = (None, ()) if self.logs is None else (self.logs.of_tokens(), self.logs.of_prompts())
-        return of_tokens, of_prompts, () if self.hidden is None else self.hidden.messages()
+        return of_tokens, of_prompts, () if self.vectors is None else self.vectors.messages()
 
 
 def _num_top(words: NDArray[np.int32]) -> int:

@@ -29,7 +29,7 @@ def http_process(
     assert process.stdout is not None
     try:
         told: list[FromChild] = []
-        begin = Begin(Limits(100, 512, 257, "float32", "cpu"))
+        begin = Begin(Limits(100, 512, 257, "float32", "cpu", 8))
         spec = ChildSpec("http", 0, config, "", tokenizer.addresses)
         for message, answer in ((spec, Loaded), (begin, Serving)):
             process.stdin.write(msgspec.json.encode(message) + b"\n")

@@ -17,10 +17,19 @@ from raw_client import RawClient
 from tercet.engine.config import EngineConfig
 from tercet.engine.engine_process import EngineProcess
 from tercet.ipc import messages
-from tercet.ipc.messages import Chat, ChatMessage, Generate, GenerateIds, SamplingParams
+from tercet.ipc.messages import (
+    Chat,
+    ChatMessage,
+    Embed,
+    EmbeddingParams,
+    EmbedIds,
+    Generate,
+    GenerateIds,
+    SamplingParams,
+)
 from whole_engine import wait_until_empty
 
-REQUESTS = (Generate, GenerateIds, Chat)
+REQUESTS = (Generate, GenerateIds, Chat, Embed, EmbedIds)
 NAMES = ("one of few", "another", "third")
 PARAMS = st.builds(
     SamplingParams,
@@ -35,6 +44,17 @@ LIKELY = st.one_of(
     st.builds(Generate, st.sampled_from(NAMES), st.text(max_size=30), PARAMS),
     st.builds(
         GenerateIds,
+        st.sampled_from(NAMES),
+        st.lists(st.integers(0, 400), max_size=80).map(lambda ids: b"".join(map(_le, ids))),
+    ),
+    st.builds(
+        Embed,
+        st.sampled_from(NAMES),
+        st.text(max_size=70),
+        st.builds(EmbeddingParams, dimensions=st.none() | st.integers(-1, 2000), normalize=st.none() | st.booleans()),
+    ),
+    st.builds(
+        EmbedIds,
         st.sampled_from(NAMES),
         st.lists(st.integers(0, 400), max_size=80).map(lambda ids: b"".join(map(_le, ids))),
     ),
@@ -76,7 +96,7 @@ def exchange(address: str, said: list[Any]) -> None:
             answered = False
             for kind, name, *_ in client.items():
                 answered = answered or (kind, name) == ("Tokenized", closing)
-                ends[name] += name in NAMES and kind in ("Finished", "Failed", "Rejected")
+                ends[name] += name in NAMES and kind in ("Finished", "Embedded", "Failed", "Rejected")
                 if answered and ends.total() >= wanted.total():
                     break
             assert +ends == wanted

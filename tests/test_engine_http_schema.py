@@ -21,6 +21,7 @@ POSTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
     "/v1/completions": {"model": "tiny", "prompt": "a", "max_tokens": 3},
     "/v1/responses": {"model": "tiny", "input": [{"role": "user", "content": "a"}], "max_output_tokens": 3},
+    "/v1/embeddings": {"model": "tiny", "input": ["a", "b"]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},

@@ -138,8 +138,9 @@ def test_stop_strings_end_an_answer_before_they_appear(llm: LLM) -> None:
 
 
 def test_a_refusal_is_an_exception_and_the_engine_goes_on(llm: LLM) -> None:
-    with pytest.raises(RequestRefused, match=f"token id {VOCAB_SIZE}"):
+    with pytest.raises(RequestRefused, match=f"token id {VOCAB_SIZE}") as refused:
         llm.generate([[5, 6], [VOCAB_SIZE], [7]], GREEDY, use_tqdm=False)
+    assert refused.value.__notes__ == ["This is of prompts[1]."]
     with pytest.raises(RequestRefused, match="temperature"):
         llm.generate([5, 6], SamplingParams(temperature=float("nan")), use_tqdm=False)
     with pytest.raises(ValueError, match="got 2 prompts and 1 params"):

@@ -184,7 +184,7 @@ class Parts:
         if self._untold_workers and self._draw.random() < 0.3:
             self._untold_workers = False
             self._incarnation += 1
-            limits = Limits(self._settings.num_pages, self._settings.max_model_len, VOCABULARY, "", "")
+            limits = Limits(self._settings.num_pages, self._settings.max_model_len, VOCABULARY, "", "", 8)
             assert self.planner.restart(WorkersRestarted(self._incarnation, limits, None), 0.0) == []
         if self._untold_scheduler and self._draw.random() < 0.3:
             self._untold_scheduler = False

@@ -31,7 +31,7 @@ from tercet.ipc.step_messages import Sampling
 from test_engine_planner import settings, submit
 
 RULES = Rules(
-    limits=Limits(100, 64, 1000, "float32", "cpu"),
+    limits=Limits(100, 64, 1000, "float32", "cpu", 8),
     defaults=GenerationDefaults(),
     eos_ids=(2, 7),
     seed=0,
@@ -174,7 +174,7 @@ def test_a_temperature_too_low_to_divide_by_is_none() -> None:
 def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
     """The scheduler, which counts pages, takes it, and one token more would be too many."""
     codec: Any = SimpleNamespace(eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu"), 0, 16, Pooling())
+    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu", 8), 0, 16, Pooling())
     planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
     for number, length in enumerate((1, 22, 32)):
         max_tokens = resolve(SamplingParams(), length, number, rules).max_tokens

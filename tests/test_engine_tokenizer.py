@@ -135,7 +135,7 @@ def test_answers_without_max_tokens_fit_the_workers_that_came_back(
 ) -> None:
     """With fewer pages than those before them: the scheduler would refuse each answer that may be longer."""
     peer = Peer(context, engine.address)
-    engine.tell(NewLimits(Limits(3, 512, 257, "float32", "cpu")))
+    engine.tell(NewLimits(Limits(3, 512, 257, "float32", "cpu", 8)))
     lengths = []
     while lengths[-1:] != [2 * 64 + 1]:
         peer.ask(Generate("a", "hi"))

@@ -263,7 +263,7 @@ def test_nothing_loaded_is_walked_by_the_collector() -> None:
         "import msgspec, numpy\n"
         "read, write = os.pipe()\n"
         "spec = ChildSpec('scheduler', 0, EngineConfig(model='m'), 'm', make_addresses(1))\n"
-        "os.write(write, msgspec.json.encode(Begin(Limits(1, 2, 3, 'none', 'none'))) + b'\\n')\n"
+        "os.write(write, msgspec.json.encode(Begin(Limits(1, 2, 3, 'none', 'none', 4))) + b'\\n')\n"
         "loaded = len(gc.get_objects())\n"
         "SupervisorLink(spec, os.fdopen(read, 'rb'), open(os.devnull, 'wb')).wait_begin()\n"
         "assert loaded > 10_000 and len(gc.get_objects()) < loaded / 10, (loaded, len(gc.get_objects()))\n"

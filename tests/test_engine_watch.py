@@ -12,7 +12,7 @@ from tercet.engine.crew import Crew
 from tercet.engine.watch import ChildDied, Watch
 from tercet.ipc.process_messages import Begin, Limits, Loaded, NewLimits, WorkersRestarted
 
-LIMITS = Limits(9, 9, 9, "none", "none")
+LIMITS = Limits(9, 9, 9, "none", "none", 9)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_who_is_started_again_has_to_serve_in_time(crew: Crew, watch: Watch) -> 
 
 def test_workers_that_come_back_with_fewer_pages_are_told_of(crew: Crew, watch: Watch) -> None:
     told: dict[str, list[object]] = {"worker": [], "scheduler": [], "tokenizer": []}
-    fewer = Limits(5, 9, 9, "none", "none")
+    fewer = Limits(5, 9, 9, "none", "none", 9)
     for role, heard in told.items():
         loaded = Loaded(fewer) if role == "worker" else Loaded()
         child = SimpleNamespace(role=role, loaded=loaded, begun=True, serving=True, phases={}, tell=heard.append)

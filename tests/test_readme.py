@@ -89,10 +89,12 @@ def test_the_wire_page_s_program(daemon: Daemon, tmp_path: Path) -> None:
 
 def test_the_http_page_s_programs(daemon: Daemon, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "http.md").read_text().replace(f"http://{HTTP}", daemon.http)
-    of_openai, of_responses, of_anthropic = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    of_openai, of_responses, of_anthropic, of_embeddings = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     command = page.partition("```console\n$ ")[2].partition("```")[0]
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.endswith("data: [DONE]\n\n")
     assert "Paris" in done.stdout
     assert run(of_openai + of_responses, tmp_path).count("Paris") >= 2
     assert "Paris" in run(of_anthropic, tmp_path)
+    shown = "print(len(vectors), len(vectors[0]))"
+    assert run(f"{of_openai}{of_embeddings}{shown}", tmp_path).endswith("2 576\n")

@@ -146,7 +146,7 @@ def tokenizer_process(
     addresses = make_addresses(1, listen)
     process = None
     try:
-        limits = Limits(100, max_model_len, vocab_size, "float32", "cpu")
+        limits = Limits(100, max_model_len, vocab_size, "float32", "cpu", 8)
         process = TokenizerProcess(model_path, limits, EngineConfig(model="tiny", listen=listen), addresses)
         yield process
     finally:
