@@ -3,7 +3,6 @@
 It reads a folder or a GGUF file once, at start. A folder with no tokenizer at all serves token ids only.
 """
 
-import json
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
+from tercet.engine.json_file import read_object
 from tercet.engine.pieces import Pieces
 from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage, ChatOptions
@@ -143,14 +143,14 @@ def _ends_of_config(config: dict[str, Any]) -> Any:
 
 
 def _from_folder(folder: Path) -> TextCodec:
-    generation = _read_json(folder / "generation_config.json")
+    generation = read_object(folder / "generation_config.json")
     said = generation.get("eos_token_id")
-    ends = _ids(_ends_of_config(_read_json(folder / "config.json")) if said is None else said)
+    ends = _ids(_ends_of_config(read_object(folder / "config.json")) if said is None else said)
     try:
         defaults = msgspec.convert(generation, GenerationDefaults)
     except msgspec.ValidationError as error:
         raise UnsupportedModel(f"{folder / 'generation_config.json'}: {error}") from None
-    settings = _read_json(folder / "tokenizer_config.json")
+    settings = read_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.exists():
         if others := [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]:
@@ -198,18 +198,6 @@ def _codec(
     )
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UnsupportedModel(f"{file} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UnsupportedModel(f"{file} holds a {type(content).__name__}; want an object")
-    return content
-
-
 def _ids(value: Any) -> list[int]:
     """`eos_token_id` is one id, a list of them, or missing."""
     listed = value if isinstance(value, list) else [] if value is None else [value]
@@ -221,7 +209,7 @@ def _ids(value: Any) -> list[int]:
 def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """As transformers: the older special_tokens_map.json has the last word, unless the settings list added tokens."""
     if "added_tokens_decoder" not in settings:
-        settings = settings | _read_json(folder / "special_tokens_map.json")
+        settings = settings | read_object(folder / "special_tokens_map.json")
     names = {}
     for name in _SPECIAL_TOKENS:
         value = settings.get(name)
@@ -253,15 +241,18 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     ]
     sources: dict[str, Any] = {name: _read_text(file) for name, file in files if file.exists()}
     if "default" not in sources:
-        said = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+        said = settings.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template")
         named = said if isinstance(said, list) else [{"name": "default", "template": said}]
         known = [one for one in named if isinstance(one, dict) and one.get("name") in ("default", "tool_use")]
         sources = {one["name"]: one.get("template") for one in known} | sources
-    return {name: source for name, source in sources.items() if isinstance(source, str)}
+    for name, source in sources.items():
+        if not isinstance(source, str | None):
+            raise UnsupportedModel(f"{folder}: chat template {name} is a {type(source).__name__}; want text")
+    return {name: source for name, source in sources.items() if source is not None}
 
 
 def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{file} cannot be read as text: {error}") from None

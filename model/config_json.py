@@ -29,7 +29,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} has no config.json; want a model folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds a {type(raw).__name__}; want an object")

@@ -137,7 +137,7 @@ def _paths(folder: Path) -> list[Path]:
         paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise ValueError(f"{folder} has no .safetensors file; weights are read from safetensors or GGUF only")
-    if absent := [path.name for path in paths if not path.is_file()]:
+    if absent := [path.name for path in paths if not os.path.isfile(path)]:
         raise ValueError(f"{folder}: the index names files that are not there: {', '.join(absent)}")
     return paths
 
@@ -149,7 +149,7 @@ def _index(folder: Path) -> dict[str, str]:
         return {}
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a readable index: {error!r}") from None
     if not isinstance(names, dict) or not all(isinstance(name, str) and "/" not in name for name in names.values()):
         raise ValueError(f"{path}: weight_map must map tensor names to names of files beside it")

@@ -225,6 +225,8 @@ def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) ->
         ("tokenizer.json", '{"model": 5}', "tokenizer.json cannot be read"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json holds a list; want an object"),
         ("tokenizer_config.json", "nonsense", "tokenizer_config.json cannot be read as JSON"),
+        ("tokenizer_config.json", "[" * 10_000, "tokenizer_config.json cannot be read as JSON: maximum recursion"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "chat template default is a int; want text"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": true}', "eos_token_id True; want an id or a list of ids"),
@@ -232,6 +234,7 @@ def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) ->
         ("config.json", '{"eos_token_id": [2, true]}', "eos_token_id .*True"),
         ("tokenizer.json", None, "no tokenizer.json"),
         ("chat_template.jinja", "{% if %}", "chat template cannot be used"),
+        ("chat_template.jinja", "{% if 1 %}" * 400 + "{% endif %}" * 400, "chat template cannot be used: maximum rec"),
         ("chat_template.jinja", "\udcff", r"chat_template\.jinja cannot be read as text"),
     ],
 )

@@ -194,7 +194,15 @@ def test_fields_of_other_families_are_named(
     assert caplog.messages == lines
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "not readable as JSON"), ("[]", "want an object")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not readable as JSON"),
+        ("[" * 10_000, "not readable as JSON: maximum recursion depth"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "config.json is not readable as JSON: Exceeds the limit"),
+        ("[]", "want an object"),
+    ],
+)
 def test_unreadable_config(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=words):

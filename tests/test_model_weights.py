@@ -42,6 +42,12 @@ def test_sharded_files_hold_the_same(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../secret"}}')
     with pytest.raises(ValueError, match="weight_map must map"):
         load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "%s"}}' % ("x" * 300))
+    with pytest.raises(ValueError, match="files that are not there: xxx"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 10_000)
+    with pytest.raises(ValueError, match="is not a readable index: RecursionError"):
+        load(tmp_path)
 
 
 def test_type_is_converted() -> None:
