@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from tercet.engine.chat_template import ChatTemplate
 from tercet.engine.errors import UnsupportedModel
@@ -20,13 +20,13 @@ from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
 from tercet.engine.json_file import read_object
+from tercet.engine.listed_tokens import add_listed, special_names
 from tercet.engine.pieces import Pieces
 from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SHORT_CHARACTERS = 2000
 """Encoded in about a millisecond."""
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """They end a turn wherever a GGUF file has them, which often names what ends a text alone."""
@@ -164,8 +164,8 @@ def _from_folder(folder: Path) -> TextCodec:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
-    names = _special_tokens(folder, settings)
-    _mark_special(tokenizer, list(names.values()))
+    names = special_names(folder, settings)
+    add_listed(tokenizer, folder, settings)
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
@@ -204,28 +204,6 @@ def _ids(value: Any) -> list[int]:
     if any(isinstance(one, bool) or not isinstance(one, int) for one in listed):
         raise UnsupportedModel(f"the checkpoint has eos_token_id {value!r}; want an id or a list of ids")
     return list(dict.fromkeys(listed))
-
-
-def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """As transformers: the older special_tokens_map.json has the last word, unless the settings list added tokens."""
-    if "added_tokens_decoder" not in settings:
-        settings = settings | read_object(folder / "special_tokens_map.json")
-    names = {}
-    for name in _SPECIAL_TOKENS:
-        value = settings.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            names[name] = content
-    return names
-
-
-def _mark_special(tokenizer: Tokenizer, names: list[str]) -> None:
-    """What the checkpoint calls special is special, even where tokenizer.json lists it as an ordinary token."""
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    unmarked = [
-        name for name in dict.fromkeys(names) if name not in special and tokenizer.token_to_id(name) is not None
-    ]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in unmarked])
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
