@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tercet.model.config import DTYPES, ModelConfig
+from tercet.model.config import DTYPES, MOST_LAYERS, ModelConfig
 from tercet.model.config_defaults import FAMILIES, HEADLESS, traits, with_defaults
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
@@ -53,7 +53,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     max_positions = positive(config, "max_position_embeddings")
     attention_bias = family not in _WITHOUT_BIAS and flag(config, "attention_bias")
     head_dim = positive(config, "head_dim", hidden_size // num_heads)
-    num_layers = positive(config, "num_hidden_layers")
+    num_layers = positive(config, "num_hidden_layers", most=MOST_LAYERS)
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
     is_gemma = family in ("gemma2", "gemma3_text")

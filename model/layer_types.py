@@ -47,7 +47,9 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
         # As files had it before transformers 5: what is scaled is that of layers that see all.
         return {FULL: parse_rope(config), SLIDING: parse_rope({**_unscaled(config), **_local_base(config)})}
     if not isinstance(both, Mapping) or set(both) != {FULL, SLIDING} or "rope_scaling" in config:
-        raise ValueError(f"rope_parameters is {both!r}; want {FULL} and {SLIDING}, and no rope_scaling beside them")
+        raise ValueError(
+            f"config.json: rope_parameters is {both!r}; want {FULL} and {SLIDING}, and no rope_scaling beside them"
+        )
     config = _unscaled(config)
     return {
         FULL: parse_rope({**config, "rope_parameters": both[FULL]}),

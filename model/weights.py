@@ -110,11 +110,12 @@ def load_weights(
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
+    found = {name: shape for name, shape in shapes.items() if not _guesses(name, config)}
+    # Before there is memory for any: sizes that the files do not have may be beyond it.
+    _check_names(checkpoint.source, expected_shapes(replace(config, tie_word_embeddings=tied)), found)
     builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
     moves = builder.moves
-    found = {name: shape for name, shape in shapes.items() if not _guesses(name, config)}
-    _check_names(checkpoint.source, {move.name: move.shape for move in moves}, found)
     total = sum(move.into.nbytes for move in moves)
     done = 0
     if progress is not None:

@@ -136,6 +136,8 @@ def test_refuses_multipliers_that_are_none(name: str, value: object) -> None:
         ("layer_types", [["full_attention"]] * 3),
         ("num_key_value_heads", 3),
         ("num_hidden_layers", 0),
+        ("num_hidden_layers", 10**9),
+        ("hidden_size", 2**40),
         ("hidden_size", "64"),
         ("hidden_size", True),
         ("hidden_size", 63),
@@ -221,6 +223,8 @@ def test_context_length() -> None:
         parse_config(LLAMA).resolve_max_model_len(513)
     linear = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}})
     assert linear.resolve_max_model_len(None) == 2048
+    endless = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 1e14}})
+    assert endless.resolve_max_model_len(None) == 2**24
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parse_config({**LLAMA, "rope_parameters": yarn}).resolve_max_model_len(None) == 2048
     dynamic = parse_config({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 4.0}})

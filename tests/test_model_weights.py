@@ -1,5 +1,6 @@
 """The reading of weights: all of them, piece by piece, and a clear word on files that do not fit the model."""
 
+import json
 import os
 import shutil
 from operator import attrgetter
@@ -142,6 +143,16 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     os.truncate(path / "model.safetensors", 5000)
     with pytest.raises(ValueError, match=r"model.safetensors is shorter than it was when it was opened"):
         load_weights(tensors, config, rank=0, size=1, dtype=torch.float32, device=CPU)
+
+
+def test_no_memory_is_taken_for_sizes_that_the_files_do_not_have(tmp_path: Path) -> None:
+    path, _ = copy_of("llama", tmp_path)
+    raw = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 2**20, "hidden_size": 2**20}))
+    with pytest.raises(
+        ValueError, match=r"of the wrong shape: model\.embed_tokens\.weight \[419, 64\] \(want \[419, 10"
+    ):
+        load(path)
 
 
 def test_random_bytes_are_no_file(tmp_path: Path) -> None:
