@@ -161,6 +161,12 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
     assert resolve(SamplingParams(), 60, 1, rules).max_tokens == 4  # the context holds no more
 
 
+def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    codec: Any = SimpleNamespace(eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
+    assert make_rules(codec, RULES.limits, 0, page_size=16).eos_ids == (5,)
+    assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
+
+
 def test_a_temperature_too_low_to_divide_by_is_none() -> None:
     for asked, used in ((1e-8, 0), (5e-324, 0), (0.0, 0), (1e-6, 1e-6), (1e-5, 1e-5)):
         params = SamplingParams(temperature=asked)
