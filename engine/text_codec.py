@@ -35,6 +35,30 @@ _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_
 """They show that a folder has a tokenizer, in a form that is not read."""
 
 
+_UNUSED = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "sequence_bias",
+    "stop_strings",
+    "suppress_tokens",
+    "typical_p",
+)
+"""Of generation_config.json: transformers would write other tokens with them."""
+_MOST_IDS = 2**24
+"""Far more than any vocabulary has; the library takes memory for all ids up to the last."""
+
+
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     """What a request gets that does not say otherwise. None: the neutral value."""
 
@@ -150,6 +174,8 @@ def _from_folder(folder: Path) -> TextCodec:
         defaults = msgspec.convert(generation, GenerationDefaults)
     except msgspec.ValidationError as error:
         raise UnsupportedModel(f"{folder / 'generation_config.json'}: {error}") from None
+    if unused := [name for name in _UNUSED if generation.get(name) not in (None, 0, 1, [], {})]:
+        print(f"warning: generation_config.json: not used: {', '.join(unused)}", file=sys.stderr)
     settings = read_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -179,6 +205,12 @@ def _codec(
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
 ) -> TextCodec:
+    vocabulary = tokenizer.get_vocab()
+    if not vocabulary or max(vocabulary.values()) >= _MOST_IDS:
+        last = max(vocabulary.values(), default=None)
+        raise UnsupportedModel(
+            f"the last id of the checkpoint's tokenizer is {last}; want one from 0 to {_MOST_IDS - 1}"
+        )
     tokenizer.no_padding()
     tokenizer.no_truncation()
     pieces = Pieces(tokenizer)
@@ -194,7 +226,7 @@ def _codec(
         eos_ids,
         defaults,
         # Each byte is at most one character of a token's spelling; normalisation shortens a text to a third at most.
-        3 * max(len(token) for token in tokenizer.get_vocab()) if bounded else None,
+        3 * max(map(len, vocabulary)) if bounded else None,
     )
 
 

@@ -113,12 +113,13 @@ def test_what_ends_a_text(
     assert load_codec(folder).eos_ids == ends
 
 
-def test_generation_defaults(tmp_path: Path) -> None:
+def test_generation_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = byte_checkpoint(tmp_path)
     generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "do_sample": True}
-    rewrite(folder / "generation_config.json", generation)
+    rewrite(folder / "generation_config.json", {**generation, "num_beams": 1, "suppress_tokens": [7], "min_length": 3})
     defaults = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
     assert load_codec(folder).defaults == defaults
+    assert "generation_config.json: not used: min_length, suppress_tokens\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json", "string", "list", "none"])
@@ -223,6 +224,8 @@ def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) ->
     [
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
         ("tokenizer.json", '{"model": 5}', "tokenizer.json cannot be read"),
+        ("tokenizer.json", '{"model": {"vocab": {}, "merges": []}}', "last id of the checkpoint's tokenizer is None"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 99999999}, "merges": []}}', "is 99999999; want one from 0 to"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json holds a list; want an object"),
         ("tokenizer_config.json", "nonsense", "tokenizer_config.json cannot be read as JSON"),
         ("tokenizer_config.json", "[" * 10_000, "tokenizer_config.json cannot be read as JSON: maximum recursion"),
