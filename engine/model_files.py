@@ -48,7 +48,7 @@ def _locate(model: str) -> Path:
         return target if target.exists() else _have_fetched(model)
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # Path's own raises where it may not look, and a hub id is no path
-        _open_all([path / "config.json", *(file for wanted in _WANTED_FILES for file in path.glob(wanted))])
+        _open_all(_files_of(path))
         return path.resolve()
     if os.path.isfile(path):
         if path.suffix != ".gguf":
@@ -58,7 +58,13 @@ def _locate(model: str) -> Path:
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         _open_all([path])
         raise ModelNotFound(f"model {model!r}: no such folder or file")
-    return _have_fetched(model)
+    fetched = _have_fetched(model)
+    _open_all(_files_of(fetched))
+    return fetched
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [folder / "config.json", *(file for wanted in _WANTED_FILES for file in folder.glob(wanted))]
 
 
 def _open_all(files: Iterable[Path]) -> None:
