@@ -24,6 +24,7 @@ from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal, invalid
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
+    check_generates,
     check_handling,
     check_params,
     check_prompt_ids,
@@ -135,6 +136,7 @@ class Reception:
                 request_id, "duplicate_request_id", f"request {request_id!r} of this connection has not ended yet"
             )
         try:
+            check_generates(self._rules)
             check_handling(request)
             check_params(request.params, self._rules)
             self._check_prompt(request)

@@ -62,11 +62,15 @@ def stop_strings(params: SamplingParams) -> tuple[str, ...]:
     return (params.stop,) if isinstance(params.stop, str) else params.stop
 
 
-def check_params(params: SamplingParams, rules: Rules) -> None:
-    """Refuse what is wrong or not supported whatever the prompt is."""
+def check_generates(rules: Rules) -> None:
+    """Refuse to write text with a checkpoint that has nothing to write it with."""
     if not rules.limits.generates:
         text = "the checkpoint has no lm_head.weight, which makes logits: it is for embeddings; want one that has it"
         raise Refusal("not_supported", text)
+
+
+def check_params(params: SamplingParams, rules: Rules) -> None:
+    """Refuse what is wrong or not supported whatever the prompt is."""
     _refuse_unsupported(params)
     if params.temperature is not None:
         check_range("temperature", params.temperature, 0, _MAX_TEMPERATURE)

@@ -40,11 +40,6 @@ RULES = Rules(
 NAN, INF = math.nan, math.inf
 
 
-def test_what_has_no_head_generates_nothing() -> None:
-    with pytest.raises(Refusal, match=r"the checkpoint has no lm_head\.weight"):
-        check_params(SamplingParams(), replace(RULES, limits=msgspec.structs.replace(RULES.limits, generates=False)))
-
-
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
