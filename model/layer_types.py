@@ -65,7 +65,9 @@ def _turned(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unscaled(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")}
+    """Without what counts for layers of all types alone."""
+    scaling = ("rope_scaling", "rope_parameters", "original_max_position_embeddings")
+    return {name: value for name, value in config.items() if name not in scaling}
 
 
 def _local_base(config: Mapping[str, Any]) -> dict[str, Any]:

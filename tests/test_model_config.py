@@ -61,7 +61,8 @@ def test_spellings_of_olmo_3_agree() -> None:
     old = parse_config({**olmo, "rope_theta": 5e5, "rope_scaling": scaled})
     both = {"full_attention": {**scaled, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}
     types = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
-    assert old == parse_config({**olmo, "rope_parameters": both, "layer_types": types})
+    new = {**olmo, "rope_parameters": both, "layer_types": types}
+    assert old == parse_config(new) == parse_config({**new, "original_max_position_embeddings": 1024})
     assert [rope.kind for rope in old.layer_ropes if rope] == ["default"] * 3 + ["yarn", "default"]
     theirs = Olmo3Config(**olmo, rope_theta=5e5, rope_scaling=dict(scaled))
     assert theirs.layer_types == types
