@@ -118,7 +118,6 @@ _HARMLESS = frozenset(
         "embd_pdrop",
         "resid_pdrop",
         "residual_dropout",
-        "auto_map",
         "cache_implementation",
         "_sliding_window_pattern",
         "bos_token_id",

@@ -170,8 +170,8 @@ def test_refuses_a_first_windowed_layer_that_is_no_number() -> None:
 
 def test_fields_that_nobody_reads_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        parse_config({**LLAMA, "frobnicate": 3, "use_cache": True})
-    assert "frobnicate" in caplog.text
+        parse_config({**LLAMA, "frobnicate": 3, "auto_map": {"AutoModel": "modeling.Own"}, "use_cache": True})
+    assert "not used: auto_map, frobnicate" in caplog.text
     assert "use_cache" not in caplog.text
 
 
