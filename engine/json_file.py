@@ -10,7 +10,9 @@ from tercet.engine.errors import UnsupportedModel
 def read_json(file: Path) -> Any:
     """Whatever it holds; `UnsupportedModel` names a file that cannot be read."""
     try:
-        return json.loads(file.read_bytes())
+        content = json.loads(file.read_bytes())
+        json.dumps(content, ensure_ascii=False).encode()  # halves of characters, which JSON may name, are no text
+        return content
     except (OSError, ValueError, RecursionError) as error:
         raise UnsupportedModel(f"{file} cannot be read as JSON: {error}") from None
 

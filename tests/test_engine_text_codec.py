@@ -230,6 +230,7 @@ def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) ->
         ("tokenizer_config.json", "nonsense", "tokenizer_config.json cannot be read as JSON"),
         ("tokenizer_config.json", "[" * 10_000, "tokenizer_config.json cannot be read as JSON: maximum recursion"),
         ("tokenizer_config.json", '{"chat_template": 5}', "chat template default is a int; want text"),
+        ("tokenizer_config.json", r'{"eos_token": "\ud800"}', "cannot be read as JSON: .*surrogates not allowed"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": true}', "eos_token_id True; want an id or a list of ids"),

@@ -46,6 +46,9 @@ def test_sharded_files_hold_the_same(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "%s"}}' % ("x" * 300))
     with pytest.raises(ValueError, match="files that are not there: xxx"):
         load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(r'{"weight_map": {"a": "\ud800\n"}}')
+    with pytest.raises(ValueError, match=r"not there: '\\ud800\\n'$"):
+        load(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[" * 10_000)
     with pytest.raises(ValueError, match="is not a readable index: RecursionError"):
         load(tmp_path)
@@ -159,6 +162,13 @@ def test_random_bytes_are_no_file(tmp_path: Path) -> None:
     path, _ = copy_of("llama", tmp_path)
     (path / "model.safetensors").write_bytes(bytes(range(256)) * 50)
     with pytest.raises(ValueError, match="not a readable safetensors file"):
+        load(path)
+
+
+def test_tensors_whose_names_are_no_line(tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    save_file({**raw, "a\nb": torch.zeros(3)}, path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"not part of this model: 'a\\nb'$"):
         load(path)
 
 
