@@ -49,7 +49,7 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             self._tool_use = self._template if tool_use is None else environment.from_string(tool_use)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
             raise UnsupportedModel(f"the checkpoint's chat template cannot be used: {error}") from None
         self._special_tokens = special_tokens
         with_tools = source if tool_use is None else tool_use

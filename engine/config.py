@@ -154,9 +154,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             value = getattr(self, field.name)
             try:
                 msgspec.convert(value, field.type)
-            except msgspec.ValidationError as error:
+                msgspec.json.encode(value)  # as children get it
+            except (msgspec.ValidationError, UnicodeEncodeError) as error:
                 shown = type(value).__name__ if field.name in ("listen_key", "api_key") else repr(value)
-                raise ValueError(f"{_flag(field.name)} got {shown}; {error}") from None
+                wanted = "want UTF-8" if isinstance(error, UnicodeEncodeError) else error
+                raise ValueError(f"{_flag(field.name)} got {shown}; {wanted}") from None
 
 
 def _flag(name: str) -> str:

@@ -6,6 +6,7 @@ It finds and fetches; it does not read what is inside.
 import hashlib
 import importlib.util
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,11 @@ _UNWANTED_FILES = ["*/*.safetensors", "consolidated*.safetensors"]
 def locate(model: str) -> Path:
     """The folder or GGUF file that `model` names, fetched if need be."""
     try:
-        return _locate(model)
+        found = _locate(model)
+        str(found).encode()  # processes and clients are told
+        return found
+    except UnicodeEncodeError:
+        raise ModelNotFound(f"model {model!r} is in {str(found)!r}; want a path in UTF-8") from None
     except PermissionError as error:
         raise ModelNotFound(f"model {model!r}: {error.filename} may not be read by user {os.geteuid()}") from None
     except OSError as error:
@@ -43,7 +48,7 @@ def _locate(model: str) -> Path:
         return target if target.exists() else _have_fetched(model)
     path = Path(os.path.expanduser(model))
     if os.path.isdir(path):  # Path's own raises where it may not look, and a hub id is no path
-        _open_all([path / "config.json", *(file for wanted in _WANTED_FILES for file in path.glob(wanted))])
+        _open_all(_files_of(path))
         return path.resolve()
     if os.path.isfile(path):
         if path.suffix != ".gguf":
@@ -53,18 +58,30 @@ def _locate(model: str) -> Path:
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         _open_all([path])
         raise ModelNotFound(f"model {model!r}: no such folder or file")
-    return _have_fetched(model)
+    fetched = _have_fetched(model)
+    _open_all(_files_of(fetched))
+    return fetched
+
+
+def _files_of(folder: Path) -> list[Path]:
+    return [folder / "config.json", *(file for wanted in _WANTED_FILES for file in folder.glob(wanted))]
 
 
 def _open_all(files: Iterable[Path]) -> None:
-    """Raises `PermissionError`; what else is wrong with them is for those who read them."""
+    """Raises `PermissionError`; and where a link leads nowhere, so that no file counts as one that is not there, or
+    where one is no file: of a pipe, reading would not come back."""
     for file in files:
         try:
-            os.close(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))  # a pipe would be waited for
-        except PermissionError:
-            raise
-        except OSError:
-            pass
+            opened = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if os.path.islink(file):
+                raise ModelNotFound(f"{file} is a link to {os.readlink(file)!r}, which is not there") from None
+            continue
+        try:
+            if not stat.S_ISREG(os.fstat(opened).st_mode):
+                raise ModelNotFound(f"{file} is no file; want one")
+        finally:
+            os.close(opened)
 
 
 def fetch(model: str) -> Path:

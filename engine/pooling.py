@@ -4,12 +4,12 @@ It reads a folder's `modules.json` and what that names, or a GGUF file's setting
 hidden state of the last token. Knows no tensor.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
+from tercet.engine.json_file import read_json, read_object
 
 _LAST = "lasttoken"
 _FLAGS = {
@@ -44,7 +44,7 @@ def read_pooling(model_path: Path) -> Pooling:
         config = model_path / "1_Pooling" / "config.json"
         if config.exists():
             _check_mode(config)
-    except ValueError as error:
+    except UnsupportedModel as error:
         return Pooling(refusal=str(error))
     return Pooling()
 
@@ -55,30 +55,32 @@ def _of_gguf(file: Path) -> Pooling:
     kind = metadata.get(name, 0)
     mode = _GGUF_MODES.get(kind, str(kind)) if isinstance(kind, int) else repr(kind)
     if kind and mode != _LAST:
-        raise ValueError(f"{file}: {name} is {kind} ({mode}); supported: 3 ({_LAST})")
+        raise UnsupportedModel(f"{file}: {name} is {kind} ({mode}); supported: 3 ({_LAST})")
     return Pooling()
 
 
 def _of_modules(file: Path) -> Pooling:
     """What they are is said by the last part of a type's name, which stays as packages are rearranged."""
-    modules = _read(file)
+    modules = read_json(file)
     listed = modules if isinstance(modules, list) else []
     kinds = [str(one.get("type")).rpartition(".")[2] for one in listed if isinstance(one, dict)]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         named = ", ".join(kinds) or "none"
-        raise ValueError(f"{file}: modules are {named}; supported: Transformer, Pooling, and Normalize or nothing")
+        raise UnsupportedModel(
+            f"{file}: modules are {named}; supported: Transformer, Pooling, and Normalize or nothing"
+        )
     path = listed[1].get("path")
     folder = file.parent / str(path)
     if not folder.resolve().is_relative_to(file.parent.resolve()):
-        raise ValueError(f"{file}: path of Pooling is {path!r}; want a folder beside it")
+        raise UnsupportedModel(f"{file}: path of Pooling is {path!r}; want a folder beside it")
     _check_mode(folder / "config.json")
     return Pooling(normalized=len(kinds) == 3)
 
 
 def _check_mode(file: Path) -> None:
-    config = _read(file)
-    if not isinstance(config, dict):
-        raise ValueError(f"{file} holds a {type(config).__name__}; want an object")
+    if not file.exists():
+        raise UnsupportedModel(f"{file} is missing; want what modules.json names")
+    config = read_object(file)
     said = config.get("pooling_mode")
     if said is None:
         modes = [mode for flag, mode in _FLAGS.items() if config.get(flag, mode == "mean")]
@@ -86,11 +88,4 @@ def _check_mode(file: Path) -> None:
         modes = [str(one).lower() for one in (said if isinstance(said, list) else [said])]
     if modes != [_LAST]:
         named = " and ".join(modes) or "none"
-        raise ValueError(f"{file}: the pooling mode is {named}; supported: {_LAST}")
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{file} cannot be read as JSON: {error}") from None
+        raise UnsupportedModel(f"{file}: the pooling mode is {named}; supported: {_LAST}")

@@ -18,6 +18,11 @@ from tercet.ipc.process_messages import Limits
 def make_rules(codec: TextCodec, limits: Limits, seed: int, page_size: int, pooling: Pooling) -> Rules:
     """What requests are measured against; says aloud what the checkpoint's defaults change."""
     eos_ids = tuple(token_id for token_id in codec.eos_ids if 0 <= token_id < limits.vocab_size)
+    if lost := [token_id for token_id in codec.eos_ids if token_id not in eos_ids]:
+        print(
+            f"warning: eos_token_id {', '.join(map(str, lost))} ends nothing: the model has {limits.vocab_size} tokens",
+            file=sys.stderr,
+        )
     if len(eos_ids) > MAX_STOP_IDS:
         raise UnsupportedModel(f"the checkpoint has {len(eos_ids)} end-of-sequence ids; want at most {MAX_STOP_IDS}")
     of_text = codec.longest_token, codec.tokenizer is not None

@@ -3,7 +3,6 @@
 It reads a folder or a GGUF file once, at start. A folder with no tokenizer at all serves token ids only.
 """
 
-import json
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,26 +12,51 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from tercet.engine.chat_template import ChatTemplate
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
+from tercet.engine.json_file import read_object
+from tercet.engine.listed_tokens import add_listed, special_names
 from tercet.engine.pieces import Pieces
 from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SHORT_CHARACTERS = 2000
 """Encoded in about a millisecond."""
-_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """They end a turn wherever a GGUF file has them, which often names what ends a text alone."""
 
 _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """They show that a folder has a tokenizer, in a form that is not read."""
+
+
+_UNUSED = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "encoder_repetition_penalty",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "exponential_decay_length_penalty",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "guidance_scale",
+    "min_length",
+    "min_new_tokens",
+    "no_repeat_ngram_size",
+    "num_beams",
+    "sequence_bias",
+    "stop_strings",
+    "suppress_tokens",
+    "typical_p",
+)
+"""Of generation_config.json: transformers would write other tokens with them."""
+_MOST_IDS = 2**24
+"""Far more than any vocabulary has; the library takes memory for all ids up to the last."""
 
 
 class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,14 +167,16 @@ def _ends_of_config(config: dict[str, Any]) -> Any:
 
 
 def _from_folder(folder: Path) -> TextCodec:
-    generation = _read_json(folder / "generation_config.json")
+    generation = read_object(folder / "generation_config.json")
     said = generation.get("eos_token_id")
-    ends = _ids(_ends_of_config(_read_json(folder / "config.json")) if said is None else said)
+    ends = _ids(_ends_of_config(read_object(folder / "config.json")) if said is None else said)
     try:
         defaults = msgspec.convert(generation, GenerationDefaults)
     except msgspec.ValidationError as error:
         raise UnsupportedModel(f"{folder / 'generation_config.json'}: {error}") from None
-    settings = _read_json(folder / "tokenizer_config.json")
+    if unused := [name for name in _UNUSED if generation.get(name) not in (None, 0, 1, [], {})]:
+        print(f"warning: generation_config.json: not used: {', '.join(unused)}", file=sys.stderr)
+    settings = read_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.exists():
         if others := [name for name in _OTHER_TOKENIZERS if (folder / name).exists()]:
@@ -164,8 +190,8 @@ def _from_folder(folder: Path) -> TextCodec:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
-    names = _special_tokens(folder, settings)
-    _mark_special(tokenizer, list(names.values()))
+    names = special_names(folder, settings)
+    add_listed(tokenizer, folder, settings)
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
@@ -179,6 +205,12 @@ def _codec(
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
 ) -> TextCodec:
+    vocabulary = tokenizer.get_vocab()
+    if not vocabulary or max(vocabulary.values()) >= _MOST_IDS:
+        last = max(vocabulary.values(), default=None)
+        raise UnsupportedModel(
+            f"the last id of the checkpoint's tokenizer is {last}; want one from 0 to {_MOST_IDS - 1}"
+        )
     tokenizer.no_padding()
     tokenizer.no_truncation()
     pieces = Pieces(tokenizer)
@@ -194,20 +226,8 @@ def _codec(
         eos_ids,
         defaults,
         # Each byte is at most one character of a token's spelling; normalisation shortens a text to a third at most.
-        3 * max(len(token) for token in tokenizer.get_vocab()) if bounded else None,
+        3 * max(map(len, vocabulary)) if bounded else None,
     )
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.exists():
-        return {}
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise UnsupportedModel(f"{file} cannot be read as JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise UnsupportedModel(f"{file} holds a {type(content).__name__}; want an object")
-    return content
 
 
 def _ids(value: Any) -> list[int]:
@@ -216,28 +236,6 @@ def _ids(value: Any) -> list[int]:
     if any(isinstance(one, bool) or not isinstance(one, int) for one in listed):
         raise UnsupportedModel(f"the checkpoint has eos_token_id {value!r}; want an id or a list of ids")
     return list(dict.fromkeys(listed))
-
-
-def _special_tokens(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
-    """As transformers: the older special_tokens_map.json has the last word, unless the settings list added tokens."""
-    if "added_tokens_decoder" not in settings:
-        settings = settings | _read_json(folder / "special_tokens_map.json")
-    names = {}
-    for name in _SPECIAL_TOKENS:
-        value = settings.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if isinstance(content, str):
-            names[name] = content
-    return names
-
-
-def _mark_special(tokenizer: Tokenizer, names: list[str]) -> None:
-    """What the checkpoint calls special is special, even where tokenizer.json lists it as an ordinary token."""
-    special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    unmarked = [
-        name for name in dict.fromkeys(names) if name not in special and tokenizer.token_to_id(name) is not None
-    ]
-    tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in unmarked])
 
 
 def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
@@ -253,15 +251,18 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     ]
     sources: dict[str, Any] = {name: _read_text(file) for name, file in files if file.exists()}
     if "default" not in sources:
-        said = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+        said = settings.get("chat_template") or read_object(folder / "chat_template.json").get("chat_template")
         named = said if isinstance(said, list) else [{"name": "default", "template": said}]
         known = [one for one in named if isinstance(one, dict) and one.get("name") in ("default", "tool_use")]
         sources = {one["name"]: one.get("template") for one in known} | sources
-    return {name: source for name, source in sources.items() if isinstance(source, str)}
+    for name, source in sources.items():
+        if not isinstance(source, str | None):
+            raise UnsupportedModel(f"{folder}: chat template {name} is a {type(source).__name__}; want text")
+    return {name: source for name, source in sources.items() if source is not None}
 
 
 def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise UnsupportedModel(f"{file} cannot be read as text: {error}") from None

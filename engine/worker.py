@@ -95,7 +95,10 @@ def run_steps(
 def _make_runner(link: SupervisorLink, clock: StartClock) -> StepRunner:
     config = link.spec.config
     if config.load_format == "null":
-        num_pages = (config.kv_cache_memory or 2**30) // (config.page_size * _NULL_BYTES_PER_TOKEN)
+        page_bytes = config.page_size * _NULL_BYTES_PER_TOKEN
+        num_pages = (config.kv_cache_memory or 2**30) // page_bytes
+        if num_pages < 2:  # as of a model
+            raise UnsupportedModel(f"--kv-cache-memory is {config.kv_cache_memory}; want {2 * page_bytes} at least")
         return NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
     try:
         return _load_model(link, clock)

@@ -10,6 +10,14 @@ import torch
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+MOST_LAYERS = 1000
+MOST_EXPERTS = 4096
+"""Of a layer."""
+MOST_TOKENS = 2**24
+"""Of a sequence, and in a vocabulary. Like the next far more than there are: a damaged file's number ends in words, and
+not in all memory."""
+_LARGEST = 2**20
+"""Of other sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +144,7 @@ class ModelConfig:
     """The checkpoint's own type; None: its configuration names none, and nobody has looked at its weights."""
 
     def __post_init__(self) -> None:
+        self._check_sizes()
         if not self.layer_windows:
             object.__setattr__(self, "layer_windows", (0,) * self.num_layers)
         if not self.attention_scale:
@@ -170,6 +179,17 @@ class ModelConfig:
         """
         return self.rms_norm_eps / self.residual_multiplier**2
 
+    def _check_sizes(self) -> None:
+        sizes = ("hidden_size", "intermediate_size", "num_heads", "head_dim")
+        most = {"vocab_size": MOST_TOKENS, **dict.fromkeys(sizes, _LARGEST)}
+        values = {name: (getattr(self, name), largest) for name, largest in most.items()}
+        if self.experts is not None:
+            values["number of experts"] = self.experts.all, MOST_EXPERTS
+            values["size of experts"] = self.experts.intermediate_size, _LARGEST
+        for name, (value, largest) in values.items():
+            if value > largest:
+                raise ValueError(f"the model's {name} is {value}; want {largest} at most")
+
     def _check_rope(self, rope: Rope) -> None:
         turned = rope.rotary_dim(self.head_dim)
         if not turned or turned % 2:
@@ -181,7 +201,7 @@ class ModelConfig:
 
     def resolve_max_model_len(self, wanted: int | None) -> int:
         """The context length to serve: what the checkpoint allows, or `wanted` where that is not more."""
-        allowed = self.rope.max_length(self.max_position_embeddings)
+        allowed = min(self.rope.max_length(self.max_position_embeddings), MOST_TOKENS)
         if wanted is None:
             return allowed
         if wanted > allowed:

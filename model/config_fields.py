@@ -118,7 +118,6 @@ _HARMLESS = frozenset(
         "embd_pdrop",
         "resid_pdrop",
         "residual_dropout",
-        "auto_map",
         "cache_implementation",
         "_sliding_window_pattern",
         "bos_token_id",
@@ -217,12 +216,14 @@ def check_fields(config: Mapping[str, Any], family: str) -> None:
         log.warning("config.json: fields without meaning for %s, which are not used: %s", family, ", ".join(unused))
 
 
-def positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def positive(config: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**63 - 1) -> int:
     """A whole number over 0, or raise."""
     given = config.get(name)
     value = default if given is None else given
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError(f"config.json: {name} is {value!r}; want a positive whole number")
+    if value > most:
+        raise ValueError(f"config.json: {name} is {value}; want {most} at most")
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from tercet.model.config import DTYPES, ModelConfig
+from tercet.model.config import DTYPES, MOST_LAYERS, ModelConfig
 from tercet.model.config_defaults import FAMILIES, HEADLESS, traits, with_defaults
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
@@ -29,7 +29,7 @@ def read_config_json(folder: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} has no config.json; want a model folder") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path} holds a {type(raw).__name__}; want an object")
@@ -53,7 +53,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     max_positions = positive(config, "max_position_embeddings")
     attention_bias = family not in _WITHOUT_BIAS and flag(config, "attention_bias")
     head_dim = positive(config, "head_dim", hidden_size // num_heads)
-    num_layers = positive(config, "num_hidden_layers")
+    num_layers = positive(config, "num_hidden_layers", most=MOST_LAYERS)
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
     is_gemma = family in ("gemma2", "gemma3_text")

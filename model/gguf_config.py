@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tercet.model.config import Experts, ModelConfig
+from tercet.model.config import MOST_LAYERS, Experts, ModelConfig
 from tercet.model.config_defaults import traits
 from tercet.model.config_experts import EXPERT_NAMES
 from tercet.model.gguf_names import ARCHITECTURES, MIXTRAL, Architecture
@@ -50,7 +50,7 @@ def parse_metadata(
     take = Settings(source, metadata["general.architecture"], metadata)
     context_length = take.whole("context_length")
     hidden_size, num_heads = take.whole("embedding_length"), take.whole("attention.head_count")
-    num_layers, intermediate_size = take.whole("block_count"), take.whole("feed_forward_length")
+    num_layers, intermediate_size = take.whole("block_count", most=MOST_LAYERS), take.whole("feed_forward_length")
     head_dim = take.whole("attention.key_length", hidden_size // num_heads)
     take.only("attention.value_length", head_dim)
     take.take("vocab_size")  # the embedding's own shape says it

@@ -23,10 +23,12 @@ class Settings:
     def take(self, name: str, default: Any = None) -> Any:
         return self._left.pop(name, default)
 
-    def whole(self, name: str, default: int | None = None, *, or_zero: bool = False) -> int:
+    def whole(self, name: str, default: int | None = None, *, or_zero: bool = False, most: int = 2**63 - 1) -> int:
         value = self.take(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < (0 if or_zero else 1):
             raise self.refusal(name, value, f"want {'0 or ' if or_zero else ''}a positive whole number")
+        if value > most:
+            raise self.refusal(name, value, f"want {most} at most")
         return value
 
     def number(self, name: str, default: float | None = None, *, above: float = 0, or_zero: bool = False) -> float:

@@ -47,7 +47,9 @@ def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
         # As files had it before transformers 5: what is scaled is that of layers that see all.
         return {FULL: parse_rope(config), SLIDING: parse_rope({**_unscaled(config), **_local_base(config)})}
     if not isinstance(both, Mapping) or set(both) != {FULL, SLIDING} or "rope_scaling" in config:
-        raise ValueError(f"rope_parameters is {both!r}; want {FULL} and {SLIDING}, and no rope_scaling beside them")
+        raise ValueError(
+            f"config.json: rope_parameters is {both!r}; want {FULL} and {SLIDING}, and no rope_scaling beside them"
+        )
     config = _unscaled(config)
     return {
         FULL: parse_rope({**config, "rope_parameters": both[FULL]}),
@@ -63,7 +65,9 @@ def _turned(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unscaled(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in config.items() if name not in ("rope_scaling", "rope_parameters")}
+    """Without what counts for layers of all types alone."""
+    scaling = ("rope_scaling", "rope_parameters", "original_max_position_embeddings")
+    return {name: value for name, value in config.items() if name not in scaling}
 
 
 def _local_base(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_RANGE = 1e-15, 1e15
+"""Of a scheme's numbers: far more than there are, and products of some stay finite."""
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
@@ -58,23 +60,25 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(given, Mapping):
-        raise ValueError(f"rope_parameters is {given!r}; want an object")
+        raise ValueError(f"config.json: rope_parameters is {given!r}; want an object")
     nested = [key for key, value in given.items() if isinstance(value, Mapping)]
     if nested:
-        raise ValueError(f"rope_parameters differ by layer type ({', '.join(nested)}); supported: one set for all")
+        raise ValueError(
+            f"config.json: rope_parameters differ by layer type ({', '.join(nested)}); supported: one set for all"
+        )
     params = {key: value for key, value in given.items() if value is not None}
     kind = params.pop("rope_type", params.pop("type", "default"))
     params.pop("type", None)
     if kind in ("su", "yarn") and "short_factor" in params:
         kind = "longrope"  # as early files call it
     if kind not in KINDS:
-        raise ValueError(f"rope_type is {kind!r}; supported: {', '.join(KINDS)}")
+        raise ValueError(f"config.json: rope_type is {kind!r}; supported: {', '.join(KINDS)}")
     params = {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0), **params}
     if not partial and params["partial_rotary_factor"] != 1:
-        raise ValueError(f"partial_rotary_factor is {params['partial_rotary_factor']!r}; supported: 1.0")
+        raise ValueError(f"config.json: partial_rotary_factor is {params['partial_rotary_factor']!r}; supported: 1.0")
     turned = _number(params, "partial_rotary_factor")
     if turned > 1:
-        raise ValueError(f"partial_rotary_factor is {turned}; want 1.0 at most")
+        raise ValueError(f"config.json: partial_rotary_factor is {turned}; want 1.0 at most")
     theta = _number(params, "rope_theta", config.get("rope_theta", 10_000.0), above=1)
     max_positions = int(config["max_position_embeddings"])
     if "original_max_position_embeddings" in config:  # beside the rope settings, as some checkpoints have it, it wins
@@ -99,7 +103,7 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
             factor = _number(params, "factor", max_positions / original)
             truncate = params.pop("truncate", True)
             if not isinstance(truncate, bool):
-                raise ValueError(f"rope parameter truncate is {truncate!r}; want true or false")
+                raise ValueError(f"config.json: rope parameter truncate is {truncate!r}; want true or false")
             rope = Rope(
                 theta,
                 kind,
@@ -123,7 +127,9 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
                 long_factors=_numbers(params, "long_factor"),
             )
     if params:
-        raise ValueError(f"rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know")
+        raise ValueError(
+            f"config.json: rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know"
+        )
     return replace(rope, turned=turned)
 
 
@@ -213,14 +219,15 @@ def _number(
 ) -> float:
     value = params.pop(name, default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (above < value < math.inf or (or_zero and value == 0)):
-        wanted = f"0 or a number over {above}" if or_zero else f"a number over {above}"
-        raise ValueError(f"rope parameter {name} is {value!r}; want {wanted}")
+    least, most = max(above, _RANGE[0]), _RANGE[1]
+    if not is_number or not (least < value < most or (or_zero and value == 0)):
+        wanted = f"{'0 or ' if or_zero else ''}a number over {above} and below {most:g}"
+        raise ValueError(f"config.json: rope parameter {name} is {value!r}; want {wanted}")
     return float(value)
 
 
 def _numbers(params: dict[str, Any], name: str) -> tuple[float, ...]:
     values = params.pop(name, None)
     if not isinstance(values, list) or not all(isinstance(v, int | float) and 0 < v < math.inf for v in values):
-        raise ValueError(f"rope parameter {name} is {values!r}; want a list of numbers over 0")
+        raise ValueError(f"config.json: rope parameter {name} is {values!r}; want a list of numbers over 0")
     return tuple(float(value) for value in values)

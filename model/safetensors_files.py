@@ -47,6 +47,11 @@ class _Place:
     shape: tuple[int, ...]
 
 
+def shown(name: str) -> str:
+    """In one line, whatever a file has as a name."""
+    return name if name.isprintable() else ascii(name)
+
+
 class SafetensorsCheckpoint:
     """All tensors of a folder. ValueError if there are none, or a file is missing, truncated or not readable."""
 
@@ -70,8 +75,8 @@ class SafetensorsCheckpoint:
             if place.dtype not in PLAIN:
                 kind = next(kind for kind, dtype in _DTYPES.items() if dtype is place.dtype)
                 raise ValueError(
-                    f"{place.path}: tensor {name} is of type {kind}, as quantized weights are; config.json has no "
-                    f"quantization_config that says how"
+                    f"{place.path}: tensor {shown(name)} is of type {kind}, as quantized weights are; config.json has "
+                    "no quantization_config that says how"
                 )
 
     def dtype_of(self, name: str) -> torch.dtype | None:
@@ -116,15 +121,19 @@ class SafetensorsCheckpoint:
         header.pop("__metadata__", None)
         for name, entry in header.items():
             if entry["dtype"] not in _DTYPES:
-                raise ValueError(f"{path}: tensor {name} is of type {entry['dtype']}; supported: {', '.join(_DTYPES)}")
+                raise ValueError(
+                    f"{path}: tensor {shown(name)} is of type {entry['dtype']}; supported: {', '.join(_DTYPES)}"
+                )
             if name in self._places:
-                raise ValueError(f"{path}: tensor {name} is also in another file of this folder")
+                raise ValueError(f"{path}: tensor {shown(name)} is also in another file of this folder")
             offset = 8 + header_bytes + entry["data_offsets"][0]
             self._places[name] = _Place(path, fd, offset, _DTYPES[entry["dtype"]], tuple(entry["shape"]))
 
     def _check_index(self, folder: Path, index: Mapping[str, str]) -> None:
         if lost := [name for name in index if name not in self._places]:
-            raise ValueError(f"{folder}: the index names {len(lost)} tensors that its files lack, such as {lost[0]}")
+            raise ValueError(
+                f"{folder}: the index names {len(lost)} tensors that its files lack, such as {shown(lost[0])}"
+            )
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -137,8 +146,8 @@ def _paths(folder: Path) -> list[Path]:
         paths = sorted(folder.glob("*.safetensors"))
     if not paths:
         raise ValueError(f"{folder} has no .safetensors file; weights are read from safetensors or GGUF only")
-    if absent := [path.name for path in paths if not path.is_file()]:
-        raise ValueError(f"{folder}: the index names files that are not there: {', '.join(absent)}")
+    if absent := [path.name for path in paths if not os.path.isfile(path)]:
+        raise ValueError(f"{folder}: the index names files that are not there: {', '.join(map(shown, absent))}")
     return paths
 
 
@@ -149,7 +158,7 @@ def _index(folder: Path) -> dict[str, str]:
         return {}
     try:
         names = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a readable index: {error!r}") from None
     if not isinstance(names, dict) or not all(isinstance(name, str) and "/" not in name for name in names.values()):
         raise ValueError(f"{path}: weight_map must map tensor names to names of files beside it")

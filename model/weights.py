@@ -18,6 +18,7 @@ from torch import Tensor
 from tercet.model.config import ModelConfig
 from tercet.model.linear import reorder_for_cpu
 from tercet.model.rank_weights import MlpWeights, Weights
+from tercet.model.safetensors_files import shown
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.shard import LAYERS, LM_HEAD, Move, ShardBuilder
 from tercet.triton_kernels.scaled_weight import MX_MOST, ScaledWeight, Weight, packed, stored, with_powers, with_zeros
@@ -58,7 +59,7 @@ class Files(Checkpoint, Protocol):
 def misfit(files: Files, name: str, wanted: str) -> ValueError:
     """That a tensor, which there is, is not as it has to be."""
     kind = str(files.dtype_of(name)).removeprefix("torch.")
-    return ValueError(f"{files.source}: tensor {name} is {kind} {list(files.shapes()[name])}; want {wanted}")
+    return ValueError(f"{files.source}: tensor {shown(name)} is {kind} {list(files.shapes()[name])}; want {wanted}")
 
 
 @runtime_checkable
@@ -110,11 +111,12 @@ def load_weights(
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
+    found = {name: shape for name, shape in shapes.items() if not _guesses(name, config)}
+    # Before there is memory for any: sizes that the files do not have may be beyond it.
+    _check_names(checkpoint.source, expected_shapes(replace(config, tie_word_embeddings=tied)), found)
     builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
     moves = builder.moves
-    found = {name: shape for name, shape in shapes.items() if not _guesses(name, config)}
-    _check_names(checkpoint.source, {move.name: move.shape for move in moves}, found)
     total = sum(move.into.nbytes for move in moves)
     done = 0
     if progress is not None:
@@ -235,4 +237,4 @@ def _check_names(source: str, expected: Mapping[str, tuple[int, ...]], found: Ma
 
 def _some(names: list[str], limit: int = 8) -> str:
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
+    return ", ".join(map(shown, names[:limit])) + more

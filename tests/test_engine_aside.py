@@ -86,6 +86,17 @@ def desk(folder: Path) -> Desk:
     return Desk(folder)
 
 
+async def test_what_writes_nothing_answers_questions(desk: Desk) -> None:
+    desk.reception.measure_by(Limits(10, 100, 257, "float32", "cpu", generates=False))
+    async with anyio.create_task_group() as desk.tokenizer._tasks:
+        desk.ask(Generate("a", "hi"), Tokenize("b", Generate("", "hi")))
+    failed, tokenized = desk.said
+    assert isinstance(failed, Failed)
+    assert (failed.code, desk.num_submitted) == ("not_supported", 0)
+    assert "no lm_head.weight" in failed.message
+    assert isinstance(tokenized, Tokenized)
+
+
 async def test_one_question_or_prompt_too_many(desk: Desk) -> None:
     async with anyio.create_task_group() as desk.tokenizer._tasks:
         desk.ask(Generate("a", LONG), Tokenize("b", Generate("", LONG)), Detokenize("c", bytes(4000)))

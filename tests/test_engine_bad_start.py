@@ -6,6 +6,7 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -15,10 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints import checkpoint
 from covering import long
+from tercet.engine.config import EngineConfig
 from tercet.engine.errors import ModelNotFound, StartupFailed, TercetError
 from tercet.engine.llm import LLM
 from tercet.engine.model_files import demo_model
+from tercet.engine.start_clock import StartClock
 from tercet.engine.text_codec import load_codec
+from tercet.engine.worker import _make_runner
 from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
 from whole_engine import GREEDY, generate, greedy_cases, tiny_engine
@@ -138,6 +142,14 @@ def test_settings_that_do_not_fit_the_model(options: dict[str, Any], words: list
     for word in words:
         assert word in str(caught.value)
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_no_room_for_pages_without_a_model() -> None:
+    link: Any = SimpleNamespace(
+        spec=SimpleNamespace(config=EngineConfig(model="m", load_format="null", kv_cache_memory=1))
+    )
+    with pytest.raises(TercetError, match="--kv-cache-memory is 1; want 131072 at least"):
+        _make_runner(link, StartClock())
 
 
 def test_an_unknown_option_or_a_wrong_value() -> None:

@@ -22,6 +22,7 @@ from tercet.engine.speculation import SpeculativeConfig
         ({"null_step_ms": 5.0}, ["--null-step-ms", "5.0", "--load-format null"]),
         ({"kv_cache_memory": "8GiB"}, ["--kv-cache-memory", "'8GiB'", "int | null"]),
         ({"max_num_seqs": 64.0}, ["--max-num-seqs", "64.0", "int"]),
+        ({"trace_dir": "/tmp/\udcff"}, ["--trace-dir", r"'/tmp/\udcff'", "want UTF-8"]),
         ({"deterministic": "no"}, ["--deterministic", "'no'", "bool"]),
         ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
         ({"speculative_config": 3}, ["--speculative-config", "3", "num_speculative_tokens"]),

@@ -83,6 +83,30 @@ def test_why_it_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         locate("no such/name")
 
 
+def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, pipe = tmp_path / "links", tmp_path / "pipes"
+    link.mkdir()
+    (link / "generation_config.json").symlink_to("../blobs/0")  # as a hub's folder that was copied without its files
+    monkeypatch.setattr("tercet.engine.model_files._have_fetched", lambda model: link)
+    for model in (str(link), "owner/name"):
+        with pytest.raises(
+            ModelNotFound, match=r"generation_config\.json is a link to '../blobs/0', which is not there"
+        ):
+            locate(model)
+    pipe.mkdir()
+    os.mkfifo(pipe / "config.json")
+    with pytest.raises(ModelNotFound, match=r"config\.json is no file; want one"):
+        locate(str(pipe))
+
+
+def test_a_folder_whose_path_nobody_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(ModelNotFound, match=r"model '\.' is in '.*m\\udcff'; want a path in UTF-8"):
+        locate(".")
+
+
 def test_what_is_fetched_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of files as gpt-oss's and Mistral's repositories have them, by the hub's own reading of patterns: no weights
     twice, and nothing that nobody reads."""

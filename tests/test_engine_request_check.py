@@ -15,7 +15,6 @@ from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     Rules,
     check_defaults,
-    check_generates,
     check_handling,
     check_params,
     check_prompt_ids,
@@ -41,11 +40,6 @@ RULES = Rules(
     pooling=Pooling(),
 )
 NAN, INF = math.nan, math.inf
-
-
-def test_what_has_no_head_generates_nothing() -> None:
-    with pytest.raises(Refusal, match=r"the checkpoint has no lm_head\.weight"):
-        check_generates(replace(RULES, limits=msgspec.structs.replace(RULES.limits, generates=False)))
 
 
 @pytest.mark.parametrize(
@@ -162,6 +156,12 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
     own = resolve(params, 4, 1, rules)
     assert (own.temperature, own.top_p, own.top_k, own.min_p, own.max_tokens) == (0, 1, 0, 0, 11)
     assert resolve(SamplingParams(), 60, 1, rules).max_tokens == 4  # the context holds no more
+
+
+def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    codec: Any = SimpleNamespace(eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
+    assert make_rules(codec, RULES.limits, 0, page_size=16).eos_ids == (5,)
+    assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
 
 
 def test_a_temperature_too_low_to_divide_by_is_none() -> None:

@@ -113,12 +113,13 @@ def test_what_ends_a_text(
     assert load_codec(folder).eos_ids == ends
 
 
-def test_generation_defaults(tmp_path: Path) -> None:
+def test_generation_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = byte_checkpoint(tmp_path)
     generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "do_sample": True}
-    rewrite(folder / "generation_config.json", generation)
+    rewrite(folder / "generation_config.json", {**generation, "num_beams": 1, "suppress_tokens": [7], "min_length": 3})
     defaults = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
     assert load_codec(folder).defaults == defaults
+    assert "generation_config.json: not used: min_length, suppress_tokens\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("where", ["chat_template.jinja", "chat_template.json", "string", "list", "none"])
@@ -223,8 +224,13 @@ def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) ->
     [
         ("tokenizer.json", "{", "tokenizer.json cannot be read"),
         ("tokenizer.json", '{"model": 5}', "tokenizer.json cannot be read"),
+        ("tokenizer.json", '{"model": {"vocab": {}, "merges": []}}', "last id of the checkpoint's tokenizer is None"),
+        ("tokenizer.json", '{"model": {"vocab": {"a": 99999999}, "merges": []}}', "is 99999999; want one from 0 to"),
         ("tokenizer_config.json", "[]", "tokenizer_config.json holds a list; want an object"),
         ("tokenizer_config.json", "nonsense", "tokenizer_config.json cannot be read as JSON"),
+        ("tokenizer_config.json", "[" * 10_000, "tokenizer_config.json cannot be read as JSON: maximum recursion"),
+        ("tokenizer_config.json", '{"chat_template": 5}', "chat template default is a int; want text"),
+        ("tokenizer_config.json", r'{"eos_token": "\ud800"}', "cannot be read as JSON: .*surrogates not allowed"),
         ("generation_config.json", '{"temperature": "hot"}', "generation_config.json: .*temperature"),
         ("generation_config.json", '{"eos_token_id": ["x"]}', "eos_token_id"),
         ("generation_config.json", '{"eos_token_id": true}', "eos_token_id True; want an id or a list of ids"),
@@ -232,6 +238,7 @@ def test_a_folder_with_a_tokenizer_in_another_form(tmp_path: Path, file: str) ->
         ("config.json", '{"eos_token_id": [2, true]}', "eos_token_id .*True"),
         ("tokenizer.json", None, "no tokenizer.json"),
         ("chat_template.jinja", "{% if %}", "chat template cannot be used"),
+        ("chat_template.jinja", "{% if 1 %}" * 400 + "{% endif %}" * 400, "chat template cannot be used: maximum rec"),
         ("chat_template.jinja", "\udcff", r"chat_template\.jinja cannot be read as text"),
     ],
 )

@@ -61,7 +61,8 @@ def test_spellings_of_olmo_3_agree() -> None:
     old = parse_config({**olmo, "rope_theta": 5e5, "rope_scaling": scaled})
     both = {"full_attention": {**scaled, "rope_theta": 5e5}, "sliding_attention": {"rope_theta": 5e5}}
     types = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention"]
-    assert old == parse_config({**olmo, "rope_parameters": both, "layer_types": types})
+    new = {**olmo, "rope_parameters": both, "layer_types": types}
+    assert old == parse_config(new) == parse_config({**new, "original_max_position_embeddings": 1024})
     assert [rope.kind for rope in old.layer_ropes if rope] == ["default"] * 3 + ["yarn", "default"]
     theirs = Olmo3Config(**olmo, rope_theta=5e5, rope_scaling=dict(scaled))
     assert theirs.layer_types == types
@@ -136,6 +137,8 @@ def test_refuses_multipliers_that_are_none(name: str, value: object) -> None:
         ("layer_types", [["full_attention"]] * 3),
         ("num_key_value_heads", 3),
         ("num_hidden_layers", 0),
+        ("num_hidden_layers", 10**9),
+        ("hidden_size", 2**40),
         ("hidden_size", "64"),
         ("hidden_size", True),
         ("hidden_size", 63),
@@ -167,8 +170,8 @@ def test_refuses_a_first_windowed_layer_that_is_no_number() -> None:
 
 def test_fields_that_nobody_reads_are_named(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        parse_config({**LLAMA, "frobnicate": 3, "use_cache": True})
-    assert "frobnicate" in caplog.text
+        parse_config({**LLAMA, "frobnicate": 3, "auto_map": {"AutoModel": "modeling.Own"}, "use_cache": True})
+    assert "not used: auto_map, frobnicate" in caplog.text
     assert "use_cache" not in caplog.text
 
 
@@ -194,7 +197,15 @@ def test_fields_of_other_families_are_named(
     assert caplog.messages == lines
 
 
-@pytest.mark.parametrize(("content", "words"), [("{", "not readable as JSON"), ("[]", "want an object")])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "not readable as JSON"),
+        ("[" * 10_000, "not readable as JSON: maximum recursion depth"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "config.json is not readable as JSON: Exceeds the limit"),
+        ("[]", "want an object"),
+    ],
+)
 def test_unreadable_config(content: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ValueError, match=words):
@@ -213,6 +224,8 @@ def test_context_length() -> None:
         parse_config(LLAMA).resolve_max_model_len(513)
     linear = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 4.0}})
     assert linear.resolve_max_model_len(None) == 2048
+    endless = parse_config({**LLAMA, "rope_scaling": {"type": "linear", "factor": 1e14}})
+    assert endless.resolve_max_model_len(None) == 2**24
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
     assert parse_config({**LLAMA, "rope_parameters": yarn}).resolve_max_model_len(None) == 2048
     dynamic = parse_config({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 4.0}})

@@ -1,5 +1,6 @@
 """The reading of weights: all of them, piece by piece, and a clear word on files that do not fit the model."""
 
+import json
 import os
 import shutil
 from operator import attrgetter
@@ -41,6 +42,15 @@ def test_sharded_files_hold_the_same(tmp_path: Path) -> None:
         load(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../secret"}}')
     with pytest.raises(ValueError, match="weight_map must map"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "%s"}}' % ("x" * 300))
+    with pytest.raises(ValueError, match="files that are not there: xxx"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(r'{"weight_map": {"a": "\ud800\n"}}')
+    with pytest.raises(ValueError, match=r"not there: '\\ud800\\n'$"):
+        load(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 10_000)
+    with pytest.raises(ValueError, match="is not a readable index: RecursionError"):
         load(tmp_path)
 
 
@@ -138,10 +148,27 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
         load_weights(tensors, config, rank=0, size=1, dtype=torch.float32, device=CPU)
 
 
+def test_no_memory_is_taken_for_sizes_that_the_files_do_not_have(tmp_path: Path) -> None:
+    path, _ = copy_of("llama", tmp_path)
+    raw = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 2**20, "hidden_size": 2**20}))
+    with pytest.raises(
+        ValueError, match=r"of the wrong shape: model\.embed_tokens\.weight \[419, 64\] \(want \[419, 10"
+    ):
+        load(path)
+
+
 def test_random_bytes_are_no_file(tmp_path: Path) -> None:
     path, _ = copy_of("llama", tmp_path)
     (path / "model.safetensors").write_bytes(bytes(range(256)) * 50)
     with pytest.raises(ValueError, match="not a readable safetensors file"):
+        load(path)
+
+
+def test_tensors_whose_names_are_no_line(tmp_path: Path) -> None:
+    path, raw = copy_of("llama", tmp_path)
+    save_file({**raw, "a\nb": torch.zeros(3)}, path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"not part of this model: 'a\\nb'$"):
         load(path)
 
 
