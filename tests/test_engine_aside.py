@@ -87,7 +87,7 @@ def desk(folder: Path) -> Desk:
 
 
 async def test_what_writes_nothing_answers_questions(desk: Desk) -> None:
-    desk.reception.measure_by(Limits(10, 100, 257, "float32", "cpu", generates=False))
+    desk.reception.measure_by(Limits(10, 100, 257, "float32", "cpu", 8, generates=False))
     async with anyio.create_task_group() as desk.tokenizer._tasks:
         desk.ask(Generate("a", "hi"), Tokenize("b", Generate("", "hi")))
     failed, tokenized = desk.said

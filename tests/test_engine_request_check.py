@@ -160,7 +160,7 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
 
 def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     codec: Any = SimpleNamespace(eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    assert make_rules(codec, RULES.limits, 0, page_size=16).eos_ids == (5,)
+    assert make_rules(codec, RULES.limits, 0, 16, Pooling()).eos_ids == (5,)
     assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
 
 
