@@ -37,10 +37,12 @@ async def beside_others(address: str, prompts: list[list[int]]) -> list[Any]:
         return (await asyncio.gather(*(client.embed(prompt) for prompt in prompts), *others))[: len(prompts)]
 
 
-@pytest.mark.parametrize("enforce_eager", [False, True])
-def test_fp32_is_transformers(enforce_eager: bool) -> None:
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"tensor_parallel_size": 2}], ids=str)
+def test_fp32_is_transformers(options: dict[str, Any]) -> None:
+    if torch.cuda.device_count() < options.get("tensor_parallel_size", 1):
+        pytest.skip("needs two CUDA devices")
     prompts = random_prompts(60, 1, 400, seed=random.randrange(2**31))
-    with LLM(str(checkpoint("llama")), device="cuda", dtype="float32", enforce_eager=enforce_eager, **SIZES) as llm:
+    with LLM(str(checkpoint("llama")), device="cuda", dtype="float32", **options, **SIZES) as llm:
         got = asyncio.run(beside_others(llm.address, prompts))
         cut = llm.embed(prompts[:9], EmbeddingParams(dimensions=10, normalize=False))
     wanted = last_hidden("llama", prompts)
