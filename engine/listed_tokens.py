@@ -15,8 +15,12 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_
 def special_names(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Special tokens by what templates call them. `settings`: what tokenizer_config.json says."""
     settings = _with_map(folder, settings)
-    named = {name: _content(settings.get(name)) for name in _NAMES}
-    return {name: content for name, content in named.items() if content is not None}
+    own = {name: token for name, token in settings.items() if name.endswith("_token") and isinstance(token, str)}
+    if isinstance(more := settings.get("extra_special_tokens"), dict):
+        own |= more
+    named = {**own, **{name: settings.get(name) for name in _NAMES}}
+    contents = {name: _content(token) for name, token in named.items()}
+    return {name: content for name, content in contents.items() if content is not None}
 
 
 def add_listed(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any]) -> None:
@@ -24,8 +28,8 @@ def add_listed(tokenizer: Tokenizer, folder: Path, settings: dict[str, Any]) -> 
     what is special, even where tokenizer.json has it as an ordinary token."""
     special = list(special_names(folder, settings).values())
     settings = _with_map(folder, settings)
-    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    contents = map(_content, more.values() if isinstance(more, dict) else more if isinstance(more, list) else [])
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens")
+    contents = map(_content, more if isinstance(more, list) else [])
     special += [content for content in contents if content is not None]
     known = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
     for token_id, token in sorted(_listed(tokenizer, folder, settings, special).items()):

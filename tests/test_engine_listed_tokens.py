@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.text_codec import load_codec
+from tercet.ipc.messages import ChatMessage
 from tokenizer_process import byte_checkpoint
 
 NEW = {"content": "<new>", "special": False, "normalized": False}
@@ -50,6 +51,16 @@ def test_as_transformers(
         assert list(codec.encode(text)) == theirs(text).input_ids
     assert codec.pieces is not None
     assert codec.pieces.special_ids == special_ids
+
+
+def test_templates_know_what_settings_name(tmp_path: Path) -> None:
+    template = "{{ eot_token }}{{ messages[0].content }}{{ picture }}{{ eos_token }}"
+    settings = {"eot_token": "b", "extra_special_tokens": {"picture": "c"}, "chat_template": template}
+    path = folder_of(tmp_path, settings, {})
+    theirs = PreTrainedTokenizerFast.from_pretrained(path)
+    wanted = theirs.apply_chat_template([{"role": "user", "content": "a"}])["input_ids"]
+    assert list(load_codec(path).encode_chat([ChatMessage("user", "a")])) == wanted
+    assert len(wanted) == 4
 
 
 @pytest.mark.parametrize(
