@@ -213,8 +213,7 @@ class Runner:
         """The tokens of the step that is launched, and what it says beyond them."""
         if not self._answers:
             return DoneLanding(np.zeros(0, np.int32))
-        num_chunks = self._rows.chunks.shape[1]
-        if not num_chunks and not self._shape.logged:
+        if not (num_chunks := self._rows.chunks.shape[1]) and not self._shape.logged:
             return self._landings.launched(slice(self._rows.num_results))
         places = self._rows.places(self._shape)
         extra = self._extra(self._shape, logs_RW, self._hidden_RD[:num_chunks], np.arange(len(places)), places)
@@ -239,7 +238,8 @@ class Runner:
         vectors = None
         if embedded := self._extras.embedded(self._rows.chunks):
             words = HostCopy(self._decoder.last_norm(hidden_CD).view(torch.int32), self._rooms)
-            vectors = StepVectors(embedded, self._rows.num_decode_rows, words, hidden_CD.dtype)
+            kind = hidden_CD.dtype, self._decoder.config.logits_scaling
+            vectors = StepVectors(embedded, self._rows.num_decode_rows, words, *kind)
         return StepExtra(logs, vectors) if logs or vectors else None
 
     def _logs(self, logs_RW: Tensor | None, computed: NDArray[np.intp], places: NDArray[np.intp]) -> StepLogs:

@@ -47,13 +47,15 @@ class StepVectors:
     words: HostCopy
     """The chunks' hidden states behind the final norm, of this type."""
     dtype: torch.dtype
+    scale: float
+    """By which the model divides what it makes logits of: its norm has it in it (`shard.py`)."""
 
     def messages(self) -> tuple[Vector, ...]:
         """Once. Sums are in fp64, so that a length is 1 to the last bits of fp32."""
         hidden_CD = torch.from_numpy(self.words.read()).view(self.dtype)
         vectors = []
         for chunk, how in self.wanted.items():
-            values = hidden_CD[chunk, : how.dimensions].double().numpy()
+            values = hidden_CD[chunk, : how.dimensions].double().numpy() * self.scale
             if how.normalize:
                 values = values / (np.linalg.norm(values) or 1.0)
             made = values.astype(np.float32).tobytes() if np.isfinite(values).all() else b""
