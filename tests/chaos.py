@@ -16,7 +16,7 @@ from itertools import product
 import anyio
 import psutil
 
-from chaos_traffic import Record, Traffic, cases
+from chaos_traffic import Record, Traffic, Wanted, cases
 from checkpoints import checkpoint
 from daemon import free_port
 from engine_children import children, is_alive
@@ -105,7 +105,10 @@ async def episode(
     """Traffic, faults, and rest."""
     draw = random.Random(seed)
     async with Client(process.address) as client:
-        wanted = [(case, await client.generate(case.prompt, case.params)) for case in cases(seed)]
+        wanted = [
+            Wanted(case, await client.generate(case.prompt, case.params), await client.embed(case.prompt))
+            for case in cases(seed)
+        ]
     supervisor = psutil.Process(process.process.pid)
     num_files = supervisor.num_fds()
     traffic = Traffic(process.address, http, wanted, record, seed)

@@ -7,13 +7,15 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import anyio
 import msgspec
+import numpy as np
 
 from chaos_http import Cut, Refused, ask_http
 from checkpoints import random_prompts
-from tercet.ipc.client import Client, ClientError, Generation
+from tercet.ipc.client import Client, ClientError, Embedding, Generation
 from tercet.ipc.messages import SamplingParams, Structured
 
 NUM_CASES = 12
@@ -30,6 +32,8 @@ class Record:
     faults: Counter[str] = field(default_factory=Counter)
     finished: Counter[str] = field(default_factory=Counter)
     """By how they came: socket or http."""
+    embedded: int = 0
+    """Of those that finished by the socket."""
     cancelled: int = 0
     cut: int = 0
     """Streams over HTTP whose door died."""
@@ -44,7 +48,8 @@ class Record:
         ways = ", ".join(f"{count} by {way}" for way, count in sorted(self.finished.items()))
         return (
             f"{self.faults.total()} faults ({kinds}); {self.finished.total()} requests finished ({ways}) with "
-            f"{self.tokens} tokens, {self.cancelled} cancelled, {self.cut} cut off with their door; lost or different: "
+            f"{self.tokens} tokens, {self.embedded} of them embeddings, {self.cancelled} cancelled, {self.cut} cut off "
+            f"with their door; lost or different: "
             f"{len(self.wrong)}; seconds until requests asked after the fault had ended: median "
             f"{times[len(times) // 2]:.1f}, longest {times[-1]:.1f}"
         )
@@ -54,6 +59,14 @@ class Record:
 class Case:
     prompt: list[int]
     params: SamplingParams
+
+
+class Wanted(NamedTuple):
+    """What is said to a case, and what is made of its prompt, when nothing else happens."""
+
+    case: Case
+    generation: Generation
+    embedding: Embedding
 
 
 def cases(seed: int) -> list[Case]:
@@ -78,9 +91,7 @@ def cases(seed: int) -> list[Case]:
 class Traffic:
     """Several clients of both kinds."""
 
-    def __init__(
-        self, address: str, http: str, wanted: list[tuple[Case, Generation]], record: Record, seed: int
-    ) -> None:
+    def __init__(self, address: str, http: str, wanted: list[Wanted], record: Record, seed: int) -> None:
         self._address = address
         self._http = http
         self._wanted = wanted
@@ -121,10 +132,14 @@ class Traffic:
 
     async def _ask(self, client: Client, draw: random.Random) -> None:
         while not self.stopping:
-            case, wanted = draw.choice(self._wanted)
+            case, wanted, embedding = draw.choice(self._wanted)
             self._asked += 1
             number = self._asked
             try:
+                if draw.random() < 0.2:
+                    self._compare(case, await client.embed(case.prompt), embedding)
+                    self._finish("socket", number, 0)
+                    continue
                 if draw.random() < 0.1:
                     await self._ask_and_leave(client, case, wanted, draw.randrange(1, 5))
                     continue
@@ -138,6 +153,12 @@ class Traffic:
             for got in generations if params.temperature == 0 else generations[:1]:
                 if msgspec.structs.replace(got, usage=wanted.usage) != wanted:
                     self._record.wrong.append(f"{case} ({params.n} answers): got {got}, wanted {wanted}")
+
+    def _compare(self, case: Case, got: Embedding, wanted: Embedding) -> None:
+        """On a CPU a prompt's numbers are rounded otherwise in other company."""
+        self._record.embedded += 1
+        if not np.allclose(got.values, wanted.values, rtol=1e-4, atol=1e-5):
+            self._record.wrong.append(f"{case}: embedded as {got.values}, wanted {wanted.values}")
 
     def _finish(self, way: str, number: int, num_tokens: int) -> None:
         self._record.finished[way] += 1
@@ -162,7 +183,7 @@ class Traffic:
         """A stream of the door dies with the door, and with nothing else; then this client asks again, as users do."""
         served_at = time.monotonic()
         while not self.stopping:
-            case, wanted = draw.choice(self._wanted)
+            case, wanted, _ = draw.choice(self._wanted)
             leave_after = draw.randrange(1, 5) if draw.random() < 0.1 else None
             self._asked += 1
             number, may_die, num_door_faults = self._asked, self.door_may_die, self._num_door_faults

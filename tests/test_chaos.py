@@ -16,5 +16,6 @@ def test_nothing_is_lost_and_nothing_changes(num_ranks: int, num_faults: int, se
     record = Record()
     run_episode(num_ranks, num_faults, record, seed)
     assert record.wrong == []
+    assert record.embedded > 0
     assert record.faults.total() > num_faults // 2
     assert min(record.finished["socket"], record.finished["http"]) >= num_faults
