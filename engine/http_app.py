@@ -201,7 +201,7 @@ async def _models(_: Request, door: Door) -> Response:
 
 
 async def _model(request: Request, door: Door) -> Response:
-    model = request.path_params["model"]
+    model = request.scope["path"].removeprefix("/v1/models/")  # the router's own loses the end of a line
     if not model:  # a slash behind the list's path, as behind others
         return await _models(request, door)
     door.check_model(model)

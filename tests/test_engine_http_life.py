@@ -110,11 +110,12 @@ async def test_a_drain_right_behind_a_tokenizer_s_death_takes_no_newcomer() -> N
 
 
 def test_a_full_engine_says_when_to_ask_again() -> None:
-    with open_door("--max-num-seqs", "1", "--max-queued-requests", "1") as daemon:
-        url, body = f"{daemon.http}/v1/completions", {"max_tokens": 480, "ignore_eos": True}
-        with httpx.stream("POST", url, json={**body, "prompt": "the cat", "stream": True}, timeout=60.0) as running:
+    slow = "--load-format", "null", "--null-step-ms", "50"
+    with open_door(*slow, "--max-num-seqs", "1", "--max-queued-requests", "1") as daemon:
+        url, body = f"{daemon.http}/v1/completions", {"prompt": [5], "max_tokens": 480, "return_token_ids": True}
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60.0) as running:
             next(running.iter_lines())
-            refused = httpx.post(url, json={**body, "prompt": ["the cat"] * 2}, timeout=60.0)
+            refused = httpx.post(url, json={**body, "prompt": [[5], [6]]}, timeout=60.0)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert 1 <= int(refused.headers["retry-after"]) <= 60
 

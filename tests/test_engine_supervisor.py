@@ -36,10 +36,10 @@ async def test_ready_line_and_service(null_daemon: NullDaemon, ids_only_model: P
 
 
 def test_a_start_that_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
-    """The tokenizer has bound the address and reads the model, a pipe that says nothing, when the worker dies."""
+    """The tokenizer has bound the address and reads the model, a file that takes seconds, when the worker dies."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama", "eos_token_id": 2}')
-    os.mkfifo(tmp_path / "model" / "generation_config.json")
+    (tmp_path / "model" / "generation_config.json").write_text(f'{{"a": [{"0, " * 30_000_000}0]}}')
     daemon = NullDaemon(tmp_path / "model", tmp_path / "front")
     eventually(daemon.socket.exists, "nobody has bound the address", 30)
     (worker,) = children(daemon.process.pid, "worker")
