@@ -21,7 +21,16 @@ from tercet.model.rank_weights import MlpWeights, Weights
 from tercet.model.safetensors_files import shown
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.shard import LAYERS, LM_HEAD, Move, ShardBuilder
-from tercet.triton_kernels.scaled_weight import MX_MOST, ScaledWeight, Weight, packed, stored, with_powers, with_zeros
+from tercet.triton_kernels.scaled_weight import (
+    MX_MOST,
+    ScaledWeight,
+    Weight,
+    packed,
+    packed_mx,
+    stored,
+    with_powers,
+    with_zeros,
+)
 
 Progress = Callable[[int, int], None]
 """Called with bytes read and bytes to read, of this rank."""
@@ -166,7 +175,7 @@ def _fill_mx(move: Move, place: ScaledWeight, codes_RI: Tensor, powers_RG: Tenso
     if (most := int(exponents_RG.max())) > MX_MOST:
         raise ValueError(f"tensor {move.name} has a scale of 2^{most - 127}; want 2^{MX_MOST - 127} at most")
     more = place.stored_columns - codes_RI.shape[1]
-    place.numbers_NJ.copy_(packed(F.pad(codes_RI, (0, more))))
+    place.numbers_NJ.copy_(packed_mx(F.pad(codes_RI, (0, more))))
     place.scales_GN.copy_(with_powers(exponents_RG))
 
 

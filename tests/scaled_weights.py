@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import E8M0, ScaledWeight, packed, stored, with_powers, with_zeros
+from tercet.triton_kernels.scaled_weight import E8M0, ScaledWeight, packed, packed_mx, stored, with_powers, with_zeros
 
 META = torch.device("meta")
+MX_BITS = (15, 6), (12, 3), (13, 0), (14, 9)
+"""Where in half a word of MXFP4 the signs of its four numbers are, and their other bits."""
 
 
 def scaled(
@@ -32,7 +34,7 @@ def mx(N: int, K: int, device: str = "cpu") -> ScaledWeight:
     codes[:, K:] = 0
     size = round(math.log2(K**-0.5 / 2.5)) + 127
     powers = torch.randint(size - 2, size + 3, (N, K // 32), device=device).to(torch.uint8)
-    return ScaledWeight(packed(codes), with_powers(powers), torch.bfloat16, E8M0, K)
+    return ScaledWeight(packed_mx(codes), with_powers(powers), torch.bfloat16, E8M0, K)
 
 
 def place(column: int) -> int:
@@ -61,6 +63,13 @@ def unrounded(w: ScaledWeight) -> Tensor:
     if four:
         numbers = torch.where(within < 64, bytes_NJ % 16, bytes_NJ // 16).double()
         if w.is_mx:
+            halves = w.numbers_NJ.view(torch.int16).int()[:, [place // 4 * 2 + place % 2 for place in places]]
+            wheres = [
+                MX_BITS[2 * (within // 64) + place % 4 // 2]
+                for (_, within), place in zip(of_columns, places, strict=True)
+            ]
+            sign, rest = torch.tensor(wheres, device=w.device).T
+            numbers = (halves >> sign & 1) * 8 + (halves >> rest & 7)
             values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device=w.device)
             numbers = values[numbers.long() % 8] * torch.where(numbers > 7, -1, 1)
             columns = torch.arange(w.shape[1], device=w.device)

@@ -22,6 +22,8 @@ from tercet.triton_kernels.scaled_weight import ScaledWeight
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="it knows no PTX")
 
 N, K = 128, 1024
+BLOCK = 128
+"""Columns of a tile of two warp groups' rows: one's products come ahead of the other's."""
 EXPERT, EXPERTS = 2, 3
 # One tile, of an expert that is not the first.
 WORK = ExpertWork(torch.arange(16, dtype=torch.int32), torch.tensor([EXPERT], dtype=torch.int32), 16, EXPERTS)
@@ -84,7 +86,17 @@ def test_experts(groups: int, four: bool, capability: int) -> None:
 
 @pytest.mark.parametrize("capability", [90, long(80)])
 def test_experts_in_mxfp4(capability: int) -> None:
-    check_experts(mx(EXPERTS * N, K), capability)
+    w = mx(EXPERTS * N, K)
+    if capability < 90:
+        check_experts(w, capability)
+        return
+    x, numbers = rows(WORK.tile), w.numbers_NJ.view(torch.uint8)
+    work = replace(WORK, pairs_Q=WORK.pairs_Q.to(META), experts_N=WORK.experts_N.to(META))
+    with compiling_for(capability) as kernels:
+        matmul_experts(x.to(META), on_meta(w), work)
+    given: dict[int, int | Tensor | Copied] = {0: Copied(x.view(torch.uint8), (16, 128), 2)}
+    given |= {5: Copied(numbers, (128, 64), 4), 10: w.scales_GN, 11: WORK.pairs_Q, 12: WORK.experts_N}
+    check(kernels[-1].asm["ptx"], given, w[EXPERT * N : (EXPERT + 1) * N], len(x), block=0)
 
 
 def check_experts(w: ScaledWeight, capability: int) -> None:
@@ -104,20 +116,25 @@ def rows(count: int) -> Tensor:
     return x
 
 
-def check(ptx: str, parameters: dict[int, int | Tensor | Copied], w_NK: ScaledWeight, num_rows: int) -> None:
-    """The second block of the grid multiplies these rows of weights."""
+def check(
+    ptx: str, parameters: dict[int, int | Tensor | Copied], w_NK: ScaledWeight, num_rows: int, block: int = 1
+) -> None:
+    """This block of the grid multiplies these rows of weights."""
     bits_NK = meant(w_NK).view(torch.int16).long() & 0xFFFF
-    steps = Counter[int]()
-    for product in Machine(ptx, parameters, block=1).products():
+    steps = Counter[tuple[int, int]]()
+    for product in Machine(ptx, parameters, block=block).products():
+        parts = bits_NK.split(len(product.a))  # of whole warp groups
         for of_eight in product.b.split(8, 1):
             signs, numbers = of_eight >> 15, (of_eight & 0x7FFF).to(torch.int32) << 16
             negative, places = int(signs[0, 0]), numbers.view(torch.float32).long()
             assert (signs == negative).all()
             assert (places == places[:, :1]).all()
-            step = steps[negative]
+            part = min(range(len(parts)), key=lambda part: steps[part, negative] // (BLOCK // 16) * len(parts) + part)
+            step = steps[part, negative]
             columns = 16 * step // 256 * 256 + places[:, 0]
             assert columns.sort().values.tolist() == list(range(16 * step, 16 * step + 16))
-            assert torch.equal(product.a, bits_NK[:, columns]), step
-            steps[negative] += 1
-        if [steps[negative] for negative in range(num_rows // 8)] == [K // 16] * (num_rows // 8):
+            assert torch.equal(product.a, parts[part][:, columns]), step
+            steps[part, negative] += 1
+        wanted = {(part, negative): K // 16 for part in range(len(parts)) for negative in range(num_rows // 8)}
+        if steps == wanted:
             return

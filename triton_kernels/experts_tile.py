@@ -13,7 +13,7 @@ from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide
 
 
 @triton.jit
-def _store_tile(
+def store_tile(
     acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
@@ -59,7 +59,7 @@ def experts_kernel(
                 x = tl.load(x_ptrs + k)
                 w = tl.load(w_ptrs + k)
             acc = tl.dot(x, w, acc, input_precision=PRECISION)
-        _store_tile(acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr, N, BLOCK_M, BLOCK_N, EPILOGUE)
+        store_tile(acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr, N, BLOCK_M, BLOCK_N, EPILOGUE)
 
 
 @triton.jit
@@ -74,7 +74,7 @@ def scaled_experts_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     num_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    each: tl.constexpr = 2 if FOUR else 1  # numbers in a byte
+    each: tl.constexpr = 8 if FOUR == 3 else 2 if FOUR else 1  # numbers in a byte, or of MXFP4 in a word
     tile = tl.program_id(0) // num_n
     expert = tl.load(tile_experts_ptr + tile)
     if expert >= 0:
@@ -93,4 +93,4 @@ def scaled_experts_kernel(
             wide = load_wide(w, scale_ptrs, k, ROWS, GROUP, FOUR, BLOCK_K, x.dtype, TOGETHER)
             acc_NM = awaited(tl.dot(wide, x, acc_NM))
         acc = tl.trans(acc_NM)
-        _store_tile(acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr, N, BLOCK_M, BLOCK_N, EPILOGUE)
+        store_tile(acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr, N, BLOCK_M, BLOCK_N, EPILOGUE)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.choose_scaled import can_be_vector
@@ -25,12 +26,13 @@ from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, 
 from tercet.triton_kernels.expert_work import ExpertWork
 from tercet.triton_kernels.experts_groups import GROUPS_WIDTH, experts_groups_kernel
 from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
+from tercet.triton_kernels.experts_mx import MX_WIDTH, mx_experts_kernel, place_rows
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_vector_scaled_kernel
 from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, STORE
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
+from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout, next_power_of_2
 from tercet.triton_kernels.widen import plain
@@ -179,7 +181,8 @@ def _launch(
             _launch_groups(x_MK, w_ENK, work, fixed)
             return
         if x_MK.dtype.itemsize == 2 and pairs_each <= _MOST_WIDENED:
-            _launch_scaled(x_MK, w_ENK, work, fixed)
+            launch = _launch_mx if w_ENK.is_mx and is_hopper(x_MK.device) else _launch_scaled
+            launch(x_MK, w_ENK, work, fixed)
             return
         w_ENK = plain(w_ENK).contiguous()
         fixed["K"] = K = x_MK.shape[1]
@@ -224,11 +227,20 @@ def _warps_of_vector(num_words: int) -> int:
 
 def _launch_scaled(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: dict[str, Any]) -> None:
     blocks = _scaled_blocks(work.tile, w_RK)
-    together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits else 2
+    together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits and not w_RK.is_mx else 2
     scaled_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], blocks.n),)](
-        x_MK, w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q, work.experts_N, X=x_MK.shape[1], ROWS=len(w_RK),
-        GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together, BLOCK_N=blocks.n, BLOCK_K=blocks.k,
-        num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
+        x_MK, w_RK.numbers_NJ.view(torch.int32) if w_RK.is_mx else w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q,
+        work.experts_N, X=x_MK.shape[1], ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together,
+        BLOCK_N=blocks.n, BLOCK_K=blocks.k, num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
+    )  # fmt: skip
+
+
+def _launch_mx(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: dict[str, Any]) -> None:
+    x_QK = place_rows(x_MK, work, fixed.pop("PER_ROW"))
+    mx_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], MX_WIDTH),)](
+        TensorDescriptor.from_tensor(x_QK, [work.tile, 2 * BYTES]),
+        TensorDescriptor.from_tensor(w_RK.numbers_NJ.view(torch.int32), [MX_WIDTH, BYTES // 4]), w_RK.scales_GN,
+        work.pairs_Q, work.experts_N, ROWS=len(w_RK), num_warps=4, num_stages=4, **fixed,
     )  # fmt: skip
 
 

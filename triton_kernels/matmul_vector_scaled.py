@@ -43,12 +43,12 @@ def _unpacking_four() -> str:
 
 
 def _unpacking_mx() -> str:
-    """The same order. A number's three bits are moved to where the exponent of fp16 ends and its fraction begins, its
-    fourth to the sign: 2^14 times too small."""
+    """In the order of bytes, the lower ones of all before the upper ones (`packed_mx`). A number's three bits are moved
+    to where the exponent of fp16 ends and its fraction begins, its fourth to the sign: 2^14 times too small."""
     lines = ["{ .reg .b16 left, right; .reg .b32 moved, sign, two;"]
-    for first, shift in ((0, 12), (2, 8), (4, 4), (6, 0)):
+    for first, of_sign, of_rest in ((0, 0, 3), (2, 3, 6), (4, 2, 9), (6, 1, 0)):
         lines += [
-            f"shl.b32 moved, $8, {shift}; and.b32 sign, moved, 0x80008000; shr.u32 moved, moved, 3;",
+            f"shl.b32 moved, $8, {of_sign}; and.b32 sign, moved, 0x80008000; shl.b32 moved, $8, {of_rest};",
             f"lop3.b32 two, moved, 0x0e000e00, sign, 0xea; {_parting('two', first)}",
         ]
     return " ".join([*lines, "}"])
@@ -129,7 +129,7 @@ def _sums_of_mx(words, scales, x, LAYOUT: gl.constexpr):
     low, high = gl.split(to_fp32(x))
     x0, x1, x2, x3 = _by_byte(low, LAYOUT)
     y0, y1, y2, y3 = _by_byte(high, LAYOUT)
-    w0, w2, v0, v2, w1, w3, v1, v3 = gl.inline_asm_elementwise(
+    w0, w1, w2, w3, v0, v1, v2, v3 = gl.inline_asm_elementwise(
         _UNPACK_MX, "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,r", [words], _FLOATS_OF_FOUR, True, 1
     )
     low = w3 * x3 + (w1 * x1 + (w2 * x2 + w0 * x0))

@@ -27,15 +27,18 @@ MX_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 MX_MOST = 128
 """The largest exponent of a group, as E8M0 has it, that kernels know: numbers beyond are no weights."""
 _MX_ORDER = [0, 2, 1, 3]
+_MX_PLACES = (15, 6), (12, 3), (13, 0), (14, 9)
+"""Bits of half a word, of four numbers: where each one's sign is, and where the three others begin. The first are where
+bfloat16 has them, and so are the second once they are moved by three."""
 _MX_FIRST = 126
 """What is added to exponents: a number's bits, moved into a bfloat16, are 2^126 times too small."""
 
 
 @dataclass(frozen=True, eq=False)
 class ScaledWeight:
-    """`numbers_NJ`: in FP8 as `stored` has them, or of four bits as `packed` does. `scales_GN`: in fp32, or beside four
-    bits as `with_zeros` has them; of groups that follow each other, K / G columns each, of whole rows where G is one.
-    `dtype`: of the numbers that it stands for; `of_scales`: those beside four bits, that or fp16.
+    """`numbers_NJ`: in FP8 as `stored` has them, or of four bits as `packed` or `packed_mx` does. `scales_GN`: in fp32,
+    or beside four bits as `with_zeros` has them; of groups that follow each other, K / G columns each, of whole rows
+    where G is one. `dtype`: of the numbers that it stands for; `of_scales`: those beside four bits, that or fp16.
 
     In MXFP4 `of_scales` is E8M0, scales are as `with_powers` has them, four in a word, and columns are filled up to
     whole blocks: `columns` of them are the matrix's."""
@@ -118,6 +121,24 @@ def packed(numbers_NK: Tensor) -> Tensor:
     return stored((halves_NBHJ[:, :, 0] | (halves_NBHJ[:, :, 1] << 4)).flatten(1))
 
 
+def packed_mx(codes_NK: Tensor) -> Tensor:
+    """The same of MXFP4, bits of eight numbers moved within a word, so that fewer instructions make numbers of them.
+    Half a word has one of each two neighbours, those in low bits of `packed` first."""
+    bytes_NW22 = packed(codes_NK).unflatten(1, (-1, 2, 2)).int()
+    four = [bits_NW22[:, :, half] for bits_NW22 in (bytes_NW22 & 15, bytes_NW22 >> 4) for half in range(2)]
+    halves_NW2 = torch.zeros_like(four[0])
+    for codes_NW2, (sign, rest) in zip(four, _MX_PLACES, strict=True):
+        halves_NW2 |= codes_NW2 >> 3 << sign | (codes_NW2 & 7) << rest
+    return halves_NW2.to(torch.int16).flatten(1).view(torch.uint8)
+
+
+def _unmoved(numbers_NJ: Tensor) -> Tensor:
+    """Bytes of `packed` from those of `packed_mx`."""
+    halves_NW2 = numbers_NJ.contiguous().view(torch.int16).int().unflatten(1, (-1, 2))
+    a, b, c, d = ((halves_NW2 >> sign & 1) << 3 | halves_NW2 >> rest & 7 for sign, rest in _MX_PLACES)
+    return torch.stack((a | c << 4, b | d << 4), 2).flatten(1).to(torch.uint8)
+
+
 def with_zeros(scales_GN: Tensor, zeros_GN: Tensor, dtype: torch.dtype) -> Tensor:
     """Words of int32: the bits of a scale of 16, and above them those of its zero, a large number of `dtype`."""
     words_GN = scales_GN.view(torch.int16).to(torch.int32) & 0xFFFF
@@ -136,7 +157,8 @@ def with_powers(powers_NG: Tensor) -> Tensor:
 def expand_reference(w_NK: ScaledWeight) -> Tensor:
     """The numbers that it stands for, in PyTorch."""
     scales_GN = w_NK.scales_GN
-    numbers_NK = w_NK.numbers_NJ.unflatten(1, (-1, 4, 4, 2, 2)).permute(0, 1, 3, 4, 2, 5).flatten(1)
+    numbers_NJ = _unmoved(w_NK.numbers_NJ) if w_NK.is_mx else w_NK.numbers_NJ
+    numbers_NK = numbers_NJ.unflatten(1, (-1, 4, 4, 2, 2)).permute(0, 1, 3, 4, 2, 5).flatten(1)
     if w_NK.four_bits:
         halves_NBJ = numbers_NK.unflatten(1, (-1, BYTES))
         numbers_NK = torch.stack((halves_NBJ & 15, halves_NBJ >> 4), 2).flatten(1)

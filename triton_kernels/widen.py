@@ -15,6 +15,7 @@ from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, expand_reference
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+from tercet.triton_kernels.widen_mx import halves_of_mx, widen_mx
 
 _BYTES = tl.constexpr(BYTES)
 _COMPILED = tl.constexpr(not INTERPRETED)
@@ -111,27 +112,6 @@ def _unpacking(kind: str, minus_one: str, *, scales_in_fp16: bool = False) -> st
     return "\n".join(["{", _REGISTERS, *lines, "}"])
 
 
-def _unpacking_mx() -> str:
-    """The same of MXFP4, by pairs of powers of two, `mx_powers`. A product moves a number's three bits to where the
-    exponent of bf16 ends and its fraction begins, and its fourth to the sign: there is more room for products than for
-    shifts. Its power makes up for the rest."""
-    lines = [".reg .b32 both, apart, zero, minus_zero;", "mov.b32 zero, 0;", "mov.b32 minus_zero, 0x80008000;"]
-    for pair in range(2):  # of bytes, of one row and group
-        lines.append(f"prmt.b32 both, $4, zero, {('0x4140', '0x4342')[pair]};")
-        for out, powers, mask, moves in (
-            (pair, 5 + 2 * pair, "0x000f000f", 2**6 + 2**12),
-            (pair + 2, 9 + 2 * pair, "0x00f000f0", 2**2 + 2**8),
-        ):
-            lines += [
-                f"and.b32 apart, both, {mask};",
-                f"mul.lo.u32 apart, apart, {moves};",
-                "and.b32 apart, apart, 0x81c081c0;",
-                f"fma.rn.bf16x2 ${out}, apart, ${powers}, minus_zero;",
-            ]
-    return "\n".join(["{", *lines, "}"])
-
-
-_UNPACK_MX = tl.constexpr(_unpacking_mx())
 _UNPACK_BF16, _UNPACK_FP16 = tl.constexpr(_unpacking("bf16x2", "bf80")), tl.constexpr(_unpacking("f16x2", "bc00"))
 _UNPACK_MIXED = tl.constexpr(_unpacking("bf16x2", "bf80", scales_in_fp16=True))
 _OPERANDS = tl.constexpr("=&r,=&r,=&r,=&r" + ",r" * 9)
@@ -156,45 +136,13 @@ def _halves(both, words, more_words, dtype: tl.constexpr, MIXED: tl.constexpr):
 
 
 @triton.jit
-def _halves_of_mx(both, powers, more_powers, dtype: tl.constexpr):
-    """The same of MXFP4."""
-    if _COMPILED:
-        low, high = tl.inline_asm_elementwise(
-            _UNPACK_MX, _OPERANDS, [both, powers, more_powers], dtype=(tl.int16, tl.int16), is_pure=True, pack=4
-        )
-        return low.to(dtype, bitcast=True), high.to(dtype, bitcast=True)
-    return _number_of_mx(both & 15, powers).to(dtype), _number_of_mx(both >> 4, more_powers).to(dtype)
-
-
-@triton.jit
-def _number_of_mx(code, powers):
-    size = (code & 7).to(tl.int32)
-    size = tl.where(size < 2, size * 0.5, (2 + size % 2).to(tl.float32) * tl.exp2((size // 2 - 2).to(tl.float32)))
-    return tl.where(code > 7, -size, size) * tl.exp2(((powers >> 7 & 0xFF) - 253).to(tl.float32))
-
-
-@triton.jit
-def mx_powers(words):
-    """The power of two in the lowest byte of words (`with_powers`), twice, as bfloat16 has it."""
-    return (words & 0xFF) * 0x800080
-
-
-@triton.jit
-def _spread_powers(words, COLUMNS: tl.constexpr):
-    """Of each row's blocks a word, [N, blocks] -> [N, COLUMNS], for their bytes: half of the word for each eight."""
-    N: tl.constexpr = words.shape[0]
-    apart = tl.reshape(tl.join(mx_powers(words), mx_powers(words >> 16)), (N, words.shape[1], 1, 2, 1))
-    return tl.reshape(tl.broadcast_to(apart, (N, words.shape[1], 4, 2, 8)), (N, COLUMNS))
-
-
-@triton.jit
 def widen_four(both, words, more_words, dtype: tl.constexpr, FOUR: tl.constexpr, TOGETHER: tl.constexpr):
     """A tile of four bits, of whole blocks: [N, J] -> [N, 2 J]. Halves of blocks have their own words, [N, units]; of
-    MXFP4 those are powers of two, [N, J]."""
+    MXFP4 those are powers of two, [N, J], and a thread has whole words."""
     N: tl.constexpr = both.shape[0]
     J: tl.constexpr = both.shape[1]
     if FOUR == 3:
-        low, high = _halves_of_mx(both, words, more_words, dtype)
+        low, high = halves_of_mx(both, words, more_words)
     else:
         low, high = _halves(both, _spread(words, J), _spread(more_words, J), dtype, FOUR == 2)
     wide = tl.join(in_order(low, TOGETHER), in_order(high, TOGETHER))
@@ -207,17 +155,17 @@ def load_wide(
     dtype: tl.constexpr, TOGETHER: tl.constexpr, HALF: tl.constexpr = BYTES,
 ):  # fmt: skip
     """What a tile of FP8 or FOUR bits from column k on stands for, with its scales; N from each group to the next.
+    Of MXFP4 numbers are words.
 
     HALF stands in for `_BYTES`, of which as a constant of the module the interpreter takes no remainder.
     """
-    if FOUR:
+    if FOUR == 3:
+        wide = widen_mx(numbers, _load_scales(scale_ptrs, k, N, GROUP, BLOCK_K, 2 * HALF), TOGETHER)
+    elif FOUR:
         words = _load_scales(scale_ptrs, k, N, GROUP, BLOCK_K, 2 * HALF)
         more_words = words
         if GROUP % (2 * HALF):
             more_words = _load_scales(scale_ptrs, k + HALF, N, GROUP, BLOCK_K, 2 * HALF)
-        if FOUR == 3:
-            more_words = _spread_powers(words >> 8, BLOCK_K // 2)
-            words = _spread_powers(words, BLOCK_K // 2)
         wide = widen_four(numbers, words, more_words, dtype, FOUR, TOGETHER)
     else:
         unit: tl.constexpr = HALF if GROUP % (2 * HALF) or BLOCK_K % (2 * HALF) else 2 * HALF
@@ -240,21 +188,22 @@ def _expand_kernel(
     numbers_ptr, scales_ptr, out_ptr, N: tl.constexpr, J: tl.constexpr, GROUP: tl.constexpr,
     FOUR: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (N, ceil(J / (BLOCKS * _BYTES))): one program expands so many blocks of a row."""
+    """Grid (N, ceil(J / (BLOCKS * _BYTES))): one program expands so many blocks of a row. `numbers_ptr`: words of
+    MXFP4, bytes of others."""
     row = tl.program_id(0).to(tl.int64)
     blocks = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     inside = blocks < J // _BYTES
     width: tl.constexpr = 2 * _BYTES if FOUR else _BYTES
-    numbers_ptrs = numbers_ptr + row * J + blocks[:, None] * _BYTES + tl.arange(0, _BYTES)[None, :]
-    numbers = tl.load(numbers_ptrs, mask=inside[:, None], other=0.0)
+    size: tl.constexpr = 4 if FOUR == 3 else 1
+    places = blocks[:, None] * (_BYTES // size) + tl.arange(0, _BYTES // size)[None, :]
+    numbers = tl.load(numbers_ptr + row * (J // size) + places, mask=inside[:, None], other=0.0)
     groups = (blocks * width // GROUP).to(tl.int64) * N + row
     scales = tl.load(scales_ptr + groups, mask=inside, other=0)[:, None]
-    if FOUR:
+    if FOUR == 3:
+        wide = widen_mx(numbers, scales, 1)
+    elif FOUR:
         groups = ((blocks * width + _BYTES) // GROUP).to(tl.int64) * N + row
         more_scales = tl.load(scales_ptr + groups, mask=inside, other=0)[:, None]
-        if FOUR == 3:
-            more_scales = _spread_powers(scales >> 8, _BYTES)
-            scales = _spread_powers(scales, _BYTES)
         wide = widen_four(numbers, scales, more_scales, out_ptr.dtype.element_ty, FOUR, 1)
     else:
         wide = widen(numbers, scales, out_ptr.dtype.element_ty, 1)
@@ -273,8 +222,9 @@ def expand(w_NK: ScaledWeight) -> Tensor:
         return expand_reference(w_NK)
     out_NK = torch.empty(N, w_NK.stored_columns, dtype=w_NK.dtype, device=w_NK.device)
     blocks = min(next_power_of_2(J // BYTES), _BLOCKS)
+    numbers = w_NK.numbers_NJ.view(torch.int32) if w_NK.is_mx else w_NK.numbers_NJ
     _expand_kernel[(N, cdiv(J, blocks * BYTES))](
-        w_NK.numbers_NJ, w_NK.scales_GN, out_NK, N=N, J=J, GROUP=w_NK.group, FOUR=w_NK.kind, BLOCKS=blocks,
+        numbers, w_NK.scales_GN, out_NK, N=N, J=J, GROUP=w_NK.group, FOUR=w_NK.kind, BLOCKS=blocks,
         num_warps=4, **overlap_options(out_NK),
     )  # fmt: skip
     return out_NK[:, : w_NK.shape[1]]

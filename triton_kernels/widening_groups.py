@@ -13,7 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 from tercet.triton_kernels.clamped_gate import clamped
 from tercet.triton_kernels.matmul_epilogue import ADD, CLAMPED, gated, is_gate
-from tercet.triton_kernels.widen import in_order, mx_powers, widen_four
+from tercet.triton_kernels.widen import in_order, widen_four
+from tercet.triton_kernels.widen_mx import mx_powers
 
 OWN = gl.constexpr(64)
 """Rows of weights of a group."""
