@@ -47,10 +47,10 @@ class Record:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         ways = ", ".join(f"{count} by {way}" for way, count in sorted(self.finished.items()))
         return (
-            f"{self.faults.total()} faults ({kinds}); {self.finished.total()} requests finished ({ways}) with "
-            f"{self.tokens} tokens, {self.embedded} of them embeddings, {self.cancelled} cancelled, {self.cut} cut off "
-            f"with their door; lost or different: "
-            f"{len(self.wrong)}; seconds until requests asked after the fault had ended: median "
+            f"{self.faults.total()} faults ({kinds}); {self.finished.total()} requests finished ({ways}), "
+            f"{self.embedded} with an embedding, the others with {self.tokens} tokens; {self.cancelled} cancelled, "
+            f"{self.cut} cut off with their door; lost or different: {len(self.wrong)}; seconds "
+            f"until requests asked after the fault had ended: median "
             f"{times[len(times) // 2]:.1f}, longest {times[-1]:.1f}"
         )
 
