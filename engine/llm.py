@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 from tqdm import tqdm
@@ -31,6 +31,8 @@ from tercet.ipc.client import Client, Embedding
 from tercet.ipc.messages import ChatMessage, ChatOptions, EmbeddingParams, SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
+
+Result = TypeVar("Result")
 
 _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
@@ -200,43 +202,25 @@ class LLM:
         options: ChatOptions | None,
         rates: Rates | None,
     ) -> list[RequestOutput]:
-        outputs: list[RequestOutput | None] = [None] * len(prompts)
-        places = _places(max((1, *(one.n for one in params))))
-
-        async def one(index: int) -> None:
-            async with places:
-                prompt = prompts[index]
-                generations = await self._client.generate_several(
-                    prompt, params[index], options=options, return_prompt_ids=not is_ids(prompt)
-                )
-            outputs[index] = output = output_of(prompt, generations)
+        async def one(index: int) -> RequestOutput:
+            prompt = prompts[index]
+            generations = await self._client.generate_several(
+                prompt, params[index], options=options, return_prompt_ids=not is_ids(prompt)
+            )
+            output = output_of(prompt, generations)
             if rates is not None:
                 rates.count(output.usage)
+            return output
 
-        await _for_each(one, len(prompts))
-        return [output for output in outputs if output is not None]
+        return await _each(one, len(prompts), max((1, *(one.n for one in params))))
 
     async def _embed_all(self, prompts: Sequence[Prompt], params: EmbeddingParams | None) -> list[Embedding]:
-        found: list[Embedding | None] = [None] * len(prompts)
-        places = _places(1)
-
-        async def one(index: int) -> None:
-            async with places:
-                found[index] = await self._client.embed(prompts[index], params)
-
-        await _for_each(one, len(prompts))
-        return [embedding for embedding in found if embedding is not None]
+        return await _each(lambda index: self._client.embed(prompts[index], params), len(prompts))
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
-        found: list[list[Beam]] = [[]] * len(prompts)
-        places = _places(max(1, params.beam_width))
-
-        async def one(index: int) -> None:
-            async with places:
-                found[index] = await beam_search(self._client, prompts[index], params)
-
-        await _for_each(one, len(prompts))
-        return found
+        return await _each(
+            lambda index: beam_search(self._client, prompts[index], params), len(prompts), max(1, params.beam_width)
+        )
 
 
 def _close(reference: "weakref.ref[LLM]") -> None:
@@ -244,27 +228,24 @@ def _close(reference: "weakref.ref[LLM]") -> None:
         llm.close()
 
 
-def _places(answers_each: int) -> asyncio.Semaphore:
-    """For requests of so many answers each."""
-    return asyncio.Semaphore(max(1, _MOST_LIVE // answers_each))
-
-
-async def _for_each(work: Callable[[int], Coroutine[Any, Any, None]], count: int) -> None:
-    """All at once; the first error is raised, with a note of whose it is, and cancels the others."""
+async def _each(work: Callable[[int], Coroutine[Any, Any, Result]], count: int, answers_each: int = 1) -> list[Result]:
+    """All at once, as far as the engine takes so many answers, in order; the first error is raised, with a note of
+    whose it is, and cancels the others."""
     if count == 1:
-        await work(0)
-        return
+        return [await work(0)]
+    places = asyncio.Semaphore(max(1, _MOST_LIVE // answers_each))
 
-    async def noting(index: int) -> None:
+    async def one(index: int) -> Result:
         try:
-            await work(index)
+            async with places:
+                return await work(index)
         except Exception as error:
             error.add_note(f"This is of prompts[{index}].")
             raise
 
     try:
-        async with asyncio.TaskGroup() as tasks:
-            for index in range(count):
-                tasks.create_task(noting(index))
-    except BaseExceptionGroup as group:
-        raise group.exceptions[0] from None
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(index)) for index in range(count)]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

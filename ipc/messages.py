@@ -176,7 +176,15 @@ _EMBEDDING_SAMPLING = SamplingParams(
 )
 
 
-class Embed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+class _OneToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What runs as a request for one token, which nobody sees."""
+
+    @property
+    def params(self) -> SamplingParams:
+        return _EMBEDDING_SAMPLING
+
+
+class Embed(_OneToken, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Ask for the embedding of a text. Answered with `Embedded` or `Failed`."""
 
     request_id: str
@@ -185,13 +193,8 @@ class Embed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     cache_salt: str = ""
     handling: Handling = Handling()
 
-    @property
-    def params(self) -> SamplingParams:
-        """How it runs: as a request for one token, which nobody sees."""
-        return _EMBEDDING_SAMPLING
 
-
-class EmbedIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+class EmbedIds(_OneToken, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Ask for the embedding of token ids (int32), taken as they are."""
 
     request_id: str
@@ -199,11 +202,6 @@ class EmbedIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     embedding: EmbeddingParams = EmbeddingParams()
     cache_salt: str = ""
     handling: Handling = Handling()
-
-    @property
-    def params(self) -> SamplingParams:
-        """As of `Embed`."""
-        return _EMBEDDING_SAMPLING
 
 
 class Tokenize(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

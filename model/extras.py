@@ -1,5 +1,5 @@
-"""What some requests want beyond plain sampling: penalties, biases and masks of their logits, log-probabilities, the
-hidden state of their prompt.
+"""What some requests want beyond plain sampling: penalties, biases and masks of their logits, log-probabilities,
+embeddings.
 
 Knows on the host which slots want something, so that a step of others runs as if there were none of this; on the
 device, `AdjustmentTable` has the numbers.

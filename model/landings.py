@@ -27,7 +27,7 @@ class Landing(Protocol):
         ...
 
     def beyond(self) -> Beyond:
-        """After `wait`: log-probabilities and hidden states, where they are wanted."""
+        """After `wait`: log-probabilities and embeddings, where they are wanted."""
         ...
 
 
