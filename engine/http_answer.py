@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError
-from tercet.engine.metrics import RequestTimer
+from tercet.engine.metrics import measured
 from tercet.engine.openai_answers import PromptTokensDetails, Usage
 from tercet.engine.openai_requests import Sampled
 from tercet.engine.request_log import Record
@@ -103,7 +103,7 @@ class Answer:
         return len(await self._door.client.tokenize(text_or_turns, options=self._handling["options"]))
 
     async def _generate(self, prompt: Prompt) -> list[Generation]:
-        with self._measured() as timers:
+        with measured(self._door.metrics, self._num_each) as timers:
             generations = await self._door.client.generate_several(prompt, self._params, **self._handling)
             for index, generation in enumerate(generations):
                 timers.pop(index).end_whole(generation)
@@ -111,7 +111,7 @@ class Answer:
 
     async def _stream(self, first: int, prompt: Prompt) -> AsyncGenerator[Indexed, None]:
         """Of one prompt, whose answers are those from the `first` on."""
-        with self._measured() as timers:
+        with measured(self._door.metrics, self._num_each) as timers:
             stream = _generator(self._door.client, prompt, self._params, self._handling)
             async with contextlib.aclosing(stream) as pieces:
                 async for piece in pieces:
@@ -119,21 +119,6 @@ class Answer:
                     if piece.generation is not None:
                         timers.pop(piece.index).end(piece.generation)
                     yield first + piece.index, piece
-
-    @contextlib.contextmanager
-    def _measured(self) -> Iterator[dict[int, RequestTimer]]:
-        """A timer for each answer to a prompt, by index. Those left end as the request does."""
-        timers = {index: RequestTimer(self._door.metrics, tells_prompt=not index) for index in range(self._num_each)}
-        try:
-            yield timers
-        except ClientError:
-            for timer in timers.values():
-                timer.fail()
-            raise
-        except BaseException:  # cancelled or left
-            for timer in timers.values():
-                timer.abort()
-            raise
 
 
 async def _merged(streams: Sequence[AsyncGenerator[Indexed, None]]) -> AsyncGenerator[Indexed, None]:

@@ -11,7 +11,7 @@ from tercet.engine.http_errors import ApiError, as_http
 from tercet.engine.http_presence import unless_gone
 from tercet.engine.http_stream import json_answer
 from tercet.engine.json_parts import LATER, encode
-from tercet.engine.metrics import RequestTimer
+from tercet.engine.metrics import measured
 from tercet.engine.openai_embeddings import EmbeddingItem, EmbeddingList, EmbeddingsRequest, EmbeddingUsage
 from tercet.engine.request_log import Record
 from tercet.ipc.client import Embedding
@@ -47,7 +47,7 @@ async def _all(door: Door, body: EmbeddingsRequest, prompts: list[str | list[int
     async def one(index: int) -> Embedding:
         name = f"input[{index}]" if len(prompts) > 1 else "input"
         async with places:
-            with as_http({"prompt": name}), RequestTimer(door.metrics, tells_prompt=True).measuring() as timer:
+            with as_http({"prompt": name}), measured(door.metrics) as timers:
                 embedding = await door.client.embed(
                     prompts[index],
                     body.to_params(),
@@ -55,7 +55,7 @@ async def _all(door: Door, body: EmbeddingsRequest, prompts: list[str | list[int
                     priority=body.priority or 0,
                     queue_timeout=body.queue_timeout,
                 )
-                timer.end_embedding(embedding)
+                timers.pop(0).end_embedding(embedding)
         return embedding
 
     tasks = [asyncio.ensure_future(one(index)) for index in range(len(prompts))]

@@ -9,7 +9,6 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
 
 from tercet.engine.process_load import ProcessLoad
 from tercet.ipc.answers import EngineInfo, Usage
@@ -143,18 +142,6 @@ class RequestTimer:
             histograms["inter_token_latency_seconds"].observe(usage.decode_s / gaps, gaps)
         self.end(generation)
 
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[Self]:
-        """For what ends it inside, other than well."""
-        try:
-            yield self
-        except ClientError:
-            self.fail()
-            raise
-        except BaseException:  # cancelled
-            self.abort()
-            raise
-
     def end_embedding(self, embedding: Embedding) -> None:
         """It has its answer, which is no text."""
         self._count_prompt(embedding.usage)
@@ -187,6 +174,22 @@ class RequestTimer:
     def _close(self, reason: str) -> None:
         self._metrics.ends[reason] += 1
         self._metrics.histograms["e2e_request_latency_seconds"].observe(time.monotonic() - self._began)
+
+
+@contextlib.contextmanager
+def measured(metrics: Metrics, num_answers: int = 1) -> Iterator[dict[int, RequestTimer]]:
+    """A timer for each answer to a prompt, by index. Those left end as the request does."""
+    timers = {index: RequestTimer(metrics, tells_prompt=not index) for index in range(num_answers)}
+    try:
+        yield timers
+    except ClientError:
+        for timer in timers.values():
+            timer.fail()
+        raise
+    except BaseException:  # cancelled or left
+        for timer in timers.values():
+            timer.abort()
+        raise
 
 
 def _head(name: str, kind: str, help: str) -> list[str]:
