@@ -18,14 +18,21 @@ from tercet.engine.structured_check import check_compiles
 from tercet.ipc.messages import SamplingParams, Structured
 from whole_engine import tiny_engine
 
-_FORMATS = jsonschema.FormatChecker(("date", "uuid", "ipv4", "ipv6", "email"))
+_FORMATS = jsonschema.FormatChecker(("uuid", "ipv4", "ipv6", "email"))
+_DATE = r"\d{4}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|[12]\d))"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
+
+
+@_FORMATS.checks("date")
+def _is_date(text: object) -> bool:
+    """As RFC 3339's grammar has it: 29 February in any year, and the year 0."""
+    return re.fullmatch(_DATE, str(text)) is not None
 
 
 @_FORMATS.checks("date-time")
 def _is_date_time(text: object) -> bool:
-    """As RFC 3339 has it, a leap second at any time included."""
-    clock = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?"
-    return re.fullmatch(rf"\d{{4}}-\d\d-\d\d[Tt]{clock}([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)", str(text)) is not None
+    """As RFC 3339's grammar has it, a leap second at any time included."""
+    return re.fullmatch(f"{_DATE}[Tt]{_TIME}", str(text)) is not None
 
 
 def check(text: str, schema: Schema) -> None:
