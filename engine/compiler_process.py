@@ -36,6 +36,7 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     config: EngineConfig
     model_path: str
+    adapter_paths: tuple[str, ...]
     gpu: str
     capability: int
     multiprocessors: int
@@ -43,6 +44,7 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
     """What the steps of an engine with this model depend on."""
+    from tercet.model.adapters import ranks_of
     from tercet.model.compile_ahead import Steps
     from tercet.model.landings import num_landings
 
@@ -57,6 +59,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         page_size=config.page_size,
         deterministic=config.deterministic,
         guesses=guess_settings(config),
+        adapters=ranks_of(opened.adapters, opened.config) if opened.adapters else None,
         kept=opened.kept,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
@@ -76,8 +79,10 @@ def guess_settings(config: EngineConfig) -> "GuessSettings | None":
     )
 
 
-def open_configured(config: EngineConfig, model_path: str, device: "torch.device") -> "Opened":
-    """An engine's model, for a rank's device or, to compile for it, the meta device. ValueError as `open_for` says."""
+def open_configured(
+    config: EngineConfig, model_path: str, adapter_paths: tuple[str, ...], device: "torch.device"
+) -> "Opened":
+    """An engine's model and adapters, for a rank's device or, to compile for it, the meta device. ValueError as `open_for` says."""
     from tercet.model.load import open_for
 
     return open_for(
@@ -88,6 +93,7 @@ def open_configured(config: EngineConfig, model_path: str, device: "torch.device
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         tensor_parallel_size=config.tensor_parallel_size,
+        adapters=[Path(path) for path in adapter_paths],
     )
 
 
@@ -99,7 +105,8 @@ def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
 
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
     with pretending(gpu):
-        return steps_of(spec.config, open_configured(spec.config, spec.model_path, torch.device("meta"))), gpu
+        opened = open_configured(spec.config, spec.model_path, spec.adapter_paths, torch.device("meta"))
+        return steps_of(spec.config, opened), gpu
 
 
 def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> None:

@@ -59,6 +59,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Nobody asked for max_tokens: it is all the room there was. If a restart leaves less, that is enough."""
     embedding: Embedding | None = None
     """It is wanted; the one token that is sampled behind the prompt is nobody's."""
+    adapter: int = -1
+    """Which one's weights are added, among those that the engine was started with; -1: none."""
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

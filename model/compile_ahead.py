@@ -17,6 +17,7 @@ from torch import Tensor
 
 import tercet.model
 import tercet.triton_kernels
+from tercet.model.adapters import Ranks, empty_adapters
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
@@ -61,6 +62,7 @@ class Steps:
     kept: Kept
     """As `load_weights` is told."""
     guesses: GuessSettings | None
+    adapters: Ranks | None
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
 
@@ -133,9 +135,11 @@ def launch_all(steps: Steps, rank: int) -> None:
     group = _AbsentRanks(rank, size, _META)
     longest = Shapes(max_rows, steps.max_num_batched_tokens).max_tokens
     group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
-    weights = empty_weights(config, rank=rank, size=size, kept=kept, interleaved=True, **where)
+    on_rank: dict[str, Any] = {"rank": rank, "size": size, "interleaved": True, **where}
+    weights = empty_weights(config, kept=kept, **on_rank)
+    adapters = () if steps.adapters is None else empty_adapters(steps.adapters, config, **on_rank)
     guesses = steps.guesses
-    ways = {"deterministic": steps.deterministic, "guesses": guesses is not None}
+    ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
     decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)

@@ -8,9 +8,12 @@ of those that no row samples from.
 Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary, S slots, M pages of a slot.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan, depths, minds_length
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
@@ -54,13 +57,15 @@ class Decoder:
         *,
         deterministic: bool = False,
         guesses: bool = False,
+        adapters: Sequence[LayerAdapters] = (),
     ) -> None:
-        """`guesses`: there will be steps with several tokens of one request."""
+        """`guesses`: there will be steps with several tokens of one request; `adapters`: of each layer, if any."""
         self.config = config
         self.group = group
         self.max_model_len = max_model_len
         self._weights = weights
         self._deterministic = deterministic
+        self._has_adapters = bool(adapters)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
         self._fuses = not (deterministic and guesses)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
@@ -89,8 +94,11 @@ class Decoder:
                 ),
                 interleaved=weights.interleaved,
                 deterministic=deterministic,
+                adapters=adapters[index] if adapters else None,
             )
-            for layer, window, rope in zip(weights.layers, config.layer_windows, config.layer_ropes, strict=True)
+            for index, (layer, window, rope) in enumerate(
+                zip(weights.layers, config.layer_windows, config.layer_ropes, strict=True)
+            )
         ]
 
     @property
@@ -113,12 +121,19 @@ class Decoder:
             fewest_rows=_FEWEST_WIDENED if self._widens else 2,
             most_deep=deep,
             trials=trials,
+            adapted=self._has_adapters,
+            always_adapted=self.always_adapts,
         )
 
     @property
     def tries_apart(self) -> bool:
         """Whether several tokens of a slot are rows of their own, each with the bits that it has alone."""
         return self._deterministic
+
+    @property
+    def always_adapts(self) -> bool:
+        """Whether steps run as if some row had an adapter even where none has: to give its bits to all that have none."""
+        return self._has_adapters and self._deterministic
 
     @property
     def _widens(self) -> bool:
@@ -163,7 +178,7 @@ class Decoder:
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
         residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=True)
         hidden_RD = self._rows(residual, attended_TH, inputs)
-        self._layers[-1].add(residual, attended_TH)
+        self._layers[-1].add(residual, attended_TH, inputs.adapters_T)
         return hidden_RD, residual.end()
 
     def _attend_in_last(
@@ -188,7 +203,8 @@ class Decoder:
         *others, last = self._layers
         for layer, kv in zip(others, kv_cache, strict=False):
             prefill = plan.prefill.get(layer.scoring.window)
-            layer.add(residual, layer.attend(residual, inputs, page_table_SM, kv, plan, prefill))
+            attended_TH = layer.attend(residual, inputs, page_table_SM, kv, plan, prefill)
+            layer.add(residual, attended_TH, inputs.adapters_T)
         prefill = plan.prefill.get(last.scoring.window) if whole else plan.last_queries
         return residual, last.attend(residual, inputs, page_table_SM, kv_cache[len(others)], plan, prefill)
 
@@ -197,13 +213,13 @@ class Decoder:
         if inputs.chunk_slots_C.shape[0]:  # else each token is a row
             rows_R = inputs.sample_rows_R
             residual, attended_TH = residual.of_rows(rows_R), embedding(rows_R, attended_TH)
-        self._layers[-1].add(residual, attended_TH)
+        self._layers[-1].add(residual, attended_TH, inputs.adapters_R)
         return residual.end()
 
     def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
         eps, deterministic = self.config.stream_eps, self._deterministic
-        # Blocks with norms of their own need the sum over ranks before those.
-        halves = not whole and not self.config.block_norms
+        # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
+        halves = not whole and not self.config.block_norms and inputs.adapters_T is None
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tercet.model.exchange import Exchange, Message, half_of
-from tercet.model.linear import linear
+from tercet.model.linear import Matrix, linear, linear_gate
 from tercet.model.parallel import Group
 from tercet.model.residual import Normed, Residual
 from tercet.triton_kernels.add_rms_norm import rms_norm
-from tercet.triton_kernels.matmul import matmul_silu_and_mul
-from tercet.triton_kernels.scaled_weight import Weight
 
 
 @dataclass
@@ -41,7 +39,7 @@ class ExchangedResidual(Residual):
             _Half(slice(first, len(stream_TD)), exchange.begin(rows, first)),
         )
 
-    def norm_linear(self, norm_D: Tensor, weight_ND: Weight, bias_N: Tensor | None) -> Tensor:
+    def norm_linear(self, norm_D: Tensor, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
         y_TN = self._stream_TD.new_empty(len(self._stream_TD), len(weight_ND))
         for part in self.normed(norm_D):
             linear(part.x_TD, weight_ND, bias_N, y_TN[part.rows], deterministic=self._deterministic, rows=part.count_1)
@@ -51,15 +49,13 @@ class ExchangedResidual(Residual):
         for half in self._halves:
             yield Normed(half.rows, self._normed_half(half, norm_D), half.count_1)
 
-    def norm_gate(self, norm_D: Tensor, weight_2FD: Weight) -> Tensor:
+    def norm_gate(self, norm_D: Tensor, weight_2FD: Matrix) -> Tensor:
         y_TF = self._stream_TD.new_empty(len(self._stream_TD), len(weight_2FD) // 2)
         for part in self.normed(norm_D):
-            matmul_silu_and_mul(
-                part.x_TD, weight_2FD, y_TF[part.rows], deterministic=self._deterministic, rows=part.count_1
-            )
+            linear_gate(part.x_TD, weight_2FD, y_TF[part.rows], deterministic=self._deterministic, rows=part.count_1)
         return y_TF
 
-    def add(self, x_TN: Tensor, weight_DN: Weight, bias_D: Tensor | None) -> None:
+    def add(self, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None) -> None:
         bias_D = bias_D if self._group.rank == 0 else None
         for half in self._halves:
             update_TD = linear(x_TN[half.rows], weight_DN, bias_D, deterministic=self._deterministic, rows=half.count_1)

@@ -13,10 +13,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
 from tercet.model.experts import go_through_experts
-from tercet.model.linear import linear
+from tercet.model.linear import Adapted, Matrix, linear
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights, LayerWeights
 from tercet.model.residual import Residual
@@ -25,6 +26,7 @@ from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
 from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
+from tercet.triton_kernels.low_rank import LowRank
 from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
@@ -44,6 +46,7 @@ class Layer:
     scoring: Scoring
     interleaved: bool
     deterministic: bool
+    adapters: LayerAdapters | None = None
 
     @property
     def _num_heads(self) -> int:
@@ -58,14 +61,15 @@ class Layer:
 
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
+        weights = self.weights
+        qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.adapters_T)
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
         first = num_decodes if isinstance(plan.decode.get(self.scoring.window), FusedPlan) else 0
-        if self._ends_in_prologue(num_tokens - first, kv):
+        if not isinstance(qkv_ND, Adapted) and self._ends_in_prologue(num_tokens - first, kv):
             qkv_TN, q_THD = self._project_heads(residual, inputs, kv, first)
         else:
-            weights = self.weights
-            qkv_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, weights.qkv_bias_N)
+            qkv_TN = _read(residual, weights.input_norm_D, qkv_ND, weights.qkv_bias_N)
             if weights.qk_norm_J is not None:
                 self._norm_qk(qkv_TN, weights.qk_norm_J)
             q_THD = self._prologue(qkv_TN[first:], inputs, kv, first)
@@ -90,10 +94,11 @@ class Layer:
             )
         return out_THD.flatten(1)
 
-    def add(self, residual: Residual, attended_TH: Tensor) -> None:
+    def add(self, residual: Residual, attended_TH: Tensor, adapters_T: Tensor | None = None) -> None:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
         weights = self.weights
-        _add(residual, attended_TH, weights.o_DQ, weights.o_bias_D, weights.o_norm_D)
+        o_DQ = self._with_adapters(weights.o_DQ, "o", adapters_T)
+        _add(residual, attended_TH, o_DQ, weights.o_bias_D, weights.o_norm_D)
         mlp = weights.mlp
         if isinstance(mlp, ExpertWeights):
             assert self.config.experts is not None
@@ -107,13 +112,20 @@ class Layer:
             )
             residual.add_block(weights.post_norm_D, through)
             return
+        gate_up_2FD = self._with_adapters(mlp.gate_up_2FD, "gate_up", adapters_T)
         if self.interleaved:
             norm_D = weights.post_norm_D
-            gated_TF = residual.gate(mlp.gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, mlp.gate_up_2FD)
+            gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
-            gate_up_T2F = _read(residual, weights.post_norm_D, mlp.gate_up_2FD, mlp.gate_up_bias_2F)
+            gate_up_T2F = _read(residual, weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
             gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
-        _add(residual, gated_TF, mlp.down_DF, mlp.down_bias_D, weights.down_norm_D)
+        down_DF = self._with_adapters(mlp.down_DF, "down", adapters_T)
+        _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D)
+
+    def _with_adapters(self, weight: Weight, product: str, adapters_T: Tensor | None) -> Matrix:
+        """A product's matrix and what adapters add, in a step of which some token goes through one."""
+        low_rank: LowRank | None = getattr(self.adapters, product, None)
+        return weight if adapters_T is None or low_rank is None else Adapted(weight, low_rank, adapters_T)
 
     def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
         """Whether the product of so many tokens also does what comes before attention.
@@ -213,11 +225,11 @@ class Layer:
             )
 
 
-def _read(residual: Residual, norm_D: Tensor | None, weight_ND: Weight, bias_N: Tensor | None) -> Tensor:
+def _read(residual: Residual, norm_D: Tensor | None, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
     return residual.linear(weight_ND, bias_N) if norm_D is None else residual.norm_linear(norm_D, weight_ND, bias_N)
 
 
-def _add(residual: Residual, x_TN: Tensor, weight_DN: Weight, bias_D: Tensor | None, norm_D: Tensor | None) -> None:
+def _add(residual: Residual, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None, norm_D: Tensor | None) -> None:
     if norm_D is None:
         residual.add(x_TN, weight_DN, bias_D)
     else:

@@ -2,11 +2,15 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from tercet.model.adapter_file import AdapterFile
+from tercet.model.adapters import load_adapters, ranks_of
 from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
@@ -38,6 +42,7 @@ class Opened:
     max_model_len: int
     kept: Kept
     """As stored: what is so."""
+    adapters: tuple[AdapterFile, ...] = ()
 
     @property
     def num_expanded(self) -> int:
@@ -55,10 +60,11 @@ def open_for(
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
     tensor_parallel_size: int = 1,
+    adapters: Sequence[Path] = (),
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
-    config.json is needed). On the number of ranks depends what is kept. ValueError names what is wrong with the model,
-    or with the settings for this model."""
+    config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters.
+    ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
     if dummy_seed is None:
         config, tensors = open_model(path, device)
@@ -70,7 +76,9 @@ def open_for(
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
-    return Opened(config, tensors, torch_dtype, in_cache, length, kept)
+    files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
+    ranks_of(files, config)  # what does not fit is better known before weights are read
+    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files)
 
 
 def load_decoder(
@@ -87,19 +95,16 @@ def load_decoder(
     config, dtype = opened.config, opened.dtype
     config.check_tensor_parallel(group.size)
     group.connect(config.hidden_size, dtype, max_tokens, 2 * config.num_layers)
-    weights = load_weights(
-        opened.tensors,
-        config,
-        rank=group.rank,
-        size=group.size,
-        dtype=dtype,
-        device=group.device,
-        kept=opened.kept,
-        interleaved=group.device.type == "cuda",
-        progress=progress,
-    )
-    ways = {"deterministic": deterministic, "guesses": guesses}
-    return Decoder(config, reordered_for_cpu(weights), group, opened.max_model_len, **ways)
+    on_rank: dict[str, Any] = {
+        "rank": group.rank, "size": group.size, "dtype": dtype, "device": group.device,
+        "interleaved": group.device.type == "cuda",
+    }  # fmt: skip
+    weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
+    adapters = load_adapters(opened.adapters, config, **on_rank) if opened.adapters else ()
+    return Decoder(
+        config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
+        adapters=adapters,
+    )  # fmt: skip
 
 
 def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device, *, size: int = 1) -> Kept:

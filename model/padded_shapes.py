@@ -55,12 +55,16 @@ class Shapes:
         fewest_rows: int = 2,
         most_deep: Mapping[int, int] = _NEVER_DEEP,
         trials: TrialShapes | None = None,
+        adapted: bool = False,
+        always_adapted: bool = False,
     ) -> None:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
         models; `short_trials`: the same, slots that try several tokens each; `fewest_rows`: to which more than one are
         padded; `most_deep`: by tokens before them, up to how many prefill tokens attention serves in another way there;
-        `trials`: of steps with guesses, if there are any."""
+        `trials`: of steps with guesses, if there are any; `adapted`: there are steps with adapters, or no others."""
         self._most_deep = most_deep
+        self._adapted = adapted
+        self._always_adapted = always_adapted
         self._trials = [] if trials is None else trials.for_graphs()
         self._tried_lengths: Mapping[int, tuple[int, ...]] = {}
         if short_trials:
@@ -95,8 +99,13 @@ class Shapes:
             for longest in _and_any(self._lengths_of(shape.num_trials))
         ]
 
-        def order(shape: StepShape) -> tuple[int, bool, int]:
-            return -shape.num_decodes - shape.num_prefill_tokens, not shape.adjusted, -shape.num_chunks
+        if self._adapted:
+            bare = () if self._always_adapted else shapes
+            shapes = [*(shape._replace(adapted=shape.part != Part.DRAW) for shape in shapes), *bare]
+
+        def order(shape: StepShape) -> tuple[int, bool, bool, int]:
+            num_tokens = shape.num_decodes + shape.num_prefill_tokens
+            return -num_tokens, not shape.adapted, not shape.adjusted, -shape.num_chunks
 
         return sorted(dict.fromkeys(shapes), key=order)  # beside many rows few tokens fill up to the same
 
@@ -114,7 +123,8 @@ class Shapes:
         """Those that an engine is to have before its first request, the largest of all first: decodes that draw without
         logits, prompts with nothing beside, behind not too many tokens, and what stands in for all with prefill."""
         shapes = [shape for shape in self.plain() if shape.deep <= DEEP]
-        return [one for one in shapes if one == self._largest or not (one.num_decodes and one.whole_logits)]
+        most = [self._largest._replace(adapted=adapted) for adapted in (False, True)]
+        return [one for one in shapes if one in most or not (one.num_decodes and one.whole_logits)]
 
     def for_compilers(self) -> list[StepShape]:
         """Those that use all kernels there are: what comes after the model depends little on the number of rows. Those
@@ -134,13 +144,14 @@ class Shapes:
         if extra or not shape.num_chunks:
             return []
         less_deep = [shape._replace(deep=deep) for deep in (*self._depths_of(shape)[::-1], 0) if deep < shape.deep]
-        return [*less_deep, self._largest]
+        return [*less_deep, self._largest._replace(adapted=shape.adapted)]
 
     def for_warm_up(self) -> list[StepShape]:
         """What the longest steps use beyond the kernels and the memory of graphs: to adjust logits, to tell
         log-probabilities. Of few requests steps with guesses have the most rows."""
         longest = self._largest._replace(of_prompts=True), *self._trials[:1]
-        return [shape._replace(whole_logits=True, adjusted=True, logged=True) for shape in longest]
+        all_extra = {"whole_logits": True, "adjusted": True, "logged": True, "adapted": self._adapted}
+        return [shape._replace(**all_extra) for shape in longest]
 
     def fit(
         self,

@@ -13,16 +13,23 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tercet.model.linear import is_reordered, linear, linear_add, rms_norm_linear
+from tercet.model.linear import (
+    Adapted,
+    Matrix,
+    is_reordered,
+    linear,
+    linear_add,
+    linear_gate,
+    rms_norm_linear,
+    rms_norm_linear_gate,
+)
 from tercet.model.parallel import Group
 from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm, all_reduce_parts
 from tercet.triton_kernels.embedding import embedding
-from tercet.triton_kernels.matmul import matmul_silu_and_mul, rms_norm_matmul_silu_and_mul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.residual_add import residual_add
-from tercet.triton_kernels.scaled_weight import Weight
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Residual:
         self._deterministic = deterministic
         self._rows = rows
 
-    def norm_linear(self, norm_D: Tensor, weight_ND: Weight, bias_N: Tensor | None) -> Tensor:
+    def norm_linear(self, norm_D: Tensor, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
         """Norm and project the stream: [T, N]."""
         if self._update_TD is None:
             return rms_norm_linear(
@@ -59,7 +66,7 @@ class Residual:
             )  # fmt: skip
         return linear(self._normed(norm_D), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
 
-    def linear(self, weight_ND: Weight, bias_N: Tensor | None) -> Tensor:
+    def linear(self, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
         """Project the stream as it is: [T, N]."""
         return linear(self._whole(), weight_ND, bias_N, deterministic=self._deterministic, rows=self._rows)
 
@@ -71,19 +78,19 @@ class Residual:
             x_TD = self._normed(norm_D)
         yield Normed(slice(0, len(x_TD)), x_TD, self._rows)
 
-    def norm_gate(self, norm_D: Tensor, weight_2FD: Weight) -> Tensor:
+    def norm_gate(self, norm_D: Tensor, weight_2FD: Matrix) -> Tensor:
         """Norm and project the stream, gate and up rows in turns, and gate it: [T, F]."""
         if self._update_TD is None:
-            return rms_norm_matmul_silu_and_mul(
+            return rms_norm_linear_gate(
                 self._stream_TD, norm_D, self._eps, weight_2FD, deterministic=self._deterministic, rows=self._rows
             )
-        return matmul_silu_and_mul(self._normed(norm_D), weight_2FD, deterministic=self._deterministic, rows=self._rows)
+        return linear_gate(self._normed(norm_D), weight_2FD, deterministic=self._deterministic, rows=self._rows)
 
-    def gate(self, weight_2FD: Weight) -> Tensor:
+    def gate(self, weight_2FD: Matrix) -> Tensor:
         """Project the stream as it is, gate and up rows in turns, and gate it: [T, F]."""
-        return matmul_silu_and_mul(self._whole(), weight_2FD, deterministic=self._deterministic, rows=self._rows)
+        return linear_gate(self._whole(), weight_2FD, deterministic=self._deterministic, rows=self._rows)
 
-    def add(self, x_TN: Tensor, weight_DN: Weight, bias_D: Tensor | None) -> None:
+    def add(self, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None) -> None:
         """Add a block's projection, a part on each rank."""
         if bias_D is None:
             self._update_TD = self._parts(x_TN, weight_DN)
@@ -96,7 +103,7 @@ class Residual:
         bias_D = bias_D if self._group.rank == 0 else None
         self._update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
 
-    def add_normed(self, x_TN: Tensor, weight_DN: Weight, bias_D: Tensor | None, norm_D: Tensor) -> None:
+    def add_normed(self, x_TN: Tensor, weight_DN: Matrix, bias_D: Tensor | None, norm_D: Tensor) -> None:
         """Add a block's projection, a part on each rank, normed: that takes the sum over ranks at once."""
         bias_D = bias_D if self._group.rank == 0 else None
         update_TD = linear(x_TN, weight_DN, bias_D, deterministic=self._deterministic, rows=self._rows)
@@ -138,10 +145,12 @@ class Residual:
         stream_TD, self._update_TD = self.end(), None
         return stream_TD
 
-    def _parts(self, x_TN: Tensor, weight_DN: Weight) -> Tensor | None:
+    def _parts(self, x_TN: Tensor, weight_DN: Matrix) -> Tensor | None:
         """The parts of a projection, if it is better done so and what comes next can add them."""
         one_rank = self._group.size == 1
-        if self._deterministic or is_reordered(weight_DN) or not (one_rank or self._group.inboxes_for(self._stream_TD)):
+        if self._deterministic or isinstance(weight_DN, Adapted) or is_reordered(weight_DN):
+            return None
+        if not (one_rank or self._group.inboxes_for(self._stream_TD)):
             return None
         return matmul_parts(x_TN, weight_DN, self._rows, whole="matmul_add" if one_rank else "matmul")
 

@@ -55,15 +55,15 @@ def shown(name: str) -> str:
 class SafetensorsCheckpoint:
     """All tensors of a folder. ValueError if there are none, or a file is missing, truncated or not readable."""
 
-    def __init__(self, folder: Path, *, pinned: bool = False) -> None:
-        """`pinned`: read into memory that a GPU copies from at full speed."""
+    def __init__(self, folder: Path, *, pinned: bool = False, only: str | None = None) -> None:
+        """`pinned`: read into memory that a GPU copies from at full speed; `only`: the file that counts, if one does."""
         self.source = str(folder)
         self._pinned = pinned
         self._places: dict[str, _Place] = {}
         self._of_thread = threading.local()
-        for path in _paths(folder):
+        for path in [folder / only] if only else _paths(folder):
             self._open(path)
-        if index := _index(folder):
+        if not only and (index := _index(folder)):
             self._check_index(folder, index)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

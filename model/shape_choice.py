@@ -19,27 +19,34 @@ from tercet.model.trial_shapes import TrialShapes
 class ShapeChoice:
     """Of one runner."""
 
-    def __init__(self, shapes: Shapes, trials: TrialShapes | None, extras: Extras, max_num_seqs: int) -> None:
-        """`trials`: where plans may have guesses."""
+    def __init__(
+        self, shapes: Shapes, trials: TrialShapes | None, extras: Extras, max_num_seqs: int, *, always_adapts: bool
+    ) -> None:
+        """`trials`: where plans may have guesses; `always_adapts`: see `Decoder`."""
         self._shapes = shapes
         self._trials = trials
         self._extras = extras
+        self._always_adapts = always_adapts
         self._whole_logits_S = np.zeros(max_num_seqs, np.bool_)
+        self._adapted_S = np.zeros(max_num_seqs, np.bool_)
 
     def note(self, entering: Iterable[Enter]) -> None:
         """Who takes a slot."""
         for enter in entering:
             self._whole_logits_S[enter.slot] = needs_whole_logits(enter.sampling)
+            self._adapted_S[enter.slot] = enter.sampling.adapter >= 0
 
     def padded(self, rows: PlanRows) -> StepShape:
         """On a GPU."""
         whole_logits = bool(self._whole_logits_S[rows.decodes].any())
         if rows.num_guesses:
             assert self._trials is not None
-            return self._trials.fit(len(rows.decodes), whole_logits, self._adjusted(rows), self._logged(rows)[0])
-        sizes = len(rows.decodes), rows.chunks.shape[1], rows.num_prefill_tokens
-        depth = int(rows.chunks[1].max(initial=0))
-        return self._shapes.fit(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows), depth=depth)
+            shape = self._trials.fit(len(rows.decodes), whole_logits, self._adjusted(rows), self._logged(rows)[0])
+        else:
+            sizes = len(rows.decodes), rows.chunks.shape[1], rows.num_prefill_tokens
+            depth = int(rows.chunks[1].max(initial=0))
+            shape = self._shapes.fit(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows), depth=depth)
+        return shape._replace(adapted=self._adapted(rows))
 
     def exact(self, rows: PlanRows, num_alive: int) -> StepShape:
         """On a CPU, where so many of the slots that decode are not done. What is wanted is over all rows, as on a GPU:
@@ -47,13 +54,19 @@ class ShapeChoice:
         whole_logits = bool(self._whole_logits_S[rows.decodes].any() or self._whole_logits_S[rows.chunks[0]].any())
         if rows.num_guesses:
             assert self._trials is not None
-            return self._trials.exact(num_alive, whole_logits, self._adjusted(rows), self._logged(rows)[0])
-        sizes = num_alive, rows.chunks.shape[1], rows.num_prefill_tokens
-        return StepShape(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows))
+            shape = self._trials.exact(num_alive, whole_logits, self._adjusted(rows), self._logged(rows)[0])
+        else:
+            sizes = num_alive, rows.chunks.shape[1], rows.num_prefill_tokens
+            shape = StepShape(*sizes, whole_logits, self._adjusted(rows), *self._logged(rows))
+        return shape._replace(adapted=self._adapted(rows))
 
     def of_step(self, shape: StepShape, rows: PlanRows, index: int) -> StepShape:
         """Of step `index` of a plan that was padded."""
         return self._shapes.of_length(shape, rows.longest + index * rows.width)
+
+    def _adapted(self, rows: PlanRows) -> bool:
+        some = self._adapted_S[rows.decodes].any() or self._adapted_S[rows.chunks[0]].any()
+        return self._always_adapts or bool(some)
 
     def _adjusted(self, rows: PlanRows) -> bool:
         return self._extras.wanted(rows.decodes, rows.chunks[0])

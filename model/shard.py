@@ -50,7 +50,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """One of several projections in one matrix: its name, its rows in all, the first for this rank, how many it has."""
 
     name: str
@@ -60,11 +60,11 @@ class _Part:
 
 
 @dataclass(frozen=True)
-class _Stack:
+class Stack:
     """Projections of the same numbers, whose rows lie on top of each other. `name`: what they are called together."""
 
     name: str
-    parts: tuple[_Part, ...]
+    parts: tuple[Part, ...]
 
     @property
     def count(self) -> int:
@@ -99,7 +99,7 @@ class ShardBuilder:
         config, hidden = self.config, self.config.hidden_size
         prefix = f"{LAYERS}{index}."
         attention = f"{prefix}self_attn."
-        qkv = self._qkv()
+        qkv = self.qkv()
         many = config.experts_of(index)
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
@@ -122,7 +122,7 @@ class ShardBuilder:
 
     def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
         config, hidden = self.config, self.config.hidden_size
-        gate_up = self._gate_up()
+        gate_up = self.gate_up()
         return MlpWeights(
             gate_up_2FD=self._stacked(prefix, gate_up, hidden, in_turns=interleaved),
             gate_up_bias_2F=self._stacked_biases(prefix, gate_up) if config.mlp_bias else None,
@@ -183,9 +183,9 @@ class ShardBuilder:
         self._rows(f"{block}{experts.names.bias}", count, 0, bias_E)
         return router_LD, bias_E
 
-    def _qkv(self) -> _Stack:
+    def qkv(self) -> Stack:
         query, kv = self._head_rows()
-        return _Stack("qkv", (_Part("q", *query), _Part("k", *kv), _Part("v", *kv)))
+        return Stack("qkv", (Part("q", *query), Part("k", *kv), Part("v", *kv)))
 
     def _wide_qk_norm(self, prefix: str) -> Tensor:
         (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
@@ -209,24 +209,24 @@ class ShardBuilder:
         kv_start = self.rank * config.num_kv_heads // self.size * head_dim
         return (config.num_heads * head_dim, self.rank * query, query), (config.num_kv_heads * head_dim, kv_start, kv)
 
-    def _gate_up(self) -> _Stack:
+    def gate_up(self) -> Stack:
         whole = self.config.intermediate_size
         rows = whole, self.rank * (whole // self.size), whole // self.size
-        return _Stack("gate_up", (_Part("gate", *rows), _Part("up", *rows)))
+        return Stack("gate_up", (Part("gate", *rows), Part("up", *rows)))
 
-    def _stacked(self, prefix: str, stack: _Stack, columns: int, *, in_turns: bool = False) -> Weight:
+    def _stacked(self, prefix: str, stack: Stack, columns: int, *, in_turns: bool = False) -> Weight:
         """`in_turns`: a row of each, and so on."""
         names = [stack.name] if self.config.stacked else [part.name for part in stack.parts]
         into = self._matrix([f"{prefix}{name}_proj.weight" for name in names], stack.count, columns, columns)
         self._projections(prefix, "weight", stack, into, in_turns=in_turns)
         return into
 
-    def _stacked_biases(self, prefix: str, stack: _Stack) -> Tensor:
+    def _stacked_biases(self, prefix: str, stack: Stack) -> Tensor:
         into = self._empty(stack.count)
         self._projections(prefix, "bias", stack, into)
         return into
 
-    def _projections(self, prefix: str, kind: str, stack: _Stack, into: Weight, *, in_turns: bool = False) -> None:
+    def _projections(self, prefix: str, kind: str, stack: Stack, into: Weight, *, in_turns: bool = False) -> None:
         """Fill it from tensors by the parts' names, or from one in which they are on top of each other: ranks share
         each of them then, too."""
         first = above = 0

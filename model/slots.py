@@ -44,6 +44,7 @@ def make_slot_table(max_num_seqs: int, max_model_len: int, page_size: int, devic
         top_p_S=full(1, dtype=torch.float32),
         min_p_S=full(0, dtype=torch.float32),
         seed_S=full(0, dtype=torch.int64),
+        adapter_S=full(-1),
         stop_ids_SE=full(-1, MAX_STOP_IDS),
     )
     table.check()
@@ -125,7 +126,7 @@ def _pack_record(run: memoryview, place: int, record: Record, ids_word: int) -> 
     _RECORD.pack_into(
         run, place, enter.slot, first, len(ids) // 4, ids_word,
         length, max_length, enter.num_prompt + sampling.min_tokens, length >= max_length, sampling.top_k,
-        sampling.temperature, sampling.top_p, sampling.min_p, sampling.seed, enter.num_prompt, 0,
+        sampling.temperature, sampling.top_p, sampling.min_p, sampling.seed, enter.num_prompt, sampling.adapter,
         sampling.stop_ids.ljust(4 * MAX_STOP_IDS, b"\xff"),
     )  # fmt: skip
 

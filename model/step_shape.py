@@ -46,6 +46,8 @@ class StepShape(NamedTuple):
     """Slots, of a step in which each has its last token and guesses behind it, all of which are decode rows."""
     num_guesses: int = 0
     """Of each of those slots."""
+    adapted: bool = False
+    """Whether some row goes through an adapter."""
 
     @property
     def model(self) -> "StepShape":
@@ -54,7 +56,7 @@ class StepShape(NamedTuple):
 
     @property
     def draw(self) -> "StepShape":
-        return self._replace(longest=0, deep=0, part=Part.DRAW)
+        return self._replace(longest=0, deep=0, adapted=False, part=Part.DRAW)
 
 
 def full_rows(num_rows: int) -> int:

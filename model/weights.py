@@ -133,7 +133,7 @@ def load_weights(
 
     def carry_out(move: Move) -> int:
         if move.start < move.stop:  # the last rank may have nothing but padding
-            _fill(move, checkpoint)
+            fill(move, checkpoint)
         return move.into.nbytes
 
     with ThreadPoolExecutor(_READERS) as readers:
@@ -146,7 +146,8 @@ def load_weights(
     return weights
 
 
-def _fill(move: Move, checkpoint: Checkpoint) -> None:
+def fill(move: Move, checkpoint: Checkpoint) -> None:
+    """Carry a move out."""
     what, row = (move.name, move.dim, move.start, move.stop), 0
     if isinstance(move.into, ScaledWeight):
         assert isinstance(checkpoint, ScaledCheckpoint)  # nothing of others is kept

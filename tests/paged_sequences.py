@@ -3,40 +3,46 @@
 It does what slot table, planner and runner do, in the plainest way, so that the decoder can be tested without them.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tercet.model.adapter_file import AdapterFile
+from tercet.model.adapters import load_adapters
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
 from tercet.model.weights import load_weights, reordered_for_cpu
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.token_adapters import token_adapters
 
 PAGE = 16
 CPU = torch.device("cpu")
 
 
 def make_decoder(
-    path: Path, group: Group | None = None, *, layout: str = "reordered", deterministic: bool = False
+    path: Path,
+    group: Group | None = None,
+    *,
+    layout: str = "reordered",
+    deterministic: bool = False,
+    adapters: Sequence[Path] = (),
 ) -> Decoder:
-    """`layout`: "reordered" as on a CPU, "fused" as on a GPU, "plain"."""
+    """`layout`: "reordered" as on a CPU, "fused" as on a GPU, "plain"; `adapters`: folders."""
     group = group or Group.single(CPU)
     config, tensors = open_model(path)
-    weights = load_weights(
-        tensors,
-        config,
-        rank=group.rank,
-        size=group.size,
-        dtype=torch.float32,
-        device=CPU,
-        interleaved=layout == "fused",
-    )
+    on_rank: dict[str, Any] = {"rank": group.rank, "size": group.size, "dtype": torch.float32, "device": CPU}
+    on_rank["interleaved"] = layout == "fused"
+    weights = load_weights(tensors, config, **on_rank)
+    files = [AdapterFile(folder) for folder in adapters]
+    of_layers = load_adapters(files, config, **on_rank) if files else ()
     if layout == "reordered":
         weights = reordered_for_cpu(weights)
-    return Decoder(config, weights, group, max_model_len=512, deterministic=deterministic)
+    return Decoder(config, weights, group, max_model_len=512, deterministic=deterministic, adapters=of_layers)
 
 
 @dataclass
@@ -47,6 +53,8 @@ class Sequences:
     count: int
     whole: bool = False
     """Steps with chunks run once more, with all tokens' hidden states on the way: the same for the rows."""
+    adapters: Sequence[int] | None = None
+    """Of each slot."""
     computed: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +121,9 @@ class Sequences:
             sample_rows_R=rows,
             num_tokens_1=[num_decodes + ends[-1]],
         )
+        if self.adapters is not None:
+            of_tokens, of_rows = token_adapters(inputs, torch.tensor(self.adapters, dtype=torch.int32))
+            inputs = replace(inputs, adapters_T=of_tokens, adapters_R=of_rows)
         tables = inputs, self.cache, self.page_table_SM
         hidden_RD = self.decoder.forward(*tables)
         if chunks and self.whole:

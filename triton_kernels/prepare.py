@@ -47,6 +47,10 @@ class StepInputs:
     """Tokens of each decode row, behind each other: more than one in a step with guesses (`guess.py`)."""
     lengths_T: Tensor | None = None
     """Then, what each of them sees: that is not more than its row's length."""
+    adapters_T: Tensor | None = None
+    """Which adapter each token goes through, -1 for none (`token_adapters.py`); None in a step where none does."""
+    adapters_R: Tensor | None = None
+    """The same of rows."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 MAX_STOP_IDS = 8
 RECORD_WORDS = 24
 """One record, int32: slot, first position, count and offset of the ids it brings; length, max_length, min_length,
-done, top_k; temperature, top_p, min_p (bits of fp32); seed (low, high); num_prompt, one unused; stop ids (-1: none)."""
+done, top_k; temperature, top_p, min_p (bits of fp32); seed (low, high); num_prompt, adapter; stop ids (-1: none)."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class SlotTable:
     top_p_S: Tensor
     min_p_S: Tensor
     seed_S: Tensor
+    adapter_S: Tensor
+    """Which adapter its tokens go through; -1: none."""
     stop_ids_SE: Tensor
 
     def check(self) -> None:

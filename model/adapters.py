@@ -1,0 +1,187 @@
+"""All adapters of one rank: the places of their matrices, layer by layer, and how they are filled.
+
+An adapter changes some linear modules of some layers. The modules of one product (q, k and v, gate and up) have columns
+of the low rank behind each other, of which each module's rows read their own: one pair of products serves them all.
+Knows which rows and columns are this rank's; what a file holds is `adapter_file.py`'s matter.
+
+Shape suffixes: A adapters, R rank of a product, K its reduced size, N its output size on this rank.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tercet.model.adapter_file import AdapterFile
+from tercet.model.config import ModelConfig
+from tercet.model.shard import Move, ShardBuilder, Stack
+from tercet.model.step_shape import round_up
+from tercet.model.weights import fill
+from tercet.triton_kernels.low_rank import RANK_MULTIPLE, LowRank
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What kernels depend on."""
+
+    num_adapters: int
+    of_modules: Mapping[str, int]
+    """By module, such as "self_attn.q_proj": the highest of any adapter in any layer. Others are changed by none."""
+
+
+@dataclass(frozen=True)
+class LayerAdapters:
+    """One layer's; None where no adapter changes a product."""
+
+    qkv: LowRank | None
+    o: LowRank | None
+    gate_up: LowRank | None
+    down: LowRank | None
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a module's output that this rank has, and which of the product's they are."""
+
+    first: int
+    place: slice
+
+
+@dataclass(frozen=True)
+class _Module:
+    """One linear module of a layer on this rank. Sizes are of the whole."""
+
+    name: str
+    num_in: int
+    num_out: int
+    first_in: int
+    rows: tuple[_Rows, ...]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Modules that one product computes, whose sizes are this rank's."""
+
+    modules: tuple[_Module, ...]
+    num_in: int
+    num_out: int
+
+
+def ranks_of(adapters: Sequence[AdapterFile], config: ModelConfig) -> Ranks:
+    """ValueError names what an adapter changes that this model does not have, or of another size."""
+    modules = {
+        module.name: module
+        for product in _products(config, 0, 1, interleaved=False).values()
+        for module in product.modules
+    }
+    highest: dict[str, int] = {}
+    for adapter in adapters:
+        shapes = adapter.tensors.shapes()
+        for (layer, name), pair in adapter.pairs.items():
+            module = modules.get(name)
+            dense = not name.startswith("mlp.") or (layer < config.num_layers and config.experts_of(layer) is None)
+            if module is None or layer >= config.num_layers or not dense:
+                wanted = f"modules {', '.join(modules)} of layers 0 to {config.num_layers - 1}"
+                raise ValueError(f"{adapter.tensors.source}: tensor {pair.down} fits no linear layer; want {wanted}")
+            shape = shapes[pair.up][0], shapes[pair.down][1]
+            if shape != (module.num_out, module.num_in):
+                raise ValueError(
+                    f"{adapter.tensors.source}: tensors {pair.up} and {pair.down} change a matrix {list(shape)}; the "
+                    f"model's is {[module.num_out, module.num_in]}"
+                )
+            highest[name] = max(highest.get(name, 0), pair.rank)
+    return Ranks(len(adapters), {name: highest[name] for name in modules if name in highest})
+
+
+def empty_adapters(
+    ranks: Ranks, config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype, device: torch.device,
+    interleaved: bool,
+) -> tuple[LayerAdapters, ...]:  # fmt: skip
+    """Of each layer, with nothing in it. `rank`: the process's, of `size`."""
+    products = _products(config, rank, size, interleaved=interleaved and config.gates_in_product)
+
+    def place(product: _Product) -> LowRank | None:
+        if not (columns := sum(ranks.of_modules.get(module.name, 0) for module in product.modules)):
+            return None
+        padded, like = round_up(columns, RANK_MULTIPLE), {"dtype": dtype, "device": device}
+        down_ARK = torch.zeros(ranks.num_adapters, padded, product.num_in, **like)
+        return LowRank(down_ARK, torch.zeros(ranks.num_adapters, product.num_out, padded, **like))
+
+    return tuple(
+        LayerAdapters(**{
+            name: None if name in ("gate_up", "down") and config.experts_of(layer) is not None else place(product)
+            for name, product in products.items()
+        })
+        for layer in range(config.num_layers)
+    )  # fmt: skip
+
+
+def load_adapters(
+    adapters: Sequence[AdapterFile], config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype,
+    device: torch.device, interleaved: bool,
+) -> tuple[LayerAdapters, ...]:  # fmt: skip
+    """The same, read from their files. Scales go into the second matrix of each pair."""
+    ranks = ranks_of(adapters, config)
+    sizes = {"rank": rank, "size": size}
+    layers = empty_adapters(ranks, config, **sizes, dtype=dtype, device=device, interleaved=interleaved)
+    products = _products(config, **sizes, interleaved=interleaved and config.gates_in_product)
+    for index, adapter in enumerate(adapters):
+        for layer, places in enumerate(layers):
+            for name, product in products.items():
+                if (low_rank := getattr(places, name)) is not None:
+                    _fill_product(adapter, index, layer, product, ranks, low_rank)
+    return layers
+
+
+def _fill_product(
+    adapter: AdapterFile, index: int, layer: int, product: _Product, ranks: Ranks, low_rank: LowRank
+) -> None:
+    shapes, first = adapter.tensors.shapes(), 0
+    for module in product.modules:
+        if (pair := adapter.pairs.get((layer, module.name))) is not None:
+            columns = slice(first, first + pair.rank)
+            ends = module.first_in, module.first_in + product.num_in
+            fill(Move(pair.down, shapes[pair.down], 1, *ends, low_rank.down_ARK[index, columns]), adapter.tensors)
+            for rows in module.rows:
+                into = low_rank.up_ANR[index, rows.place, columns]
+                ends = rows.first, rows.first + len(into)
+                fill(Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale), adapter.tensors)
+        first += ranks.of_modules.get(module.name, 0)
+
+
+def _products(config: ModelConfig, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
+    """By their names in `LayerAdapters`."""
+    builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
+    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
+    return {
+        "qkv": _stacked(config, "self_attn.", builder.qkv(), in_turns=False),
+        "o": _of_columns("self_attn.o_proj", hidden, heads, rank, size),
+        "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved),
+        "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
+    }
+
+
+def _stacked(config: ModelConfig, prefix: str, stack: Stack, *, in_turns: bool) -> _Product:
+    """Of projections of the same numbers: modules of their own, or one module."""
+    places, above, first = [], 0, 0
+    for index, part in enumerate(stack.parts):
+        rows = slice(index, None, len(stack.parts)) if in_turns else slice(first, first + part.count)
+        places.append(_Rows(part.start + (above if config.stacked else 0), rows))
+        above += part.whole
+        first += part.count
+    hidden = config.hidden_size
+    if config.stacked:
+        modules = [_Module(f"{prefix}{stack.name}_proj", hidden, above, 0, tuple(places))]
+    else:
+        modules = [
+            _Module(f"{prefix}{part.name}_proj", hidden, part.whole, 0, (rows,))
+            for part, rows in zip(stack.parts, places, strict=True)
+        ]
+    return _Product(tuple(modules), hidden, stack.count)
+
+
+def _of_columns(name: str, num_out: int, whole: int, rank: int, size: int) -> _Product:
+    """Of a product whose K is divided among ranks."""
+    count = whole // size
+    module = _Module(name, whole, num_out, rank * count, (_Rows(0, slice(0, num_out)),))
+    return _Product((module,), count, num_out)

@@ -1,0 +1,84 @@
+"""Random LoRA adapters for tiny checkpoints, as PEFT writes them, and the model with one merged into its weights."""
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from checkpoints import reference_model
+
+PREFIX = "base_model.model."
+
+
+def make_adapter(
+    folder: Path,
+    model_path: Path,
+    seed: int,
+    *,
+    wanted: Callable[[str], bool] = lambda name: True,
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> Path:
+    """For some of the linear modules that `wanted` names, of ranks 1 to 20 that the seed decides. `settings` go into
+    adapter_config.json."""
+    rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    modules = {name: module for name, module in linear_modules(model_path).items() if wanted(name)}
+    changed = sorted(rng.sample(sorted(modules), max(1, round(0.8 * len(modules)))))
+    ranks = {name: rng.randint(1, 20) for name in changed}
+    tensors = {}
+    for name in changed:
+        num_out, num_in = modules[name].weight.shape
+        rank = ranks[name]
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = torch.randn(rank, num_in, generator=generator) / num_in**0.5
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = torch.randn(num_out, rank, generator=generator) * 2 / rank**0.5
+    config = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 12,
+        "bias": "none",
+        "rank_pattern": {name: rank for name, rank in ranks.items() if rank != 8},
+        "alpha_pattern": {rng.choice(changed): 7},
+        "target_modules": sorted({name.rpartition(".")[2] for name in changed}),
+        **settings,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def linear_modules(model_path: Path) -> dict[str, torch.nn.Linear]:
+    """Those of layers that an adapter may change, by transformers' names."""
+    return {
+        name: module
+        for name, module in reference_model(model_path).named_modules()
+        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2].endswith("_proj") and "expert" not in name
+    }
+
+
+def merged_model(model_path: Path, folder: Path | None) -> Any:
+    """transformers' model, each changed weight W + scale B A; None: as it is."""
+    if folder is None:
+        return reference_model(model_path)
+    from safetensors.torch import load_file
+
+    model = copy.deepcopy(reference_model(model_path))
+    config = json.loads((folder / "adapter_config.json").read_text())
+    tensors = load_file(folder / "adapter_model.safetensors")
+    with torch.no_grad():
+        for name, down in tensors.items():
+            if not name.endswith("lora_A.weight"):
+                continue
+            module = name.removeprefix(PREFIX).removesuffix(".lora_A.weight")
+            up = tensors[f"{PREFIX}{module}.lora_B.weight"]
+            rank = len(down)
+            assert config["rank_pattern"].get(module, config["r"]) == rank
+            alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
+            scale = alpha / (rank**0.5 if config.get("use_rslora") else rank)
+            model.get_submodule(module).weight += scale * (up.float() @ down.float())
+    return model
