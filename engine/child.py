@@ -44,7 +44,6 @@ class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     config: EngineConfig
     model_path: str
     """Folder or .gguf file on this machine; config.model is what the user called it."""
-    adapter_paths: tuple[str, ...]
     addresses: Addresses
     incarnation: int = 0
     """Counts up with every process that is started in place of another: what bears a lower count is of the dead."""

@@ -82,7 +82,10 @@ def guess_settings(config: EngineConfig) -> "GuessSettings | None":
 def open_configured(
     config: EngineConfig, model_path: str, adapter_paths: tuple[str, ...], device: "torch.device"
 ) -> "Opened":
-    """An engine's model and adapters, for a rank's device or, to compile for it, the meta device. ValueError as `open_for` says."""
+    """An engine's model and adapters, for a rank's device or, to compile for it, the meta device.
+
+    ValueError as `open_for` says.
+    """
     from tercet.model.load import open_for
 
     return open_for(

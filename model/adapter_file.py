@@ -50,7 +50,7 @@ class Pair:
 
 
 class AdapterFile:
-    """`pairs`: by layer and module, such as (0, "self_attn.q_proj"). ValueError names what is wrong or not supported."""
+    """`pairs`: by layer and module, as (0, "self_attn.q_proj"). ValueError names what is wrong or not supported."""
 
     def __init__(self, folder: Path, *, pinned: bool = False) -> None:
         self._settings = _read_settings(folder / _CONFIG)

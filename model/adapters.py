@@ -103,9 +103,10 @@ def empty_adapters(
     def place(product: _Product) -> LowRank | None:
         if not (columns := sum(ranks.of_modules.get(module.name, 0) for module in product.modules)):
             return None
-        padded, like = round_up(columns, RANK_MULTIPLE), {"dtype": dtype, "device": device}
-        down_ARK = torch.zeros(ranks.num_adapters, padded, product.num_in, **like)
-        return LowRank(down_ARK, torch.zeros(ranks.num_adapters, product.num_out, padded, **like))
+        count, padded = ranks.num_adapters, round_up(columns, RANK_MULTIPLE)
+        down_ARK = torch.zeros(count, padded, product.num_in, dtype=dtype, device=device)
+        up_ANR = torch.zeros(count, product.num_out, padded, dtype=dtype, device=device)
+        return LowRank(down_ARK, up_ANR)
 
     return tuple(
         LayerAdapters(**{

@@ -122,18 +122,13 @@ class Decoder:
             most_deep=deep,
             trials=trials,
             adapted=self._has_adapters,
-            always_adapted=self.always_adapts,
+            always_adapted=self._has_adapters and self._deterministic,
         )
 
     @property
     def tries_apart(self) -> bool:
         """Whether several tokens of a slot are rows of their own, each with the bits that it has alone."""
         return self._deterministic
-
-    @property
-    def always_adapts(self) -> bool:
-        """Whether steps run as if some row had an adapter even where none has: to give its bits to all that have none."""
-        return self._has_adapters and self._deterministic
 
     @property
     def _widens(self) -> bool:

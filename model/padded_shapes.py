@@ -61,10 +61,11 @@ class Shapes:
         """`short_rows`: up to how many rows attention serves in another way while they are short: several in small
         models; `short_trials`: the same, slots that try several tokens each; `fewest_rows`: to which more than one are
         padded; `most_deep`: by tokens before them, up to how many prefill tokens attention serves in another way there;
-        `trials`: of steps with guesses, if there are any; `adapted`: there are steps with adapters, or no others."""
+        `trials`: of steps with guesses, if there are any; `adapted`: there are steps with adapters."""
         self._most_deep = most_deep
         self._adapted = adapted
-        self._always_adapted = always_adapted
+        self.always_adapted = always_adapted
+        """Steps run as if some row had an adapter even where none has: so they have the same bits in any company."""
         self._trials = [] if trials is None else trials.for_graphs()
         self._tried_lengths: Mapping[int, tuple[int, ...]] = {}
         if short_trials:
@@ -100,7 +101,7 @@ class Shapes:
         ]
 
         if self._adapted:
-            bare = () if self._always_adapted else shapes
+            bare = () if self.always_adapted else shapes
             shapes = [*(shape._replace(adapted=shape.part != Part.DRAW) for shape in shapes), *bare]
 
         def order(shape: StepShape) -> tuple[int, bool, bool, int]:
@@ -150,8 +151,9 @@ class Shapes:
         """What the longest steps use beyond the kernels and the memory of graphs: to adjust logits, to tell
         log-probabilities. Of few requests steps with guesses have the most rows."""
         longest = self._largest._replace(of_prompts=True), *self._trials[:1]
-        all_extra = {"whole_logits": True, "adjusted": True, "logged": True, "adapted": self._adapted}
-        return [shape._replace(**all_extra) for shape in longest]
+        return [
+            shape._replace(whole_logits=True, adjusted=True, logged=True, adapted=self._adapted) for shape in longest
+        ]
 
     def fit(
         self,

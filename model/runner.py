@@ -71,8 +71,7 @@ class Runner:
         trials = None if self._guesses is None else TrialShapes(self._guesses)
         self._shapes = decoder.shapes(kv_cache, settings.max_num_seqs, settings.max_num_batched_tokens, trials)
         self._extras = Extras(settings.max_num_seqs + 1, device, decoder.config.vocab_size, settings.run_ahead)
-        wanted = {"always_adapts": decoder.always_adapts}
-        self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs, **wanted)
+        self._choice = ShapeChoice(self._shapes, trials, self._extras, settings.max_num_seqs)
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)

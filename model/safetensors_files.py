@@ -56,7 +56,7 @@ class SafetensorsCheckpoint:
     """All tensors of a folder. ValueError if there are none, or a file is missing, truncated or not readable."""
 
     def __init__(self, folder: Path, *, pinned: bool = False, only: str | None = None) -> None:
-        """`pinned`: read into memory that a GPU copies from at full speed; `only`: the file that counts, if one does."""
+        """`pinned`: read into memory that a GPU copies from at full speed; `only`: of all files this one."""
         self.source = str(folder)
         self._pinned = pinned
         self._places: dict[str, _Place] = {}

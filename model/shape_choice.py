@@ -19,14 +19,11 @@ from tercet.model.trial_shapes import TrialShapes
 class ShapeChoice:
     """Of one runner."""
 
-    def __init__(
-        self, shapes: Shapes, trials: TrialShapes | None, extras: Extras, max_num_seqs: int, *, always_adapts: bool
-    ) -> None:
-        """`trials`: where plans may have guesses; `always_adapts`: see `Decoder`."""
+    def __init__(self, shapes: Shapes, trials: TrialShapes | None, extras: Extras, max_num_seqs: int) -> None:
+        """`trials`: where plans may have guesses."""
         self._shapes = shapes
         self._trials = trials
         self._extras = extras
-        self._always_adapts = always_adapts
         self._whole_logits_S = np.zeros(max_num_seqs, np.bool_)
         self._adapted_S = np.zeros(max_num_seqs, np.bool_)
 
@@ -66,7 +63,7 @@ class ShapeChoice:
 
     def _adapted(self, rows: PlanRows) -> bool:
         some = self._adapted_S[rows.decodes].any() or self._adapted_S[rows.chunks[0]].any()
-        return self._always_adapts or bool(some)
+        return self._shapes.always_adapted or bool(some)
 
     def _adjusted(self, rows: PlanRows) -> bool:
         return self._extras.wanted(rows.decodes, rows.chunks[0])

@@ -41,6 +41,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "deterministic": False,
         "kept": {},
         "guesses": None,
+        "adapters": None,
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})

@@ -1,4 +1,4 @@
-"""What adapters add to a product against float64, and which adapter each token has against a loop over a step's rows."""
+"""What adapters add to a product against float64, and which adapter a token has against a loop over a step's rows."""
 
 from random import Random
 
@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from interpreted import rerun_interpreted
-from places import PLACES as ALL_PLACES
-from places import ROUNDING, Place
+from places import PLACES, ROUNDING, Place
 from tercet.triton_kernels.low_rank import LowRank, add_low_rank
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.token_adapters import token_adapters
@@ -18,7 +17,7 @@ MANY = 1100 if HAVE_GPU else 530
 """More than from where on tiles are higher."""
 
 
-@pytest.fixture(params=ALL_PLACES)
+@pytest.fixture(params=PLACES)
 def place(request: pytest.FixtureRequest) -> Place:
     return Place.of(request)
 
