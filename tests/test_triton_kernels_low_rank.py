@@ -8,6 +8,8 @@ from torch import Tensor
 
 from interpreted import rerun_interpreted
 from places import PLACES, ROUNDING, Place
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.low_rank import LowRank, add_low_rank
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.token_adapters import token_adapters
@@ -129,6 +131,24 @@ def test_tokens_have_the_adapters_of_their_slots(
     assert of_tokens.tolist() == [adapters[slot] for slot in slots] + [-1] * padded
     rows = [*decodes, *(slot for slot, _ in chunks)] if chunks else slots
     assert of_rows.tolist() == [adapters[slot] for slot in rows]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_kernels_compile_once_for_all_numbers_of_rows(capability: int, dtype: torch.dtype) -> None:
+    """But that there are tiles for few rows and for many."""
+    like = {"dtype": dtype, "device": "meta"}
+    low_rank = LowRank(torch.empty(3, 48, 4096, **like), torch.empty(3, 6144, 48, **like))
+    with compiling_for(capability) as kernels:
+        for rows in (1, 7, 64, 500, 1000, 8192):
+            adapters = torch.empty(rows, dtype=torch.int32, device="meta")
+            x, y = torch.empty(rows, 4096, **like), torch.empty(rows, 6144, **like)
+            add_low_rank(y, x, low_rank, adapters)
+    assert len({kernel.hash for kernel in kernels}) == 4
+    for kernel in kernels:
+        assert kernel.asm["cubin"]
+        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
 
 
 def test_in_the_interpreter() -> None:
