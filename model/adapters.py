@@ -67,30 +67,36 @@ class _Product:
     num_out: int
 
 
-def ranks_of(adapters: Sequence[AdapterFile], config: ModelConfig) -> Ranks:
-    """ValueError names what an adapter changes that this model does not have, or of another size."""
-    modules = {
-        module.name: module
+def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
+    """Rows and columns of the linear modules of a layer that an adapter may change, by their names in it."""
+    dense = config.experts_of(layer) is None
+    return {
+        module.name: (module.num_out, module.num_in)
         for product in _products(config, 0, 1, interleaved=False).values()
         for module in product.modules
+        if dense or not module.name.startswith("mlp.")
     }
+
+
+def ranks_of(adapters: Sequence[AdapterFile], config: ModelConfig) -> Ranks:
+    """ValueError names what an adapter changes that this model does not have, or of another size."""
+    sizes = [module_sizes(config, layer) for layer in range(config.num_layers)]
     highest: dict[str, int] = {}
     for adapter in adapters:
         shapes = adapter.tensors.shapes()
         for (layer, name), pair in adapter.pairs.items():
-            module = modules.get(name)
-            dense = not name.startswith("mlp.") or (layer < config.num_layers and config.experts_of(layer) is None)
-            if module is None or layer >= config.num_layers or not dense:
-                wanted = f"modules {', '.join(modules)} of layers 0 to {config.num_layers - 1}"
+            if layer >= config.num_layers or name not in sizes[layer]:
+                dense = ", ".join(dict.fromkeys(module for modules in sizes for module in modules))
+                wanted = f"modules {dense} of layers 0 to {config.num_layers - 1}, and no experts"
                 raise ValueError(f"{adapter.tensors.source}: tensor {pair.down} fits no linear layer; want {wanted}")
             shape = shapes[pair.up][0], shapes[pair.down][1]
-            if shape != (module.num_out, module.num_in):
+            if shape != sizes[layer][name]:
                 raise ValueError(
                     f"{adapter.tensors.source}: tensors {pair.up} and {pair.down} change a matrix {list(shape)}; the "
-                    f"model's is {[module.num_out, module.num_in]}"
+                    f"model's is {list(sizes[layer][name])}"
                 )
             highest[name] = max(highest.get(name, 0), pair.rank)
-    return Ranks(len(adapters), {name: highest[name] for name in modules if name in highest})
+    return Ranks(len(adapters), dict(sorted(highest.items())))
 
 
 def empty_adapters(

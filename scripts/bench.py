@@ -84,12 +84,19 @@ def run_offline(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"--{unused[0].replace('_', '-')} changes nothing that offline workloads measure")
     if any(not any(work.output_lengths) for work in works) and set(arguments.engine) != {"tercet"}:
         raise ValueError(f"embeddings are measured with tercet alone; got --engine {' '.join(arguments.engine)}")
+    if arguments.random_adapters and set(arguments.engine) != {"tercet"}:
+        raise ValueError(f"--random-adapters is measured with tercet alone; got --engine {' '.join(arguments.engine)}")
     options["enable_prefix_caching"] = _keep_prefixes(works, arguments.engine)
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
         model = str(locate(arguments.model)) if arguments.model else str(write_shape(arguments.shape, Path(scratch)))
         if arguments.shape:
             options.setdefault("load_format", "dummy")
+        if arguments.random_adapters:
+            from random_adapters import write_adapters  # with torch
+
+            folder = Path(scratch) / "adapter"
+            options["adapter"] = write_adapters(Path(model), folder, arguments.random_adapters, arguments.rank)
         record = None
         if arguments.trace is not None:
             options["trace_dir"] = str(Path(scratch) / "trace")
@@ -198,6 +205,14 @@ def main() -> int:
         metavar="JSON",
         help='beside temperature 0.6 and ignore_eos, such as \'{"top_k": 20, "top_p": 0.95}\'; of tercet and vllm',
     )
+    offline.add_argument(
+        "--random-adapters",
+        type=int,
+        default=0,
+        metavar="K",
+        help="so many LoRA adapters of all layers, which requests take in turns; of tercet",
+    )
+    offline.add_argument("--rank", type=int, default=16, help="of random adapters")
     offline.add_argument("--trace", type=Path, help="write a Chrome trace of Tercet's processes and the device here")
     add_engine_flags(offline)
     trace = commands.add_parser("trace", help="a Chrome trace out of an engine's --trace-dir")

@@ -1,5 +1,5 @@
 """Tercet and its peers behind one face: `generate(prompts, output lengths) -> None`, timed from outside. Lengths of 0
-are for embeddings, which Tercet alone is measured with.
+are for embeddings, which Tercet alone is measured with. Its requests take its adapters in turns, if it has any.
 
 A peer is imported only when it is asked for. All run with the same budgets, with the prefix cache off unless it is what
 is measured, sampling at temperature 0.6 with `ignore_eos`, so that every engine does the same work; with `sampling`
@@ -44,11 +44,16 @@ def tercet(model: str, options: dict[str, Any], sampling: Mapping[str, Any]) -> 
         raise ValueError(f"--sampling: {error}") from None
     llm = LLM(model, **given)
 
+    names = [each.partition("=")[0] for each in given.get("adapter", ())] or [None]
+
     def generate(prompts: Prompts, lengths: list[int]) -> None:
         if not any(lengths):
             assert len(llm.embed(prompts)) == len(prompts)
             return
-        params = [msgspec.structs.replace(how, max_tokens=length) for length in lengths]
+        params = [
+            msgspec.structs.replace(how, max_tokens=length, adapter=names[index % len(names)])
+            for index, length in enumerate(lengths)
+        ]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [len(output.outputs[0].token_ids) for output in outputs] == lengths
 
