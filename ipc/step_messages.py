@@ -59,6 +59,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Nobody asked for max_tokens: it is all the room there was. If a restart leaves less, that is enough."""
     embedding: Embedding | None = None
     """It is wanted; the one token that is sampled behind the prompt is nobody's."""
+    adapter: int = -1
+    """Its place among the engine's adapters; -1: none, the model alone."""
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
