@@ -47,6 +47,8 @@ class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     addresses: Addresses
     incarnation: int = 0
     """Counts up with every process that is started in place of another: what bears a lower count is of the dead."""
+    adapter_paths: tuple[str, ...] = ()
+    """Folders on this machine, in the order of config.adapter."""
 
 
 class SupervisorLink:

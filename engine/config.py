@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from tercet.engine.adapter_names import read_adapters
 from tercet.engine.http_address import check_http
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.addresses import check_listen_address
@@ -29,6 +30,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str
     """Folder, .gguf file, hub id, or `demo`."""
     served_model_name: str | None = None
+    adapter: tuple[str, ...] = ()
+    """NAME=FOLDER each: a LoRA adapter of the model, in PEFT's layout, or a hub id. Requests say NAME."""
     device: Device = "auto"
     dtype: DType = "auto"
     """auto: the checkpoint's own type on a GPU, float32 on the CPU."""
@@ -147,6 +150,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.listen_key is not None:
             check_key(self.listen_key)
         check_http(self.http, self.api_key)
+        served = self.served_model_name or self.model
+        if served in read_adapters(self.adapter):
+            raise ValueError(f"--adapter got the name {served!r}, which is the model's; want another")
 
     def _check_types(self) -> None:
         """Of values that no parser of flags made."""

@@ -3,7 +3,7 @@
 import msgspec
 
 from tercet.engine.refusal import Refusal, check_range
-from tercet.engine.request_check import Rules
+from tercet.engine.request_check import Rules, adapter_index
 from tercet.ipc.answers import Embedded, Failed, Usage
 from tercet.ipc.messages import EmbeddingParams
 from tercet.ipc.step_messages import Embedding
@@ -15,6 +15,7 @@ def check_embedding(params: EmbeddingParams, rules: Rules) -> None:
         raise Refusal("not_supported", f"this checkpoint's embeddings are not supported: {rules.pooling.refusal}")
     if params.dimensions is not None:
         check_range("dimensions", params.dimensions, 1, rules.limits.hidden_size)
+    adapter_index(params.adapter, rules)
 
 
 def resolve_embedding(params: EmbeddingParams, rules: Rules) -> Embedding:

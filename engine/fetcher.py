@@ -1,4 +1,4 @@
-"""PROCESS fetcher: brings one model onto this machine for `model_files.py`, and ends with who asked for it.
+"""PROCESS fetcher: brings one model, or an adapter, onto this machine for `model_files.py`, and ends with who asked.
 
 The libraries that fetch, and pip, know of no way to stop; a process can be ended. It knows no engine.
 """
@@ -16,7 +16,8 @@ _CLEANING_S = 2.0
 
 
 def main() -> int:
-    """The model's name as argument; on standard output where it is, or, with exit code 1, why it is not here.
+    """As arguments what is fetched and, of an adapter, its name; on standard output where it is, or, with exit code 1,
+    why it is not here.
 
     The end of standard input means that nobody wants it any more.
     """
@@ -26,7 +27,7 @@ def main() -> int:
     threading.Thread(target=_end_with_asker, name="asker-watch", daemon=True).start()
     with answers:
         try:
-            answers.write(os.fsencode(fetch(sys.argv[1])))
+            answers.write(os.fsencode(fetch(*sys.argv[1:])))
         except ModelNotFound as error:
             answers.write(os.fsencode(str(error)))
             return 1

@@ -42,7 +42,8 @@ class Answer:
         door.check_open()
         self.id = prefix + uuid.uuid4().hex
         self.created = int(time.time())
-        self.model = door.info.model
+        adapter = door.adapter_of(body.model)
+        self.model = adapter or door.info.model
         self._door = door
         self._handling: dict[str, Any] = {
             "cache_salt": body.cache_salt or "",
@@ -53,7 +54,7 @@ class Answer:
             "options": options,
         }
         self._num_each = _num_choices(body.n, len(prompts), door.most_answers)
-        self._params = msgspec.structs.replace(params, n=self._num_each)
+        self._params = msgspec.structs.replace(params, n=self._num_each, adapter=adapter)
         self._prompts = prompts
         self._record: Record = request.state.record
         self._record.answer_id, self._record.stream = self.id, bool(body.stream)

@@ -197,7 +197,7 @@ def _refused(error: ApiError, scope: Scope) -> Response:
 
 
 async def _models(_: Request, door: Door) -> Response:
-    return _json(ModelList(data=[_card(door)]))
+    return _json(ModelList(data=[_card(door, model) for model in door.models]))
 
 
 async def _model(request: Request, door: Door) -> Response:
@@ -205,11 +205,12 @@ async def _model(request: Request, door: Door) -> Response:
     if not model:  # a slash behind the list's path, as behind others
         return await _models(request, door)
     door.check_model(model)
-    return _json(_card(door))
+    return _json(_card(door, model))
 
 
-def _card(door: Door) -> ModelCard:
-    return ModelCard(id=door.info.model, created=door.created, max_model_len=door.info.max_model_len)
+def _card(door: Door, model: str) -> ModelCard:
+    base = door.info.model if door.adapter_of(model) else msgspec.UNSET
+    return ModelCard(id=model, created=door.created, max_model_len=door.info.max_model_len, root=base, parent=base)
 
 
 async def _tokenize(request: Request, door: Door) -> Response | Stream:

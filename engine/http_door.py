@@ -45,7 +45,7 @@ class Door:
     def __init__(self, client: Client, info: EngineInfo, config: EngineConfig) -> None:
         self.client = client
         self.info = info
-        """As of the start: name, version and sizes do not change."""
+        """As of the start: names, version and sizes do not change."""
         self.most_queued = config.max_queued_requests
         """Whoever has no more than these with the engine is not told to wait on his own account."""
         self.most_answers = config.max_num_seqs + config.max_queued_requests
@@ -98,12 +98,20 @@ class Door:
         for task in self.unanswered:
             task.cancel()
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """What a request may name as its model: the one that is served, then its adapters."""
+        return (self.info.model, *self.info.adapters)
+
     def check_model(self, model: str | None) -> None:
-        """A request names the model that is served, or none."""
-        if model is not None and model != self.info.model:
-            raise ApiError(
-                404, f"model is {model[:200]!r}; want {self.info.model!r}", param="model", code="model_not_found"
-            )
+        """A request names one of those, or none."""
+        if model is not None and model not in self.models:
+            wanted = " or ".join(map(repr, self.models))
+            raise ApiError(404, f"model is {model[:200]!r}; want {wanted}", param="model", code="model_not_found")
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """That a request asks for by a checked name; None: the model alone."""
+        return model if model in self.info.adapters else None
 
 
 def draining() -> ApiError:

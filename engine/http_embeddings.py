@@ -15,6 +15,7 @@ from tercet.engine.metrics import measured
 from tercet.engine.openai_embeddings import EmbeddingItem, EmbeddingList, EmbeddingsRequest, EmbeddingUsage
 from tercet.engine.request_log import Record
 from tercet.ipc.client import Embedding
+from tercet.ipc.messages import EmbeddingParams
 
 _MOST_AT_ONCE = 256
 """Inputs of one request that are with the engine; its step takes as many of them as have room."""
@@ -29,18 +30,21 @@ async def embed(request: Request, door: Door) -> Any:
     door.check_open()
     record: Record = request.state.record
     record.user = body.user
-    embeddings = await unless_gone(request.receive, _all(door, body, prompts))
+    adapter = door.adapter_of(body.model)
+    embeddings = await unless_gone(request.receive, _all(door, body, prompts, body.to_params(adapter)))
     num_tokens = record.prompt_tokens = sum(one.usage.num_prompt_tokens for one in embeddings)
     record.cached_tokens = sum(one.usage.num_cached_tokens for one in embeddings)
     answer = EmbeddingList(
         data=[EmbeddingItem(index, LATER) for index in range(len(embeddings))],
-        model=door.info.model,
+        model=adapter or door.info.model,
         usage=EmbeddingUsage(num_tokens, num_tokens),
     )
     return json_answer(encode(answer), [body.write(one.values) for one in embeddings])
 
 
-async def _all(door: Door, body: EmbeddingsRequest, prompts: list[str | list[int]]) -> list[Embedding]:
+async def _all(
+    door: Door, body: EmbeddingsRequest, prompts: list[str | list[int]], params: EmbeddingParams
+) -> list[Embedding]:  # fmt: skip
     """In their order; if one fails, or their time is over, all are cancelled."""
     places = asyncio.Semaphore(min(_MOST_AT_ONCE, door.most_queued))
 
@@ -50,7 +54,7 @@ async def _all(door: Door, body: EmbeddingsRequest, prompts: list[str | list[int
             with as_http({"prompt": name}), measured(door.metrics) as timers:
                 embedding = await door.client.embed(
                     prompts[index],
-                    body.to_params(),
+                    params,
                     cache_salt=body.cache_salt or "",
                     priority=body.priority or 0,
                     queue_timeout=body.queue_timeout,

@@ -3,7 +3,8 @@
 Its steps take no time, or as long as `--null-step-ms` says, one after the other as on a device.
 
 It keeps just enough of each slot to answer as a model would: which rows sample, and when a request is done. Its ids
-are made up from the position, printable in most vocabularies, and never an end of sequence; so are its embeddings.
+are made up from the position and the adapter, printable in most vocabularies, and never an end of sequence; so are its
+embeddings.
 """
 
 import time
@@ -16,6 +17,8 @@ from tercet.ipc.step_messages import Beyond, Draw, Step, Vector
 
 _FIRST_ID = 1000
 _NUM_IDS = 500
+_ADAPTER_SHIFT = 100
+"""Each adapter says other ids than the one before it."""
 _HIDDEN_SIZE = 1024
 
 
@@ -55,6 +58,7 @@ class NullRunner:
         self._max_length = np.zeros(max_num_seqs + 1, np.int32)
         self._dimensions = np.zeros(max_num_seqs + 1, np.int32)
         """Of the embedding that is wanted; 0 where none is."""
+        self._shift = np.zeros(max_num_seqs + 1, np.int32)
         self._slots = np.zeros(0, np.int32)
         self._samples = np.zeros(0, bool)
         self._width = 1
@@ -67,6 +71,7 @@ class NullRunner:
             self._max_length[enter.slot] = enter.num_prompt + enter.sampling.max_tokens
             embedding = enter.sampling.embedding
             self._dimensions[enter.slot] = 0 if embedding is None else embedding.dimensions
+            self._shift[enter.slot] = _ADAPTER_SHIFT * (1 + enter.sampling.adapter)
         decodes = np.frombuffer(step.decodes, np.int32)
         slots, starts, lengths = np.frombuffer(step.chunks, np.int32).reshape(-1, 3).T
         self._slots = np.concatenate([decodes, slots])
@@ -93,10 +98,11 @@ class NullRunner:
         length = self._length[slots] + ahead
         alive = np.repeat(self._samples, self._width) & (length < self._max_length[slots])
         np.add.at(self._length, slots, alive)
-        token_ids = np.where(alive, _FIRST_ID + length % _NUM_IDS, -1).astype(np.int32)
+        shown = length + self._shift[slots]
+        token_ids = np.where(alive, _FIRST_ID + shown % _NUM_IDS, -1).astype(np.int32)
         vectors = []
         for row in np.flatnonzero(alive & (self._dimensions[slots] > 0)).tolist():
-            values = np.arange(length[row], length[row] + self._dimensions[slots[row]], dtype=np.float32)
+            values = np.arange(shown[row], shown[row] + self._dimensions[slots[row]], dtype=np.float32)
             vectors.append(Vector(row, values.tobytes()))
         return NullLanding(token_ids, tuple(vectors), self._ready_at)
 

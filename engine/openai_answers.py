@@ -141,13 +141,16 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that is served."""
+    """The model that is served, or an adapter of it."""
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "tercet"
     max_model_len: int
+    root: str | msgspec.UnsetType = msgspec.UNSET
+    """Of an adapter: the model."""
+    parent: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -42,9 +42,9 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """In their order."""
         return read_prompts("input", self.input, _MAX_INPUTS)
 
-    def to_params(self) -> EmbeddingParams:
+    def to_params(self, adapter: str | None) -> EmbeddingParams:
         """The same for all."""
-        return EmbeddingParams(dimensions=self.dimensions, normalize=self.normalize)
+        return EmbeddingParams(dimensions=self.dimensions, normalize=self.normalize, adapter=adapter)
 
     def write(self, values: "array[float]") -> Iterator[bytes]:
         """One embedding as JSON, not before it is wanted."""

@@ -99,9 +99,9 @@ class PrefixHasher:
         self._keyed = blake2b(key=key, digest_size=_HASH_BYTES)
         self.page_size = page_size
 
-    def root(self, cache_salt: str) -> bytes:
-        """What the first page's hash is chained to: requests share pages only under the same salt."""
-        return self._hash(cache_salt.encode())
+    def root(self, cache_salt: str, adapter: int = -1) -> bytes:
+        """What the first page's hash is chained to: requests share pages only under the same salt and adapter."""
+        return self._hash(b"%d:" % adapter + cache_salt.encode())  # a salt begins behind the first colon
 
     def chain(self, previous: bytes, token_ids: NDArray[np.int32]) -> Iterator[bytes]:
         """The hashes of the full pages of int32 ids, given the hash before them."""

@@ -15,6 +15,7 @@ from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     Rules,
+    adapter_index,
     check_prompt_ids,
     check_received_ids,
     received_of,
@@ -44,7 +45,11 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
     check_prompt_ids(prompt_ids, rules)
     sampling = resolve(request.params, len(prompt_ids), number, rules)
     if isinstance(request, EmbedRequest):
-        sampling = structs.replace(sampling, embedding=resolve_embedding(request.embedding, rules))
+        embedding, adapter = (
+            resolve_embedding(request.embedding, rules),
+            adapter_index(request.embedding.adapter, rules),
+        )
+        sampling = structs.replace(sampling, embedding=embedding, adapter=adapter)
     received = received_of(request)
     unpacked = {index: unpack_ids(ids, "received_ids") for index, ids in received.items()}
     for token_ids in unpacked.values():

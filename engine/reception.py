@@ -101,6 +101,7 @@ class Reception:
             load.num_trials,
             load.num_guesses,
             load.num_right_guesses,
+            self._rules.adapters,
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:

@@ -140,7 +140,8 @@ def make_requests(
 ) -> list[Request]:
     """The answers that a message asks for, with the full pages of what they bring hashed."""
     prompt_ids = np.frombuffer(message.prompt_ids, np.int32)
-    hashes = extended_hashes([b"" if hasher is None else hasher.root(message.cache_salt)], hasher, prompt_ids)
+    root = b"" if hasher is None else hasher.root(message.cache_salt, message.sampling.adapter)
+    hashes = extended_hashes([root], hasher, prompt_ids)
     arrived = now - message.waited
     expires = math.inf if message.queue_timeout is None else arrived + message.queue_timeout
     family = Family() if message.siblings else None

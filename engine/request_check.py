@@ -53,6 +53,8 @@ class Rules:
     page_size: int
     pooling: Pooling
     """How an embedding is made."""
+    adapters: tuple[str, ...] = ()
+    """Their names."""
 
     @property
     def cache_length(self) -> int:
@@ -96,7 +98,19 @@ def check_params(params: SamplingParams, rules: Rules) -> None:
         if wanted is not None:
             check_range(field, wanted, 0, MAX_LOGPROBS)
     check_structured(params, takes_text=rules.takes_text, has_eos=bool(rules.eos_ids))
+    adapter_index(params.adapter, rules)
     _check_stops(params, rules)
+
+
+def adapter_index(name: str | None, rules: Rules) -> int:
+    """Its place among the engine's adapters; -1: none. Refuses a name that no adapter has."""
+    if name is None:
+        return -1
+    if name not in rules.adapters:
+        known = ", ".join(map(repr, rules.adapters))
+        wanted = f"one of {known}, or nothing" if known else "nothing: the engine was started without adapters"
+        raise invalid("adapter", repr(name), wanted)
+    return rules.adapters.index(name)
 
 
 def check_text_length(text: str, rules: Rules) -> None:
@@ -197,6 +211,7 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         prompt_logprobs=params.prompt_logprobs,
         grammar=None if params.structured is None else write_grammar(params.structured),
         open_ended=params.max_tokens is None,
+        adapter=adapter_index(params.adapter, rules),
     )
 
 

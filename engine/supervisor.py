@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from tercet.engine.adapter_names import read_adapters
 from tercet.engine.bytecode import keep_bytecode
 from tercet.engine.child import remove_sockets, remove_stale_sockets
 from tercet.engine.children import Child
@@ -51,6 +52,7 @@ class Supervisor:
         self._crew = Crew(config, self._hear)
         self._addresses: Addresses | None = None
         self._model_path = ""
+        self._adapter_paths: tuple[str, ...] = ()
         self._roles = tuple(role for role in _ROLES if role != "http" or config.http is not None)
         self._stops = 0
         """Times somebody asked for the end: the first drains, the second ends at once."""
@@ -63,7 +65,8 @@ class Supervisor:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether the model is still looked for, by libraries that know of no `stop`; nothing else has begun then."""
+        """Whether the model or an adapter is still looked for, by libraries that know of no `stop`; nothing else has
+        begun then."""
         return not self._model_path
 
     def run(self) -> None:
@@ -88,7 +91,10 @@ class Supervisor:
         deadline = self._started + self._config.startup_timeout
         have_home(compiles=self._config.device != "cpu")
         keep_bytecode()
-        self._model_path = str(locate(self._config.model))
+        model_path = str(locate(self._config.model))
+        adapters = read_adapters(self._config.adapter)
+        self._adapter_paths = tuple(str(locate(folder, name)) for name, folder in adapters.items())
+        self._model_path = model_path
         try:
             size, listen, key = self._config.tensor_parallel_size, self._config.listen, self._config.listen_key
             self._addresses = make_addresses(size, listen, keyed=key is not None)
@@ -129,7 +135,7 @@ class Supervisor:
 
     def _spawn(self, role: str, incarnation: int = 0) -> None:
         assert self._addresses is not None
-        self._crew.spawn(role, self._model_path, self._addresses, incarnation)
+        self._crew.spawn(role, self._model_path, self._adapter_paths, self._addresses, incarnation)
         if self._stops:
             self._tell_doors_to_drain(role)
 

@@ -276,7 +276,7 @@ def main(link: SupervisorLink) -> None:
     codec, pooling = load_codec(path := Path(spec.model_path)), read_pooling(path)
     link.tell(Loaded())
     limits = link.wait_begin()
-    rules = make_rules(codec, limits, spec.config.seed, spec.config.page_size, pooling)
+    rules = make_rules(codec, limits, spec.config, pooling)
     door = doors.open()
 
     async def serve() -> None:

@@ -103,6 +103,8 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     """Steps of a request in which it had tokens to guess."""
     num_guesses: int = 0
     num_right_guesses: int = 0
+    adapters: tuple[str, ...] = ()
+    """Names of those that a request may ask for."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -32,6 +32,8 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """When `beam_width` answers have ended, go on while a live hypothesis scores better than one of them (False), or
     could yet come to (never), or not at all (True)."""
     ignore_eos: bool = False
+    adapter: str | None = None
+    """As of `SamplingParams`."""
 
 
 class Beam(msgspec.Struct, frozen=True):
@@ -133,7 +135,7 @@ async def beam_search(
     prompt_ids = await _prompt_ids(client, prompt, options)
     _check_room(len(prompt_ids), params.max_tokens, info)
     num_wanted = min(search.num_candidates, info.vocab_size)
-    one_token = SamplingParams(temperature=0, max_tokens=1, logprobs=num_wanted)
+    one_token = SamplingParams(temperature=0, max_tokens=1, logprobs=num_wanted, adapter=params.adapter)
     has_text = False
     while search.live:
         rows: list[tuple[TokenLogprob, ...]] = [()] * len(search.live)

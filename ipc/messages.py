@@ -110,6 +110,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Only tokens are sampled that keep the answer in this form."""
     spaces_between_special_tokens: bool = True
     detokenize: bool = True
+    adapter: str | None = None
+    """Name of the adapter that answers; None: the model alone."""
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -169,6 +171,8 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Its first so many numbers; None: all."""
     normalize: bool | None = None
     """Whether its length becomes 1, behind the cut; None: as the checkpoint says, else it does."""
+    adapter: str | None = None
+    """Name of the adapter whose hidden state it is; None: the model's alone."""
 
 
 _EMBEDDING_SAMPLING = SamplingParams(

@@ -20,6 +20,7 @@ from answer_display import AnswerDisplay
 from engine_flags import add_engine_flags, engine_config
 from program_parser import ProgramParser
 from start_up_display import StartUpDisplay
+from tercet.engine.adapter_names import read_adapters
 from tercet.engine.chat_reader import NO_MARKS, ChatReader
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.errors import TercetError
@@ -145,17 +146,20 @@ def main() -> int:
     parser.add_argument("model", nargs="?", default="demo", help="folder, .gguf file, hub id, or `demo`")
     parser.add_argument("--prompt", help="answer this once, on standard output, and end")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer")
+    parser.add_argument("--ask", metavar="NAME", help="the adapter that answers; default: the model alone")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token, as with `demo`")
     add_engine_flags(parser)
     arguments = parser.parse_args()
     temperature = arguments.temperature
     if temperature is None and arguments.model == "demo":
         temperature = 0.0  # a model this small rambles when it is sampled from
-    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=temperature)
+    params = SamplingParams(max_tokens=arguments.max_tokens, temperature=temperature, adapter=arguments.ask)
     try:
         config = engine_config(arguments.model, arguments)
     except ValueError as error:
         parser.error(str(error))
+    if arguments.ask not in (None, *read_adapters(config.adapter)):
+        parser.error(f"--ask got {arguments.ask!r}; want the name of an --adapter")
 
     display = StartUpDisplay()
     with ExitStack() as stack:

@@ -52,6 +52,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", default=argparse.SUPPRESS, help=help + shown, **options)  # type: ignore[arg-type]
 
     flag("served-model-name", "the name clients see; default: the model as given")
+    flag(
+        "adapter",
+        "a LoRA adapter that requests may ask for: a folder in PEFT's layout or a hub id; may be repeated",
+        action="append",
+        metavar="NAME=FOLDER",
+    )
     flag("device", "where to run", choices=get_args(Device))
     flag(
         "dtype",
@@ -134,7 +140,8 @@ def engine_config(model: str, arguments: argparse.Namespace, **more: object) -> 
 def given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
     """The engine's flags that were given, by their fields' names."""
     names = (f.name for f in _fields() if f.name != "model")
-    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    given = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
 
 
 def _fields() -> tuple[msgspec.structs.FieldInfo, ...]:

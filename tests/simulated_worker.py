@@ -23,10 +23,15 @@ def next_token(seed: int, prefix: bytes) -> int:
     return int.from_bytes(blake2b(prefix + seed.to_bytes(8, "little"), digest_size=4).digest(), "little") % VOCABULARY
 
 
+def root(sampling: Sampling) -> bytes:
+    """An adapter makes other keys and values of the same tokens."""
+    return b"" if sampling.adapter < 0 else b"%d" % sampling.adapter
+
+
 def undisturbed(prompt: list[int], sampling: Sampling) -> list[int]:
     """What a request says when it is alone and nothing goes wrong."""
     stops = set(np.frombuffer(sampling.stop_ids, np.int32).tolist())
-    prefix, said = b"", []
+    prefix, said = root(sampling), list[int]()
     for token in prompt:
         prefix = identity(prefix, token)
     while len(said) < sampling.max_tokens:
@@ -260,7 +265,7 @@ class SimulatedWorker:
 
     def _compute(self, slot_index: int, start: int, length: int, written: dict[tuple[int, int], bytes]) -> bytes:
         """Some of a slot's tokens, whose prefix is read; returns the identity of what is there then."""
-        slot, prefix = self._slots[slot_index], b""
+        slot, prefix = self._slots[slot_index], root(self._slots[slot_index].sampling)
         for position in range(start + length):
             place = (slot.pages[position // self._page_size], position % self._page_size)
             if slot.tokens[position] < 0:  # whose keys these are, what is sampled will tell

@@ -55,7 +55,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
     formats = ["none", "none", [EOS]]
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats, 0, 0, 0]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats, 0, 0, 0, []]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),
@@ -158,6 +158,8 @@ def test_several_answers(engine: TokenizerProcess, raw: RawClient) -> None:
         (("Generate", "a", "hi", {"spaces_between_special_tokens": False}), "Failed", "not_supported"),
         (("Generate", "a", "hi", {"n": 257}), "Failed", "invalid_request"),
         (("Generate", "a", "hi", {"top_p": 0}), "Failed", "invalid_request"),
+        (("Generate", "a", "hi", {"adapter": "sql"}), "Failed", "invalid_request"),
+        (("Embed", "a", "hi", {"adapter": "sql"}), "Failed", "invalid_request"),
         (("Generate", "a", "h" * 512), "Failed", "prompt_too_long"),
         (("Generate", "a", "h" * 500, {"max_tokens": 13}), "Failed", "too_long_for_context"),
     ],
@@ -199,7 +201,13 @@ def test_the_tables_name_every_message_and_field() -> None:
             fields = [field.name for field in msgspec.structs.fields(kind)]
             row = ", ".join([f'"{kind.__name__}"', *fields])
             assert f"`[{row}]`" in WIRE
-    for described in (messages.SamplingParams, messages.Handling, messages.ChatMessage, messages.ChatOptions):
+    for described in (
+        messages.SamplingParams,
+        messages.EmbeddingParams,
+        messages.Handling,
+        messages.ChatMessage,
+        messages.ChatOptions,
+    ):
         for field in msgspec.structs.fields(described):
             assert f"| `{field.name}` |" in WIRE or f"`{field.name}` (" in WIRE
     usage = [field.name for field in msgspec.structs.fields(answers.Usage)]

@@ -47,7 +47,7 @@ class PatientReception(Reception):
     def __init__(self, folder: Path) -> None:
         codec = load_codec(folder)
         limits = Limits(10_000, 500_000, 257, "float32", "cpu", 8)
-        rules = make_rules(codec, limits, CONFIG.seed, CONFIG.page_size, Pooling())
+        rules = make_rules(codec, limits, CONFIG, Pooling())
         super().__init__(FrontDesk(codec.pieces), codec, rules, CONFIG)
         self.may_go_on = threading.Event()
 

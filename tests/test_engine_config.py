@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from tercet.engine.adapter_names import read_adapters
 from tercet.engine.config import EngineConfig
 from tercet.engine.speculation import SpeculativeConfig
 
@@ -25,6 +26,13 @@ from tercet.engine.speculation import SpeculativeConfig
         ({"trace_dir": "/tmp/\udcff"}, ["--trace-dir", r"'/tmp/\udcff'", "want UTF-8"]),
         ({"deterministic": "no"}, ["--deterministic", "'no'", "bool"]),
         ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
+        ({"adapter": ("sql",)}, ["--adapter", "'sql'", "NAME=FOLDER"]),
+        ({"adapter": ("=folder",)}, ["--adapter", "'=folder'", "NAME=FOLDER"]),
+        ({"adapter": ("sql=",)}, ["--adapter", "'sql='", "NAME=FOLDER"]),
+        ({"adapter": ("sql=a", "sql=b")}, ["--adapter", "'sql' twice", "'b'"]),
+        ({"adapter": ("m=a",)}, ["--adapter", "'m'", "the model's"]),
+        ({"adapter": ("tiny=a",), "served_model_name": "tiny"}, ["--adapter", "'tiny'", "the model's"]),
+        ({"adapter": "sql=a"}, ["--adapter", "'sql=a'", "array"]),
         ({"speculative_config": 3}, ["--speculative-config", "3", "num_speculative_tokens"]),
         ({"speculative_config": {"num_speculative_tokens": 99}}, ["--speculative-config", "99", "1 to 15"]),
     ],
@@ -43,10 +51,22 @@ def test_a_key_of_the_wrong_type_is_not_shown(name: str) -> None:
     assert "sesame" not in str(caught.value)
 
 
+def test_adapters_have_names_and_folders_in_their_order() -> None:
+    """The model's own name is free, where it is served under another."""
+    given = ("sql=/adapters/a=b", "m=owner/name")
+    config = EngineConfig(model="m", served_model_name="tiny", adapter=given)
+    assert list(read_adapters(config.adapter).items()) == [("sql", "/adapters/a=b"), ("m", "owner/name")]
+
+
 def test_config_survives_the_pipe_to_a_child() -> None:
     tries = {"method": "ngram", "num_speculative_tokens": 3}
     config = EngineConfig(
-        model="m", listen=("ipc:///tmp/x",), kv_cache_memory=2**33, deterministic=True, speculative_config=tries
+        model="m",
+        listen=("ipc:///tmp/x",),
+        adapter=("a=b",),
+        kv_cache_memory=2**33,
+        deterministic=True,
+        speculative_config=tries,
     )  # type: ignore[arg-type]
     assert config.speculative_config == SpeculativeConfig(num_speculative_tokens=3)
     assert msgspec.json.decode(msgspec.json.encode(config), type=EngineConfig) == config

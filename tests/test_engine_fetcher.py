@@ -87,7 +87,7 @@ def test_files_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     link, pipe = tmp_path / "links", tmp_path / "pipes"
     link.mkdir()
     (link / "generation_config.json").symlink_to("../blobs/0")  # as a hub's folder that was copied without its files
-    monkeypatch.setattr("tercet.engine.model_files._have_fetched", lambda model: link)
+    monkeypatch.setattr("tercet.engine.model_files._have_fetched", lambda source, adapter: link)
     for model in (str(link), "owner/name"):
         with pytest.raises(
             ModelNotFound, match=r"generation_config\.json is a link to '../blobs/0', which is not there"

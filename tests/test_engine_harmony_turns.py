@@ -81,7 +81,7 @@ def test_an_effort_that_the_model_has_not_learned(effort: Any) -> None:
 )
 def test_it_is_read_as_a_whole_or_not_at_all(tmp_path: Path, settings: Any, formats: tuple[str, str]) -> None:
     codec = load_codec(harmony_checkpoint(tmp_path))
-    rules = make_rules(codec, Limits(9, 64, 264, "float32", "cpu", 8), 0, 16, Pooling())
+    rules = make_rules(codec, Limits(9, 64, 264, "float32", "cpu", 8), EngineConfig(model="tiny"), Pooling())
     unshown = replace(codec, template=ChatTemplate("{{ messages }}", {}))
     for known, given, wanted in (
         (codec, settings, formats),

@@ -67,6 +67,7 @@ ENGINE_ONLY = {
     "n": Case(2),
     "structured": Case(Structured(choice=("one", "two")), EOS),
     "detokenize": Case(False),
+    "adapter": refused("sql"),
 }
 EXTRAS = {
     "model": refused("other"),

@@ -105,12 +105,18 @@ def test_without_caching_nothing_is_found() -> None:
     assert pool.num_available == 3
 
 
-def test_hashes_depend_on_key_salt_order_and_prefix() -> None:
+def test_hashes_depend_on_key_salt_adapter_order_and_prefix() -> None:
     ids = np.array([1, 2], np.int32)
-    roots = {HASHER.root(""), HASHER.root("salt"), PrefixHasher(b"other", 2).root("")}
-    assert len(roots) == 3
-    assert len({one for root in roots for one in HASHER.chain(root, ids)}) == 3
+    roots = {HASHER.root(""), HASHER.root("salt"), HASHER.root("", 0), PrefixHasher(b"other", 2).root("")}
+    assert len(roots) == 4
+    assert len({one for root in roots for one in HASHER.chain(root, ids)}) == 4
     assert list(HASHER.chain(HASHER.root(""), ids)) != list(HASHER.chain(HASHER.root(""), ids[::-1]))
+
+
+def test_no_salt_stands_for_an_adapter() -> None:
+    salts = ["", "0", "1", "-1", "0:", "1:", "-1:", ":", "0:0", "1:1:", "\0"]
+    asked = [(salt, adapter) for salt in salts for adapter in (-1, 0, 1, 10)]
+    assert len({HASHER.root(*one) for one in asked}) == len(asked)
 
 
 def test_chains_are_as_long_as_there_are_full_pages_and_go_on() -> None:

@@ -49,7 +49,7 @@ def pushes(monkeypatch: pytest.MonkeyPatch) -> Pushes:
 @pytest.fixture
 def reception(folder: Path) -> Reception:
     codec, config = load_codec(folder), EngineConfig(model="tiny")
-    rules = make_rules(codec, Limits(1000, 20_000, 257, "float32", "cpu", 8), config.seed, config.page_size, Pooling())
+    rules = make_rules(codec, Limits(1000, 20_000, 257, "float32", "cpu", 8), config, Pooling())
     return Reception(FrontDesk(codec.pieces), codec, rules, config)
 
 

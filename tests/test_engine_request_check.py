@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from tercet.engine.config import EngineConfig
+from tercet.engine.embedding import check_embedding
 from tercet.engine.planner import Planner
 from tercet.engine.pooling import Pooling
+from tercet.engine.preparation import prepare
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     Rules,
@@ -24,7 +27,7 @@ from tercet.engine.request_check import (
 )
 from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import GenerationDefaults
-from tercet.ipc.messages import Generate, SamplingParams, Structured
+from tercet.ipc.messages import EmbeddingParams, EmbedIds, Generate, SamplingParams, Structured
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Sampling
 from test_engine_planner import settings, submit
@@ -85,6 +88,8 @@ NAN, INF = math.nan, math.inf
         ("logprobs", -1, ["logprobs", "-1", "0 to 20"]),
         ("prompt_logprobs", 21, ["prompt_logprobs", "21", "0 to 20"]),
         ("spaces_between_special_tokens", False, ["spaces_between_special_tokens", "False"]),
+        ("adapter", "sql", ["adapter is 'sql'; want nothing", "without adapters"]),
+        ("adapter", "", ["adapter is ''; want nothing"]),
     ],
 )
 def test_refused_parameters_name_field_value_and_what_is_wanted(field: str, value: Any, words: list[str]) -> None:
@@ -130,9 +135,24 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
         if field.name in other:
             assert resolve(SamplingParams(**{field.name: other[field.name]}), 4, 1, RULES) != plain, field.name
         else:
-            value = {"spaces_between_special_tokens": False}
+            value: dict[str, Any] = {"spaces_between_special_tokens": False, "adapter": "sql"}
             with pytest.raises(Refusal, match=field.name):
                 check_params(SamplingParams(**{field.name: value.get(field.name, 5)}), RULES)
+
+
+def test_an_adapter_is_named_and_becomes_its_place() -> None:
+    """For embeddings as for answers."""
+    rules = replace(RULES, adapters=("sql", "poems"))
+    assert [resolve(SamplingParams(adapter=name), 4, 1, rules).adapter for name in (None, "sql", "poems")] == [-1, 0, 1]
+    embed = EmbedIds("x", b"", EmbeddingParams(adapter="poems"))
+    assert prepare(embed, [5], 1, None, rules).sampling.adapter == 1
+    for check in (
+        lambda: check_params(SamplingParams(adapter="prose"), rules),
+        lambda: check_embedding(EmbeddingParams(adapter="prose"), rules),
+    ):
+        with pytest.raises(Refusal, match="adapter is 'prose'; want one of 'sql', 'poems', or nothing") as refusal:
+            check()
+        assert refusal.value.code == "invalid_request"
 
 
 def ids(packed: bytes) -> list[int]:
@@ -160,7 +180,7 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
 
 def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     codec: Any = SimpleNamespace(eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    assert make_rules(codec, RULES.limits, 0, 16, Pooling()).eos_ids == (5,)
+    assert make_rules(codec, RULES.limits, EngineConfig(model="tiny", page_size=16), Pooling()).eos_ids == (5,)
     assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
 
 
@@ -174,7 +194,9 @@ def test_a_temperature_too_low_to_divide_by_is_none() -> None:
 def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
     """The scheduler, which counts pages, takes it, and one token more would be too many."""
     codec: Any = SimpleNamespace(eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu", 8), 0, 16, Pooling())
+    rules = make_rules(
+        codec, Limits(3, 64, 1000, "float32", "cpu", 8), EngineConfig(model="tiny", page_size=16), Pooling()
+    )
     planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
     for number, length in enumerate((1, 22, 32)):
         max_tokens = resolve(SamplingParams(), length, number, rules).max_tokens

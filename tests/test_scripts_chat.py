@@ -64,7 +64,12 @@ def test_a_reader_that_leaves_early(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"), [(["--page-size", "3"], 2, "--page-size"), (["/no"], 1, "no such folder")]
+    ("arguments", "code", "words"),
+    [
+        (["--page-size", "3"], 2, "--page-size"),
+        (["--ask", "sql"], 2, "--ask got 'sql'; want the name of an --adapter"),
+        (["/no"], 1, "no such folder"),
+    ],
 )
 def test_wrong_arguments(arguments: list[str], code: int, words: str) -> None:
     done = subprocess.run([*CHAT, *arguments], capture_output=True, text=True, timeout=60, check=False)

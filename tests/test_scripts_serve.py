@@ -54,6 +54,7 @@ def test_phases_then_one_ready_line_then_service(tmp_path: Path, capfd: pytest.C
         (["x", "--kv-cache-memory", "lots"], "'lots' is no size; want a number with KiB"),
         (["x", "--kv-cache-memory", "1e999"], "'1e999' is no size"),
         (["x", "--device", "tpu"], "--device"),
+        (["x", "--adapter", "a=b", "--adapter", "a=c"], "--adapter got the name 'a' twice"),
         (["x", "--run-ahead", "0"], "--run-ahead got 0; want 1 to"),
         (["x", "--speculative-config", "ngram"], "--speculative-config: 'ngram'"),
         (["x", "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 3}'], "'eagle'"),

@@ -140,14 +140,20 @@ def tokens(sampled: dict[int, int], end: Ended | None = None) -> Tokens:
 
 @contextmanager
 def tokenizer_process(
-    model_path: Path, *, max_model_len: int = 512, vocab_size: int = 257, listen: tuple[str, ...] = ()
+    model_path: Path,
+    *,
+    max_model_len: int = 512,
+    vocab_size: int = 257,
+    listen: tuple[str, ...] = (),
+    adapter: tuple[str, ...] = (),
 ) -> Iterator[TokenizerProcess]:
     """Started and serving."""
     addresses = make_addresses(1, listen)
     process = None
     try:
         limits = Limits(100, max_model_len, vocab_size, "float32", "cpu", 8)
-        process = TokenizerProcess(model_path, limits, EngineConfig(model="tiny", listen=listen), addresses)
+        config = EngineConfig(model="tiny", listen=listen, adapter=adapter)
+        process = TokenizerProcess(model_path, limits, config, addresses)
         yield process
     finally:
         if process is not None:
