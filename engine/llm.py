@@ -33,6 +33,7 @@ from tercet.ipc.messages import ChatMessage, ChatOptions, EmbeddingParams, Sampl
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
 Result = TypeVar("Result")
+Params = TypeVar("Params", SamplingParams, EmbeddingParams)
 
 _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
@@ -127,10 +128,16 @@ class LLM:
         self._check_open()
         return self._loop.run(lambda: self._search_all(as_prompts(prompts), params))
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], params: EmbeddingParams | None = None) -> list[Embedding]:
-        """What the model makes of one prompt or many, texts or token ids; in order."""
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: EmbeddingParams | Sequence[EmbeddingParams] | None = None,
+    ) -> list[Embedding]:
+        """What the model makes of one prompt or many, texts or token ids; `params` as for `generate`; in order."""
         self._check_open()
-        return self._loop.run(lambda: self._embed_all(as_prompts(prompts), params))
+        many = as_prompts(prompts)
+        each = _for_each(params, EmbeddingParams, len(many))
+        return self._loop.run(lambda: self._embed_all(many, each))
 
     @property
     def address(self) -> str:
@@ -182,14 +189,7 @@ class LLM:
         self, prompts: Sequence[Any], params: Any, use_tqdm: bool, options: ChatOptions | None = None
     ) -> list[RequestOutput]:
         self._check_open()
-        params = SamplingParams() if params is None else params
-        each = list(params) if isinstance(params, (list, tuple)) else [params] * len(prompts)
-        if strange := [one for one in each if not isinstance(one, SamplingParams)]:
-            raise TypeError(f"params has {strange[0]!r:.80}; want SamplingParams, one for all or one for each")
-        if len(each) != len(prompts):
-            raise ValueError(
-                f"got {len(prompts)} prompts and {len(each)} params; want one params for all or one for each"
-            )
+        each = _for_each(params, SamplingParams, len(prompts))
         if not use_tqdm or sys.stderr is None:
             return self._loop.run(lambda: self._generate_all(prompts, each, options, None))
         with tqdm(total=len(prompts), desc="generate", unit="req") as bar:
@@ -214,8 +214,8 @@ class LLM:
 
         return await _each(one, len(prompts), max((1, *(one.n for one in params))))
 
-    async def _embed_all(self, prompts: Sequence[Prompt], params: EmbeddingParams | None) -> list[Embedding]:
-        return await _each(lambda index: self._client.embed(prompts[index], params), len(prompts))
+    async def _embed_all(self, prompts: Sequence[Prompt], params: Sequence[EmbeddingParams]) -> list[Embedding]:
+        return await _each(lambda index: self._client.embed(prompts[index], params[index]), len(prompts))
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         return await _each(
@@ -226,6 +226,17 @@ class LLM:
 def _close(reference: "weakref.ref[LLM]") -> None:
     if (llm := reference()) is not None:
         llm.close()
+
+
+def _for_each(params: Any, kind: type[Params], count: int) -> list[Params]:
+    """One of so many prompts each."""
+    params = kind() if params is None else params
+    each = list(params) if isinstance(params, (list, tuple)) else [params] * count
+    if strange := [one for one in each if not isinstance(one, kind)]:
+        raise TypeError(f"params has {strange[0]!r:.80}; want {kind.__name__}, one for all or one for each")
+    if len(each) != count:
+        raise ValueError(f"got {count} prompts and {len(each)} params; want one params for all or one for each")
+    return each
 
 
 async def _each(work: Callable[[int], Coroutine[Any, Any, Result]], count: int, answers_each: int = 1) -> list[Result]:

@@ -63,7 +63,7 @@ def test_of_a_program() -> None:
         assert llm.embed([]) == []
         with pytest.raises(RequestRefused, match=r"dimensions is 65; want 1 to 64"):
             llm.embed(prompts, EmbeddingParams(dimensions=65))
-        with pytest.raises(TypeError, match=r"params is .*want EmbeddingParams"):
+        with pytest.raises(TypeError, match=r"params has .*want EmbeddingParams"):
             llm.embed(prompts, SamplingParams())  # type: ignore[arg-type]
         assert len(llm.generate(prompts[:2], SamplingParams(max_tokens=3), use_tqdm=False)) == 2
     for one, other, wanted in zip(together, as_is, last_hidden("granite", prompts), strict=True):
