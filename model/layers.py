@@ -17,7 +17,7 @@ from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
 from tercet.model.experts import go_through_experts
-from tercet.model.linear import Adapted, Matrix, linear
+from tercet.model.linear import Adapted, Matrix, Pairs, linear
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights, LayerWeights
 from tercet.model.residual import Residual
@@ -26,7 +26,6 @@ from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
 from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
-from tercet.triton_kernels.low_rank import LowRank
 from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
@@ -124,8 +123,8 @@ class Layer:
 
     def _with_adapters(self, weight: Weight, product: str, adapters_T: Tensor | None) -> Matrix:
         """A product's matrix and what adapters add, in a step of which some token goes through one."""
-        low_rank: LowRank | None = getattr(self.adapters, product, None)
-        return weight if adapters_T is None or low_rank is None else Adapted(weight, low_rank, adapters_T)
+        pairs: Pairs | None = getattr(self.adapters, product, None)
+        return weight if adapters_T is None or pairs is None else Adapted(weight, pairs, adapters_T)
 
     def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
         """Whether the product of so many tokens also does what comes before attention.

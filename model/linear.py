@@ -32,11 +32,22 @@ from tercet.triton_kernels.silu_and_mul import silu_and_mul_in_turns
 
 
 @dataclass(frozen=True)
+class ReorderedPairs:
+    """A `LowRank` for the CPU, each adapter's matrices reordered: so a row's bits do not depend on M there either."""
+
+    downs: tuple[Tensor, ...]
+    ups: tuple[Tensor, ...]
+
+
+Pairs = LowRank | ReorderedPairs
+
+
+@dataclass(frozen=True)
 class Adapted:
     """A matrix in a step of which some rows have adapters."""
 
     weight_NK: Weight
-    low_rank: LowRank
+    pairs: Pairs
     adapters_M: Tensor
     """Of each row; -1: none."""
 
@@ -55,6 +66,12 @@ def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
         weight_NK.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
     return torch.ops.mkldnn._reorder_linear_weight(weight_NK) if fits else weight_NK
+
+
+def reorder_pairs(low_rank: LowRank) -> Pairs:
+    """The same for low ranks."""
+    downs, ups = (tuple(map(reorder_for_cpu, matrices)) for matrices in (low_rank.down_ARK, low_rank.up_ANR))
+    return ReorderedPairs(downs, ups) if is_reordered(downs[0]) else low_rank
 
 
 def is_reordered(weight_NK: Matrix) -> TypeGuard[Tensor]:
@@ -134,7 +151,15 @@ def rms_norm_linear_gate(
 
 
 def _add_adapted(y_MN: Tensor, x_MK: Tensor, matrix: Adapted, *, deterministic: bool) -> None:
-    add_low_rank(y_MN, x_MK, matrix.low_rank, matrix.adapters_M, deterministic=deterministic)
+    pairs, adapters_M = matrix.pairs, matrix.adapters_M
+    if isinstance(pairs, LowRank):
+        add_low_rank(y_MN, x_MK, pairs, adapters_M, deterministic=deterministic)
+        return
+    for adapter in adapters_M.unique().tolist():
+        if adapter >= 0:
+            own_M = adapters_M == adapter
+            low_MR = _onednn(x_MK[own_M], pairs.downs[adapter], None)
+            y_MN[own_M] += _onednn(low_MR, pairs.ups[adapter], None)
 
 
 def _onednn(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tercet.model.adapter_file import AdapterFile
-from tercet.model.adapters import load_adapters, ranks_of
+from tercet.model.adapters import adapters_for_cpu, load_adapters, ranks_of
 from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
@@ -100,7 +100,7 @@ def load_decoder(
         "interleaved": group.device.type == "cuda",
     }  # fmt: skip
     weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
-    adapters = load_adapters(opened.adapters, config, **on_rank) if opened.adapters else ()
+    adapters = adapters_for_cpu(load_adapters(opened.adapters, config, **on_rank)) if opened.adapters else ()
     return Decoder(
         config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
         adapters=adapters,

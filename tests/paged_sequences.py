@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.adapter_file import AdapterFile
-from tercet.model.adapters import load_adapters
+from tercet.model.adapters import adapters_for_cpu, load_adapters
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
@@ -41,7 +41,7 @@ def make_decoder(
     files = [AdapterFile(folder) for folder in adapters]
     of_layers = load_adapters(files, config, **on_rank) if files else ()
     if layout == "reordered":
-        weights = reordered_for_cpu(weights)
+        weights, of_layers = reordered_for_cpu(weights), adapters_for_cpu(of_layers)
     return Decoder(config, weights, group, max_model_len=512, deterministic=deterministic, adapters=of_layers)
 
 

@@ -77,14 +77,14 @@ def test_bf16_has_the_same_bits_in_any_company(tmp_path: Path) -> None:
 
 
 def test_bf16_is_near_merged_weights(tmp_path: Path) -> None:
-    """In default mode, with graphs of many sizes: the log-probability of each token is that of fp32, nearly."""
+    """In default mode, with graphs of many sizes: as near as the model alone is to its own."""
     model = make_checkpoint("llama", tmp_path / "model", **REAL_HEADS, max_position_embeddings=1024)
     folders = adapters(tmp_path, model)
     prompts = random_prompts(20, 1, 700, seed=random.randrange(2**31))
     names = [NAMES[index % 3] for index in range(len(prompts))]
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
     each = [structs.replace(params, adapter=name) for name in names]
-    off = []
+    off: dict[str | None, list[float]] = {name: [] for name in NAMES}
     with LLM(str(model), device="cuda", dtype="bfloat16", adapter=flags(folders), **SIZES) as llm:
         outputs = llm.generate(prompts, each, use_tqdm=False)
     for name, prompt, output in zip(names, prompts, outputs, strict=True):
@@ -95,5 +95,6 @@ def test_bf16_is_near_merged_weights(tmp_path: Path) -> None:
             logs = merged_model(model, folders[name])(ids).logits[0].log_softmax(-1)
         wanted = logs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
         told = [log[token].logprob for log, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-        off += [abs(one - other) for one, other in zip(told, wanted, strict=True)]
-    assert sum(off) / len(off) < 0.15
+        off[name] += [abs(one - other) for one, other in zip(told, wanted, strict=True)]
+    mean = {name: sum(each) / len(each) for name, each in off.items()}
+    assert max(mean.values()) < 2 * mean[None], mean
