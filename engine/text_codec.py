@@ -50,7 +50,6 @@ _UNUSED = (
     "no_repeat_ngram_size",
     "num_beams",
     "sequence_bias",
-    "stop_strings",
     "suppress_tokens",
     "typical_p",
 )
@@ -68,6 +67,7 @@ class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     max_new_tokens: int | None = None
     repetition_penalty: float | None = None
+    stop_strings: str | tuple[str, ...] | None = None
 
 
 class TextRefused(ValueError):
@@ -185,6 +185,7 @@ def _from_folder(folder: Path) -> TextCodec:
                 "tokenizer that can be read"
             )
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
+        defaults = msgspec.structs.replace(defaults, stop_strings=None)
         return TextCodec(None, None, None, None, None, tuple(ends), defaults, None)
     try:
         tokenizer = Tokenizer.from_file(str(file))

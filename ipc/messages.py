@@ -93,8 +93,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: float | None = None
     seed: int | None = None
     """None draws a seed; the same seed gives the same text, whatever else the engine does."""
-    stop: str | tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | tuple[str, ...] | None = None
+    """Texts that end the answer; (): none, whatever the checkpoint says."""
+    stop_token_ids: tuple[int, ...] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -254,6 +254,8 @@ def test_stop_strings_need_a_tokenizer() -> None:
 
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": 2.0}, {"top_k": -5}, {"max_new_tokens": 0}])
 def test_defaults_obey_the_rules_too(bad: dict[str, Any]) -> None:
-    check_defaults(replace(RULES, defaults=GenerationDefaults(temperature=0.5, top_k=50)))
+    check_defaults(replace(RULES, defaults=GenerationDefaults(temperature=0.5, top_k=50, stop_strings="x")))
     with pytest.raises(Refusal, match=next(iter(bad))):
         check_defaults(replace(RULES, defaults=GenerationDefaults(**bad)))
+    with pytest.raises(Refusal, match="stop is a string of 0 characters; want 1 to 1024"):
+        check_defaults(replace(RULES, defaults=GenerationDefaults(stop_strings=("x", ""))))
