@@ -25,6 +25,8 @@ from tercet.engine.speculation import SpeculativeConfig
         ({"trace_dir": "/tmp/\udcff"}, ["--trace-dir", r"'/tmp/\udcff'", "want UTF-8"]),
         ({"deterministic": "no"}, ["--deterministic", "'no'", "bool"]),
         ({"listen": ("http://x",)}, ["--listen", "http://x", "ipc://"]),
+        ({"listen": ("ipc://a", "ipc://b", "ipc://a")}, ["--listen", "ipc://a", "more than once"]),
+        ({"listen": ("tcp://[::1]:5",), "http": "[::1]:5"}, ["--http", "[::1]:5", "where --listen is", "another port"]),
         ({"speculative_config": 3}, ["--speculative-config", "3", "num_speculative_tokens"]),
         ({"speculative_config": {"num_speculative_tokens": 99}}, ["--speculative-config", "99", "1 to 15"]),
     ],
