@@ -22,7 +22,7 @@ from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
 from tercet.engine.json_file import read_object
 from tercet.engine.listed_tokens import add_listed, special_names
 from tercet.engine.pieces import Pieces
-from tercet.engine.text_parts import TextParts, cut_tokens, frame
+from tercet.engine.text_parts import TextParts, cut_tokens, frame, frame_fault
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SHORT_CHARACTERS = 2000
@@ -191,6 +191,8 @@ def _from_folder(folder: Path) -> TextCodec:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
+    if fault := frame_fault(tokenizer):
+        raise UnsupportedModel(f"{file} cannot be used: {fault}")
     names = special_names(folder, settings)
     add_listed(tokenizer, folder, settings)
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
