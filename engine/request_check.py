@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.id_range import all_below
 from tercet.engine.logits_check import adjustments_of, check_adjustments
 from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
-from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import MAX_ANSWERS, MAX_LOGPROBS, Request, SamplingParams
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.room import context_length, too_many_tokens

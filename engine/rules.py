@@ -30,9 +30,9 @@ def make_rules(codec: TextCodec, limits: Limits, seed: int, page_size: int, pool
     try:
         check_defaults(rules)
     except Refusal as refusal:
-        raise UnsupportedModel(f"the checkpoint's generation_config.json: {refusal}") from None
+        raise UnsupportedModel(f"the checkpoint's defaults: {refusal}") from None
     given = {name: value for name, value in msgspec.structs.asdict(codec.defaults).items() if value is not None}
     if given:
-        listed = ", ".join(f"{name} {value}" for name, value in given.items())
-        print(f"defaults from generation_config.json: {listed} (what a request says wins)", file=sys.stderr)
+        listed = ", ".join(f"{n} {v:g}" if isinstance(v, float) else f"{n} {v}" for n, v in given.items())
+        print(f"defaults of the checkpoint: {listed} (what a request says wins)", file=sys.stderr)
     return rules

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from tercet.engine.chat_template import ChatTemplate
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.generation_defaults import GenerationDefaults, defaults_of_config, defaults_of_gguf
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
@@ -34,40 +35,8 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """They show that a folder has a tokenizer, in a form that is not read."""
 
-
-_UNUSED = (
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "encoder_repetition_penalty",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "guidance_scale",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "sequence_bias",
-    "suppress_tokens",
-    "typical_p",
-)
-"""Of generation_config.json: transformers would write other tokens with them."""
 _MOST_IDS = 2**24
 """Far more than any vocabulary has; the library takes memory for all ids up to the last."""
-
-
-class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request gets that does not say otherwise. None: the neutral value."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_new_tokens: int | None = None
-    repetition_penalty: float | None = None
-    stop_strings: str | tuple[str, ...] | None = None
 
 
 class TextRefused(ValueError):
@@ -156,7 +125,7 @@ def _from_gguf(path: Path) -> TextCodec:
         {name: str(metadata[key]) for name, key in keys.items() if metadata.get(key)},
         names,
         tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
-        GenerationDefaults(),
+        defaults_of_gguf(metadata, str(path)),
     )
 
 
@@ -170,12 +139,7 @@ def _from_folder(folder: Path) -> TextCodec:
     generation = read_object(folder / "generation_config.json")
     said = generation.get("eos_token_id")
     ends = _ids(_ends_of_config(read_object(folder / "config.json")) if said is None else said)
-    try:
-        defaults = msgspec.convert(generation, GenerationDefaults)
-    except msgspec.ValidationError as error:
-        raise UnsupportedModel(f"{folder / 'generation_config.json'}: {error}") from None
-    if unused := [name for name in _UNUSED if generation.get(name) not in (None, 0, 1, [], {})]:
-        print(f"warning: generation_config.json: not used: {', '.join(unused)}", file=sys.stderr)
+    defaults = defaults_of_config(generation, str(folder / "generation_config.json"))
     settings = read_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.exists():

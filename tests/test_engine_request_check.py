@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.planner import Planner
 from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal
@@ -23,7 +24,6 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.engine.rules import make_rules
-from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import Generate, SamplingParams, Structured
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Sampling

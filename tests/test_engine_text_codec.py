@@ -13,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.model_files import demo_model
-from tercet.engine.text_codec import GenerationDefaults, TextRefused, load_codec
+from tercet.engine.text_codec import TextRefused, load_codec
 from tercet.ipc.messages import ChatMessage, ChatOptions
 from tokenizer_process import TEMPLATE, byte_checkpoint, byte_tokenizer
 
