@@ -8,14 +8,13 @@ import sys
 import msgspec
 
 from tercet.engine.errors import UnsupportedModel
-from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults
 from tercet.engine.text_codec import TextCodec
 from tercet.ipc.process_messages import Limits
 
 
-def make_rules(codec: TextCodec, limits: Limits, seed: int, page_size: int, pooling: Pooling) -> Rules:
+def make_rules(codec: TextCodec, limits: Limits, seed: int, page_size: int) -> Rules:
     """What requests are measured against; says aloud what the checkpoint's defaults change."""
     eos_ids = tuple(token_id for token_id in codec.eos_ids if 0 <= token_id < limits.vocab_size)
     if lost := [token_id for token_id in codec.eos_ids if token_id not in eos_ids]:
@@ -26,7 +25,7 @@ def make_rules(codec: TextCodec, limits: Limits, seed: int, page_size: int, pool
     if len(eos_ids) > MAX_STOP_IDS:
         raise UnsupportedModel(f"the checkpoint has {len(eos_ids)} end-of-sequence ids; want at most {MAX_STOP_IDS}")
     of_text = codec.longest_token, codec.tokenizer is not None
-    rules = Rules(limits, codec.defaults, eos_ids, seed, *of_text, page_size, pooling)
+    rules = Rules(limits, codec.defaults, eos_ids, seed, *of_text, page_size, codec.pooling)
     try:
         check_defaults(rules)
     except Refusal as refusal:

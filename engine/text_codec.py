@@ -1,4 +1,4 @@
-"""All that a checkpoint says about text: its tokenizer, its chat template, what ends a text, default sampling.
+"""All that a checkpoint says about text: its tokenizer, its chat template, what ends a text, default sampling, pooling.
 
 It reads a folder or a GGUF file once, at start. A folder with no tokenizer at all serves token ids only.
 """
@@ -23,6 +23,7 @@ from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
 from tercet.engine.json_file import read_object
 from tercet.engine.listed_tokens import add_listed, special_names
 from tercet.engine.pieces import Pieces
+from tercet.engine.pooling import Pooling, pooling_of_gguf, read_pooling
 from tercet.engine.text_parts import TextParts, cut_tokens, frame, frame_fault
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
@@ -57,6 +58,8 @@ class TextCodec:
     defaults: GenerationDefaults
     longest_token: int | None
     """No token covers more bytes of a prompt; None: not known."""
+    pooling: Pooling
+    """How an embedding is made."""
 
     def encode(self, text: str, salt: str = "") -> "array[int]":
         """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that. `salt`:
@@ -126,6 +129,7 @@ def _from_gguf(path: Path) -> TextCodec:
         names,
         tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
         defaults_of_gguf(metadata, str(path)),
+        pooling_of_gguf(metadata, path),
     )
 
 
@@ -150,7 +154,7 @@ def _from_folder(folder: Path) -> TextCodec:
             )
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
         defaults = msgspec.structs.replace(defaults, stop_strings=None)
-        return TextCodec(None, None, None, None, None, tuple(ends), defaults, None)
+        return TextCodec(None, None, None, None, None, tuple(ends), defaults, None, read_pooling(folder))
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
@@ -162,7 +166,7 @@ def _from_folder(folder: Path) -> TextCodec:
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
-    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), defaults)
+    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), defaults, read_pooling(folder))
 
 
 def _codec(
@@ -171,6 +175,7 @@ def _codec(
     names: dict[str, str],
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
+    pooling: Pooling,
 ) -> TextCodec:
     vocabulary = tokenizer.get_vocab()
     if not vocabulary or max(vocabulary.values()) >= _MOST_IDS:
@@ -194,6 +199,7 @@ def _codec(
         defaults,
         # Each byte is at most one character of a token's spelling; normalisation shortens a text to a third at most.
         3 * max(map(len, vocabulary)) if bounded else None,
+        pooling,
     )
 
 

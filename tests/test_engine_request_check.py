@@ -159,8 +159,10 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
 
 
 def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    codec: Any = SimpleNamespace(eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    assert make_rules(codec, RULES.limits, 0, 16, Pooling()).eos_ids == (5,)
+    codec: Any = SimpleNamespace(
+        eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None, pooling=Pooling()
+    )
+    assert make_rules(codec, RULES.limits, 0, 16).eos_ids == (5,)
     assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
 
 
@@ -173,8 +175,10 @@ def test_a_temperature_too_low_to_divide_by_is_none() -> None:
 
 def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
     """The scheduler, which counts pages, takes it, and one token more would be too many."""
-    codec: Any = SimpleNamespace(eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu", 8), 0, 16, Pooling())
+    codec: Any = SimpleNamespace(
+        eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None, pooling=Pooling()
+    )
+    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu", 8), 0, 16)
     planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
     for number, length in enumerate((1, 22, 32)):
         max_tokens = resolve(SamplingParams(), length, number, rules).max_tokens
