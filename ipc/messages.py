@@ -78,7 +78,7 @@ MAX_ANSWERS = 256
 """To one prompt."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to continue one prompt. `None` means: the checkpoint's generation_config, else the neutral value."""
 
     max_tokens: int | None = None
