@@ -147,9 +147,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         for address in self.listen:
             check_listen_address(address, keyed=self.listen_key is not None)
+            if self.listen.count(address) > 1:
+                raise ValueError(f"--listen got {address!r} more than once; want each address once")
         if self.listen_key is not None:
             check_key(self.listen_key)
         check_http(self.http, self.api_key)
+        if f"tcp://{self.http}" in self.listen:
+            raise ValueError(f"--http got {self.http!r}, where --listen is; want another port for one of them")
         served = self.served_model_name or self.model
         if served in read_adapters(self.adapter):
             raise ValueError(f"--adapter got the name {served!r}, which is the model's; want another")

@@ -100,6 +100,8 @@ class Connection(HttpToolsProtocol):
             self._too_late = None
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.send = _Unchunked(self.cycle).send  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -139,6 +141,26 @@ class Connection(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class _Unchunked:
+    """Sends an answer to HTTP/1.0, which knows no chunks: one whose length is not known ends with its connection.
+
+    uvicorn closes that one, but has chunks for everybody.
+    """
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._has_length = True
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+        if not self._has_length:
+            self._cycle.chunked_encoding = False
+            self._cycle.expected_content_length = len(message.get("body", b""))  # so no part is too much, or too little
+        await self._send(message)
 
 
 def _without_upgrade(data: bytes) -> bytes:

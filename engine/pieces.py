@@ -17,8 +17,8 @@ class Pieces:
     """The part of the text that each token stands for. Filled on demand: a vocabulary is large, a text is not."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        decoder = json.loads(tokenizer.to_str())["decoder"]
-        rules = _rules(decoder)
+        # Not the whole as JSON: a vocabulary takes a tenth of a second and more.
+        rules = _rules(None if tokenizer.decoder is None else json.loads(tokenizer.decoder.__getstate__()))
         self.byte_level: bool = rules["byte_level"]
         """All tokens are bytes of one UTF-8 text; otherwise only byte tokens are bytes, run by run."""
         self.separator: str = rules["separator"]

@@ -1,14 +1,15 @@
 """How a checkpoint makes one vector of a text, as sentence-transformers or llama.cpp write it down.
 
-It reads a folder's `modules.json` and what that names, or a GGUF file's setting. Of all ways one is computed here: the
-hidden state of the last token. Knows no tensor.
+It reads a folder's `modules.json` and what that names, or looks up a GGUF file's setting. Of all ways one is computed
+here: the hidden state of the last token. Knows no tensor.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tercet.engine.errors import UnsupportedModel
-from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.json_file import read_json, read_object
 
 _LAST = "lasttoken"
@@ -33,15 +34,13 @@ class Pooling:
     """Why the checkpoint's vectors are not made here; they are then those of another computation."""
 
 
-def read_pooling(model_path: Path) -> Pooling:
-    """What a folder or a GGUF file says; one that says nothing has the last token's vector, of length one."""
+def read_pooling(folder: Path) -> Pooling:
+    """What a folder says; one that says nothing has the last token's vector, of length one."""
     try:
-        if model_path.is_file():
-            return _of_gguf(model_path)
-        modules = model_path / "modules.json"
+        modules = folder / "modules.json"
         if modules.exists():
             return _of_modules(modules)
-        config = model_path / "1_Pooling" / "config.json"
+        config = folder / "1_Pooling" / "config.json"
         if config.exists():
             _check_mode(config)
     except UnsupportedModel as error:
@@ -49,13 +48,13 @@ def read_pooling(model_path: Path) -> Pooling:
     return Pooling()
 
 
-def _of_gguf(file: Path) -> Pooling:
-    metadata = read_metadata(file)
+def pooling_of_gguf(metadata: Mapping[str, Any], file: Path) -> Pooling:
+    """What a GGUF file says, likewise."""
     name = f"{metadata.get('general.architecture')}.pooling_type"
     kind = metadata.get(name, 0)
     mode = _GGUF_MODES.get(kind, str(kind)) if isinstance(kind, int) else repr(kind)
     if kind and mode != _LAST:
-        raise UnsupportedModel(f"{file}: {name} is {kind} ({mode}); supported: 3 ({_LAST})")
+        return Pooling(refusal=f"{file}: {name} is {kind} ({mode}); supported: 3 ({_LAST})")
     return Pooling()
 
 

@@ -55,8 +55,9 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
     for token_ids in unpacked.values():
         check_received_ids(token_ids, sampling.max_tokens, rules)
     detokenizers = {}
+    params = structs.replace(request.params, stop=stop_strings(request.params, rules.defaults.stop_strings))
     for index, token_ids in unpacked.items():
-        detokenizers[index] = make_detokenizer(pieces, request.params, token_ids, prompt_ids)
+        detokenizers[index] = make_detokenizer(pieces, params, token_ids, prompt_ids)
         if detokenizers[index].stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
     packed = request.prompt_ids if isinstance(request, GenerateIds | EmbedIds) else array("i", prompt_ids).tobytes()

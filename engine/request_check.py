@@ -12,12 +12,12 @@ from typing import TypeVar
 
 from msgspec import structs
 
+from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.id_range import all_below
 from tercet.engine.logits_check import adjustments_of, check_adjustments
 from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
-from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import MAX_ANSWERS, MAX_LOGPROBS, Request, SamplingParams
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.room import context_length, too_many_tokens
@@ -62,9 +62,13 @@ class Rules:
         return (self.limits.num_pages - 1) * self.page_size + 1  # K and V of the last token are never wanted
 
 
-def stop_strings(params: SamplingParams) -> tuple[str, ...]:
-    """`stop` may be one string or several."""
-    return (params.stop,) if isinstance(params.stop, str) else params.stop
+def stop_strings(params: SamplingParams, default: str | tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """`stop` may be one string or several; where it says nothing, the checkpoint's `default` counts as its
+    end-of-sequence ids do, wherever there is a text to be looked at."""
+    stop = params.stop
+    if stop is None:
+        stop = () if default is None or params.ignore_eos or not params.detokenize else default
+    return (stop,) if isinstance(stop, str) else stop
 
 
 def check_generates(rules: Rules) -> None:
@@ -226,14 +230,14 @@ def check_defaults(rules: Rules) -> None:
     """The checkpoint's own defaults obey the same rules: better found at start than in each request."""
     d = rules.defaults
     sampled = {"temperature": d.temperature, "top_p": d.top_p, "top_k": d.top_k, "min_p": d.min_p}
-    check_params(SamplingParams(**sampled, repetition_penalty=d.repetition_penalty), rules)  # type: ignore[arg-type]
+    check_params(SamplingParams(**sampled, repetition_penalty=d.repetition_penalty, stop=d.stop_strings), rules)  # type: ignore[arg-type]
     if d.max_new_tokens is not None and d.max_new_tokens < 1:
         raise invalid("max_new_tokens", d.max_new_tokens, "at least 1")
 
 
 def _stop_ids(params: SamplingParams, rules: Rules) -> list[int]:
     eos_ids = () if params.ignore_eos else rules.eos_ids
-    return list(dict.fromkeys((*eos_ids, *params.stop_token_ids)))
+    return list(dict.fromkeys((*eos_ids, *(params.stop_token_ids or ()))))
 
 
 def _check_stops(params: SamplingParams, rules: Rules) -> None:
@@ -247,9 +251,10 @@ def _check_stops(params: SamplingParams, rules: Rules) -> None:
         raise invalid("stop", "a string", "stop_token_ids beside detokenize false: stop strings are looked for in text")
     if strings and not rules.takes_text:
         raise invalid("stop", "a string", "stop_token_ids: this checkpoint has no tokenizer")
-    if len(params.stop_token_ids) > MAX_STOP_IDS:  # looking through millions would hold everybody up
-        raise invalid("stop_token_ids", f"{len(params.stop_token_ids)} ids", f"at most {MAX_STOP_IDS}")
-    for token_id in params.stop_token_ids:
+    stop_ids = params.stop_token_ids or ()
+    if len(stop_ids) > MAX_STOP_IDS:  # looking through millions would hold everybody up
+        raise invalid("stop_token_ids", f"{len(stop_ids)} ids", f"at most {MAX_STOP_IDS}")
+    for token_id in stop_ids:
         if not 0 <= token_id < rules.limits.vocab_size:
             raise invalid("stop_token_ids", token_id, f"ids from 0 to {rules.limits.vocab_size - 1}")
     num_stops = len(_stop_ids(params, rules))

@@ -10,14 +10,13 @@ import msgspec
 from tercet.engine.adapter_names import read_adapters
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
-from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults
 from tercet.engine.text_codec import TextCodec
 from tercet.ipc.process_messages import Limits
 
 
-def make_rules(codec: TextCodec, limits: Limits, config: EngineConfig, pooling: Pooling) -> Rules:
+def make_rules(codec: TextCodec, limits: Limits, config: EngineConfig) -> Rules:
     """What requests are measured against; says aloud what the checkpoint's defaults change."""
     eos_ids = tuple(token_id for token_id in codec.eos_ids if 0 <= token_id < limits.vocab_size)
     if lost := [token_id for token_id in codec.eos_ids if token_id not in eos_ids]:
@@ -29,13 +28,13 @@ def make_rules(codec: TextCodec, limits: Limits, config: EngineConfig, pooling: 
         raise UnsupportedModel(f"the checkpoint has {len(eos_ids)} end-of-sequence ids; want at most {MAX_STOP_IDS}")
     of_text = codec.longest_token, codec.tokenizer is not None
     adapters = tuple(read_adapters(config.adapter))
-    rules = Rules(limits, codec.defaults, eos_ids, config.seed, *of_text, config.page_size, pooling, adapters)
+    rules = Rules(limits, codec.defaults, eos_ids, config.seed, *of_text, config.page_size, codec.pooling, adapters)
     try:
         check_defaults(rules)
     except Refusal as refusal:
-        raise UnsupportedModel(f"the checkpoint's generation_config.json: {refusal}") from None
+        raise UnsupportedModel(f"the checkpoint's defaults: {refusal}") from None
     given = {name: value for name, value in msgspec.structs.asdict(codec.defaults).items() if value is not None}
     if given:
-        listed = ", ".join(f"{name} {value}" for name, value in given.items())
-        print(f"defaults from generation_config.json: {listed} (what a request says wins)", file=sys.stderr)
+        listed = ", ".join(f"{n} {v:g}" if isinstance(v, float) else f"{n} {v}" for n, v in given.items())
+        print(f"defaults of the checkpoint: {listed} (what a request says wins)", file=sys.stderr)
     return rules

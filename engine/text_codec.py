@@ -1,4 +1,4 @@
-"""All that a checkpoint says about text: its tokenizer, its chat template, what ends a text, default sampling.
+"""All that a checkpoint says about text: its tokenizer, its chat template, what ends a text, default sampling, pooling.
 
 It reads a folder or a GGUF file once, at start. A folder with no tokenizer at all serves token ids only.
 """
@@ -16,13 +16,15 @@ from tokenizers import Tokenizer
 
 from tercet.engine.chat_template import ChatTemplate
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.generation_defaults import GenerationDefaults, defaults_of_config, defaults_of_gguf
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
 from tercet.engine.json_file import read_object
 from tercet.engine.listed_tokens import add_listed, special_names
 from tercet.engine.pieces import Pieces
-from tercet.engine.text_parts import TextParts, cut_tokens, frame
+from tercet.engine.pooling import Pooling, pooling_of_gguf, read_pooling
+from tercet.engine.text_parts import TextParts, cut_tokens, frame, frame_fault
 from tercet.ipc.messages import ChatMessage, ChatOptions
 
 _SHORT_CHARACTERS = 2000
@@ -34,40 +36,8 @@ _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """They show that a folder has a tokenizer, in a form that is not read."""
 
-
-_UNUSED = (
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "encoder_repetition_penalty",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "exponential_decay_length_penalty",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "guidance_scale",
-    "min_length",
-    "min_new_tokens",
-    "no_repeat_ngram_size",
-    "num_beams",
-    "sequence_bias",
-    "stop_strings",
-    "suppress_tokens",
-    "typical_p",
-)
-"""Of generation_config.json: transformers would write other tokens with them."""
 _MOST_IDS = 2**24
 """Far more than any vocabulary has; the library takes memory for all ids up to the last."""
-
-
-class GenerationDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request gets that does not say otherwise. None: the neutral value."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    max_new_tokens: int | None = None
-    repetition_penalty: float | None = None
 
 
 class TextRefused(ValueError):
@@ -88,6 +58,8 @@ class TextCodec:
     defaults: GenerationDefaults
     longest_token: int | None
     """No token covers more bytes of a prompt; None: not known."""
+    pooling: Pooling
+    """How an embedding is made."""
 
     def encode(self, text: str, salt: str = "") -> "array[int]":
         """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that. `salt`:
@@ -156,7 +128,8 @@ def _from_gguf(path: Path) -> TextCodec:
         {name: str(metadata[key]) for name, key in keys.items() if metadata.get(key)},
         names,
         tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
-        GenerationDefaults(),
+        defaults_of_gguf(metadata, str(path)),
+        pooling_of_gguf(metadata, path),
     )
 
 
@@ -170,12 +143,7 @@ def _from_folder(folder: Path) -> TextCodec:
     generation = read_object(folder / "generation_config.json")
     said = generation.get("eos_token_id")
     ends = _ids(_ends_of_config(read_object(folder / "config.json")) if said is None else said)
-    try:
-        defaults = msgspec.convert(generation, GenerationDefaults)
-    except msgspec.ValidationError as error:
-        raise UnsupportedModel(f"{folder / 'generation_config.json'}: {error}") from None
-    if unused := [name for name in _UNUSED if generation.get(name) not in (None, 0, 1, [], {})]:
-        print(f"warning: generation_config.json: not used: {', '.join(unused)}", file=sys.stderr)
+    defaults = defaults_of_config(generation, str(folder / "generation_config.json"))
     settings = read_object(folder / "tokenizer_config.json")
     file = folder / "tokenizer.json"
     if not file.exists():
@@ -185,17 +153,20 @@ def _from_folder(folder: Path) -> TextCodec:
                 "tokenizer that can be read"
             )
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
-        return TextCodec(None, None, None, None, None, tuple(ends), defaults, None)
+        defaults = msgspec.structs.replace(defaults, stop_strings=None)
+        return TextCodec(None, None, None, None, None, tuple(ends), defaults, None, read_pooling(folder))
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises plain Exception
         raise UnsupportedModel(f"{file} cannot be read: {error}") from None
+    if fault := frame_fault(tokenizer):
+        raise UnsupportedModel(f"{file} cannot be used: {fault}")
     names = special_names(folder, settings)
     add_listed(tokenizer, folder, settings)
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
-    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), defaults)
+    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), defaults, read_pooling(folder))
 
 
 def _codec(
@@ -204,6 +175,7 @@ def _codec(
     names: dict[str, str],
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
+    pooling: Pooling,
 ) -> TextCodec:
     vocabulary = tokenizer.get_vocab()
     if not vocabulary or max(vocabulary.values()) >= _MOST_IDS:
@@ -227,6 +199,7 @@ def _codec(
         defaults,
         # Each byte is at most one character of a token's spelling; normalisation shortens a text to a third at most.
         3 * max(map(len, vocabulary)) if bounded else None,
+        pooling,
     )
 
 

@@ -5,6 +5,7 @@ between them apart, so that a text can be cut in front of one: its parts have th
 """
 
 import itertools
+import json
 import re
 import threading
 import unicodedata
@@ -53,6 +54,21 @@ def _cuts_well(content: str, tokenizer: Tokenizer) -> bool:
     except Exception:  # noqa: BLE001  the library raises plain Exception: of letters that a vocabulary lacks
         return False
     return whole == list(itertools.chain(*apart))
+
+
+def frame_fault(tokenizer: Tokenizer) -> str | None:
+    """What of a tokenizer.json's post-processor the library would panic over at any text, if anything."""
+    steps = [] if tokenizer.post_processor is None else [json.loads(tokenizer.post_processor.__getstate__())]
+    while steps:
+        step = steps.pop()
+        steps += step.get("processors", ())
+        for piece in step.get("single", ()):
+            match piece:
+                case {"SpecialToken": {"id": name}} if name not in step["special_tokens"]:
+                    return f"its post-processor writes {name!r}, which is not among its special_tokens"
+                case {"Sequence": {"id": "B"}}:
+                    return "its post-processor writes a second text where there is one; want $A"
+    return None
 
 
 def frame(tokenizer: Tokenizer) -> "tuple[array[int], array[int]] | None":

@@ -22,7 +22,6 @@ from tercet.engine.doors import Doors, bind_front_door
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.last_words import last_words
 from tercet.engine.live import Client, Live
-from tercet.engine.pooling import read_pooling
 from tercet.engine.preparation import Prepared
 from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
 from tercet.engine.refusal import RETRY_AFTER_S, Refusal
@@ -273,10 +272,10 @@ def main(link: SupervisorLink) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 65_536)
     doors = Doors(link, partial(bind_front_door, spec.addresses.listen, context, spec.config.listen_key))
-    codec, pooling = load_codec(path := Path(spec.model_path)), read_pooling(path)
+    codec = load_codec(Path(spec.model_path))
     link.tell(Loaded())
     limits = link.wait_begin()
-    rules = make_rules(codec, limits, spec.config, pooling)
+    rules = make_rules(codec, limits, spec.config)
     door = doors.open()
 
     async def serve() -> None:

@@ -78,7 +78,7 @@ MAX_ANSWERS = 256
 """To one prompt."""
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """How to continue one prompt. `None` means: the checkpoint's generation_config, else the neutral value."""
 
     max_tokens: int | None = None
@@ -93,8 +93,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: float | None = None
     seed: int | None = None
     """None draws a seed; the same seed gives the same text, whatever else the engine does."""
-    stop: str | tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | tuple[str, ...] | None = None
+    """Texts that end the answer; (): none, whatever the checkpoint says."""
+    stop_token_ids: tuple[int, ...] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True

@@ -69,6 +69,8 @@ def pack_ids(prompt: Sequence[int]) -> bytes:
     try:
         if isinstance(prompt, bytes | bytearray):
             raise TypeError("bytes are no numbers of tokens")
+        if bool in map(type, prompt):  # a number to Python: a mask, say, would be a prompt of the tokens 0 and 1
+            raise TypeError("True and False are no numbers of tokens")
         return struct.pack(f"{len(prompt)}i", *prompt)  # half the time of an array
     except (TypeError, struct.error) as error:
         raise ValueError(

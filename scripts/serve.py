@@ -102,9 +102,12 @@ def main() -> int:
         if is_first or is_impatience:
             supervisor.stop()
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(number, end)
+    heard = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        heard.append(signal.SIGHUP)
+    for number in heard:
+        signal.signal(number, end)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heard)  # whoever has started us may wait for its own with them blocked
     try:
         supervisor.run()
     except TercetError as error:

@@ -193,7 +193,7 @@ class Load:
             faults.append(f"{count} tokens of {most} and the reason is length")
         if finished.reason == "cancelled" and not asked.cancelled:
             faults.append("cancelled by nobody")
-        if any(stop in asked.text for stop in asked.params.stop):
+        if any(stop in asked.text for stop in asked.params.stop or ()):
             faults.append(f"a stop string of {asked.params.stop} is in {asked.text!r}")
         if asked.probe:
             self._probe_answer = self._probe_answer or asked.token_ids

@@ -15,7 +15,6 @@ from tercet.engine.aside import Aside
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Live
-from tercet.engine.pooling import Pooling
 from tercet.engine.preparation import Prepared
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
@@ -47,7 +46,7 @@ class PatientReception(Reception):
     def __init__(self, folder: Path) -> None:
         codec = load_codec(folder)
         limits = Limits(10_000, 500_000, 257, "float32", "cpu", 8)
-        rules = make_rules(codec, limits, CONFIG, Pooling())
+        rules = make_rules(codec, limits, CONFIG)
         super().__init__(FrontDesk(codec.pieces), codec, rules, CONFIG)
         self.may_go_on = threading.Event()
 

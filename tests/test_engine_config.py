@@ -33,6 +33,8 @@ from tercet.engine.speculation import SpeculativeConfig
         ({"adapter": ("m=a",)}, ["--adapter", "'m'", "the model's"]),
         ({"adapter": ("tiny=a",), "served_model_name": "tiny"}, ["--adapter", "'tiny'", "the model's"]),
         ({"adapter": "sql=a"}, ["--adapter", "'sql=a'", "array"]),
+        ({"listen": ("ipc://a", "ipc://b", "ipc://a")}, ["--listen", "ipc://a", "more than once"]),
+        ({"listen": ("tcp://[::1]:5",), "http": "[::1]:5"}, ["--http", "[::1]:5", "where --listen is", "another port"]),
         ({"speculative_config": 3}, ["--speculative-config", "3", "num_speculative_tokens"]),
         ({"speculative_config": {"num_speculative_tokens": 99}}, ["--speculative-config", "99", "1 to 15"]),
     ],

@@ -9,6 +9,7 @@ import pytest
 from gguf import GGUFWriter
 
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.generation_defaults import GenerationDefaults, defaults_of_gguf
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.model_files import demo_model
@@ -79,6 +80,33 @@ def test_what_ends_a_text_of_a_gguf_file(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     assert load_codec(tmp_path / "model.gguf").eos_ids == (3, 4, 5, 6)
+
+
+def test_generation_defaults_of_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As llama.cpp converts generation_config.json."""
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_merges(["a b"])
+    writer.add_sampling_temp(0.5)
+    writer.add_sampling_top_k(20)
+    writer.add_sampling_top_p(0.75)
+    writer.add_sampling_min_p(0.125)
+    writer.add_sampling_penalty_repeat(1.5)
+    writer.add_sampling_penalty_last_n(64)
+    writer.add_sampling_mirostat(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    wanted = GenerationDefaults(temperature=0.5, top_k=20, top_p=0.75, min_p=0.125, repetition_penalty=1.5)
+    assert load_codec(tmp_path / "model.gguf").defaults == wanted
+    assert capsys.readouterr().err == "warning: general.sampling: not used: penalty_last_n\n"
+
+
+def test_generation_defaults_of_a_wrong_type(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=r"a\.gguf: general\.sampling: .*`str` - at `\$\.temperature`"):
+        defaults_of_gguf({"general.sampling.temp": "hot"}, "a.gguf")
 
 
 def test_what_ends_a_text_in_the_harmony_format(tmp_path: Path) -> None:

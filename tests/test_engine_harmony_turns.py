@@ -11,7 +11,6 @@ from tercet.engine.chat_template import ChatTemplate, TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.harmony_turns import described, harmony_turns
-from tercet.engine.pooling import Pooling
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import load_codec
@@ -81,7 +80,7 @@ def test_an_effort_that_the_model_has_not_learned(effort: Any) -> None:
 )
 def test_it_is_read_as_a_whole_or_not_at_all(tmp_path: Path, settings: Any, formats: tuple[str, str]) -> None:
     codec = load_codec(harmony_checkpoint(tmp_path))
-    rules = make_rules(codec, Limits(9, 64, 264, "float32", "cpu", 8), EngineConfig(model="tiny"), Pooling())
+    rules = make_rules(codec, Limits(9, 64, 264, "float32", "cpu", 8), EngineConfig(model="tiny"))
     unshown = replace(codec, template=ChatTemplate("{{ messages }}", {}))
     for known, given, wanted in (
         (codec, settings, formats),

@@ -115,6 +115,29 @@ def test_what_is_no_http_behind_a_request_is_answered_behind_it(
     assert b'"invalid_http"' in refusal
 
 
+@pytest.mark.parametrize("kept", ["", "Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_knows_no_chunks_is_sent_none(engine: TokenizerProcess, url: str, stream: bool, kept: str) -> None:
+    """HTTP/1.0: what has no length ends with the connection."""
+    first, behind = asked("first", stream=stream).replace(b"HTTP/1.1\r\n", f"HTTP/1.0\r\n{kept}".encode()), b""
+    with connect(url) as connection:
+        submit = ask_ahead(connection, engine, first, behind, at_once=True)
+        engine.sample(submit.number, "one")
+        begun = read_to(connection, b'"text":"') if stream else b""
+        engine.sample(submit.number, "end", Ended(submit.number, "length", None, USAGE))
+        head, _, body = (begun + read_to(connection, b"never")).partition(b"\r\n\r\n")
+    assert b"chunked" not in head
+    assert b"connection: close" in head
+    assert (b"content-length: %d" % len(body) in head) is not stream
+    if stream:
+        *events, done, after = body.split(b"\n\n")
+        assert (done, after) == (b"data: [DONE]", b"")
+        chunks = [json.loads(event.removeprefix(b"data: ")) for event in events]
+        assert "".join(one["choices"][0]["text"] for one in chunks) == "oneend"
+    else:
+        assert json.loads(body)["choices"][0]["text"] == "oneend"
+
+
 @pytest.mark.parametrize("behind", [b"\r\n", b"GET / HT"])
 async def test_an_answer_may_take_longer_than_headers(monkeypatch: pytest.MonkeyPatch, behind: bytes) -> None:
     """Whatever has come behind its request; and an empty line there begins no other."""

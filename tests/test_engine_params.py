@@ -61,7 +61,7 @@ def changed(logits: torch.Tensor, prompt: list[int], said: list[int], params: Sa
     for token, count in Counter(said).items():
         logits[token] -= params.frequency_penalty * count + params.presence_penalty
     if len(said) < params.min_tokens:
-        logits[list(params.stop_token_ids)] = -torch.inf
+        logits[list(params.stop_token_ids or ())] = -torch.inf
     return logits
 
 

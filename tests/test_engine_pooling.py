@@ -10,6 +10,7 @@ import pytest
 from checkpoints import checkpoint
 from converted import convert
 from tercet.engine.pooling import Pooling, read_pooling
+from tercet.engine.text_codec import load_codec
 
 LAST = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": False, "pooling_mode_lasttoken": True}
 PARTS = ("models.Transformer", "models.Pooling")
@@ -36,7 +37,7 @@ def test_the_last_token_s(config: Any, kinds: tuple[str, ...], normalized: bool,
 
 def test_nothing_is_said(tmp_path: Path) -> None:
     assert read_pooling(tmp_path) == Pooling()
-    assert read_pooling(convert(checkpoint("qwen3"), tmp_path / "model.gguf")) == Pooling()
+    assert load_codec(convert(checkpoint("qwen3"), tmp_path / "model.gguf")).pooling == Pooling()
 
 
 @pytest.mark.parametrize(
@@ -65,5 +66,6 @@ def test_only_the_folder_s_own_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "refusal"), [(3, None), (1, "qwen3.pooling_type is 1 (mean); supported: 3")])
 def test_gguf_files(kind: int, refusal: str | None, tmp_path: Path) -> None:
-    said = read_pooling(convert(checkpoint("qwen3"), tmp_path / "model.gguf", settings={"pooling_type": kind})).refusal
+    file = convert(checkpoint("qwen3"), tmp_path / "model.gguf", settings={"pooling_type": kind})
+    said = load_codec(file).pooling.refusal
     assert said == refusal if refusal is None else refusal in str(said)

@@ -16,7 +16,6 @@ from tercet.engine.aside import Aside
 from tercet.engine.config import EngineConfig
 from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.front_desk import FrontDesk
-from tercet.engine.pooling import Pooling
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import load_codec
@@ -49,7 +48,7 @@ def pushes(monkeypatch: pytest.MonkeyPatch) -> Pushes:
 @pytest.fixture
 def reception(folder: Path) -> Reception:
     codec, config = load_codec(folder), EngineConfig(model="tiny")
-    rules = make_rules(codec, Limits(1000, 20_000, 257, "float32", "cpu", 8), config, Pooling())
+    rules = make_rules(codec, Limits(1000, 20_000, 257, "float32", "cpu", 8), config)
     return Reception(FrontDesk(codec.pieces), codec, rules, config)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.embedding import check_embedding
+from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.planner import Planner
 from tercet.engine.pooling import Pooling
 from tercet.engine.preparation import prepare
@@ -26,7 +27,6 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.engine.rules import make_rules
-from tercet.engine.text_codec import GenerationDefaults
 from tercet.ipc.messages import EmbeddingParams, EmbedIds, Generate, SamplingParams, Structured
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Sampling
@@ -179,8 +179,10 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
 
 
 def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    codec: Any = SimpleNamespace(eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    assert make_rules(codec, RULES.limits, EngineConfig(model="tiny", page_size=16), Pooling()).eos_ids == (5,)
+    codec: Any = SimpleNamespace(
+        eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None, pooling=Pooling()
+    )
+    assert make_rules(codec, RULES.limits, EngineConfig(model="tiny", page_size=16)).eos_ids == (5,)
     assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
 
 
@@ -193,10 +195,10 @@ def test_a_temperature_too_low_to_divide_by_is_none() -> None:
 
 def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
     """The scheduler, which counts pages, takes it, and one token more would be too many."""
-    codec: Any = SimpleNamespace(eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None)
-    rules = make_rules(
-        codec, Limits(3, 64, 1000, "float32", "cpu", 8), EngineConfig(model="tiny", page_size=16), Pooling()
+    codec: Any = SimpleNamespace(
+        eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None, pooling=Pooling()
     )
+    rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu", 8), EngineConfig(model="tiny", page_size=16))
     planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
     for number, length in enumerate((1, 22, 32)):
         max_tokens = resolve(SamplingParams(), length, number, rules).max_tokens
@@ -276,6 +278,8 @@ def test_stop_strings_need_a_tokenizer() -> None:
 
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": 2.0}, {"top_k": -5}, {"max_new_tokens": 0}])
 def test_defaults_obey_the_rules_too(bad: dict[str, Any]) -> None:
-    check_defaults(replace(RULES, defaults=GenerationDefaults(temperature=0.5, top_k=50)))
+    check_defaults(replace(RULES, defaults=GenerationDefaults(temperature=0.5, top_k=50, stop_strings="x")))
     with pytest.raises(Refusal, match=next(iter(bad))):
         check_defaults(replace(RULES, defaults=GenerationDefaults(**bad)))
+    with pytest.raises(Refusal, match="stop is a string of 0 characters; want 1 to 1024"):
+        check_defaults(replace(RULES, defaults=GenerationDefaults(stop_strings=("x", ""))))

@@ -66,6 +66,23 @@ def test_under_nohup_nobody_hears_hang_ups(ids_only_model: Path, tmp_path: Path)
     assert daemon.process.returncode == 0
 
 
+def test_who_starts_it_has_signals_blocked(ids_only_model: Path, tmp_path: Path) -> None:
+    """As a program that waits for them by itself has; what it starts inherits that."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])
+    try:
+        daemon = NullDaemon(ids_only_model, tmp_path / "front")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    daemon.wait_ready()
+    daemon.process.send_signal(signal.SIGTERM)
+    try:
+        daemon.process.communicate(timeout=10)
+    finally:
+        daemon.process.kill()
+    assert daemon.process.returncode == 0
+    daemon.assert_all_gone()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_the_end_is_asked_for_while_children_start(null_daemon: NullDaemon, number: signal.Signals) -> None:
     """Of all processes at once; the children have not come to ignore it."""

@@ -13,8 +13,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.model_files import demo_model
-from tercet.engine.text_codec import GenerationDefaults, TextRefused, load_codec
+from tercet.engine.text_codec import TextRefused, load_codec
 from tercet.ipc.messages import ChatMessage, ChatOptions
 from tokenizer_process import TEMPLATE, byte_checkpoint, byte_tokenizer
 
@@ -116,8 +117,10 @@ def test_what_ends_a_text(
 def test_generation_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = byte_checkpoint(tmp_path)
     generation = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1, "do_sample": True}
-    rewrite(folder / "generation_config.json", {**generation, "num_beams": 1, "suppress_tokens": [7], "min_length": 3})
-    defaults = GenerationDefaults(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
+    unused = {"num_beams": 1, "suppress_tokens": [7], "min_length": 3}
+    rewrite(folder / "generation_config.json", {**generation, **unused, "stop_strings": ["a", "b"]})
+    sampled = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1.1}
+    defaults = GenerationDefaults(**sampled, stop_strings=("a", "b"))  # type: ignore[arg-type]
     assert load_codec(folder).defaults == defaults
     assert "generation_config.json: not used: min_length, suppress_tokens\n" in capsys.readouterr().err
 

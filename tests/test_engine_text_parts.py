@@ -1,18 +1,23 @@
 """Parts of texts have the ids of the whole, by the tokenizers library itself; what is kept saves encoding, no more."""
 
 import itertools
+import json
 import random
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tercet.engine.errors import UnsupportedModel
 from tercet.engine.model_files import demo_model
 from tercet.engine.text_codec import load_codec
 from tercet.engine.text_parts import TextParts, cut_tokens, frame
 from tercet.ipc.messages import ChatMessage
+from tokenizer_process import byte_checkpoint
 
 WORDS = ["a", "b ", " c", "\n", "  ", "hello", "é", "7", "_", ".", "'s", "\t", "日本", "<", "|", "x y z", "end>"]
 
@@ -256,3 +261,24 @@ def test_threads_share_it() -> None:
         list(pool.map(work, range(8)))
     kept = itertools.chain.from_iterable((*key, ids) for key, ids in parts._kept.items())
     assert 0 < sum(map(len, kept)) < parts.num_bytes <= 8_000
+
+
+@pytest.mark.parametrize(
+    ("single", "words"),
+    [
+        ([{"SpecialToken": {"id": "<s>", "type_id": 0}}], "writes '<s>', which is not among its special_tokens"),
+        ([{"Sequence": {"id": "B", "type_id": 0}}], "writes a second text"),
+    ],
+)
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_post_processor_over_which_the_library_panics(
+    tmp_path: Path, single: list[Any], words: str, inside: bool
+) -> None:
+    folder = byte_checkpoint(tmp_path)
+    step = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": {}}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    whole = {"type": "Sequence", "processors": [byte_level, step]} if inside else step
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "post_processor": whole}))
+    with pytest.raises(UnsupportedModel, match=rf"tokenizer\.json cannot be used: its post-processor {words}"):
+        load_codec(folder)

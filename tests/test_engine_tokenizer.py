@@ -27,6 +27,7 @@ from tokenizer_process import (
     EOS,
     USAGE,
     TokenizerProcess,
+    byte_checkpoint,
     byte_tokenizer,
     tokenizer_process,
     tokens,
@@ -63,6 +64,37 @@ def test_text_ids_and_conversations(shared: TokenizerProcess, peer: Peer) -> Non
         assert ids == tokenizer.encode("日本</s>").ids
         assert isinstance(end, Finished)
         assert (end.reason, end.stop, end.usage) == ("stop", EOS, USAGE)
+
+
+def test_stop_strings_of_a_request_and_of_the_checkpoint(tmp_path: Path, context: zmq.Context[Any]) -> None:
+    """What a request says wins; where it says nothing, None included, those of generation_config.json count."""
+    folder = byte_checkpoint(tmp_path)
+    (folder / "generation_config.json").write_text('{"stop_strings": ["END", "FIN"]}')
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({}, "END"),
+        ({"stop": None, "stop_token_ids": None}, "END"),
+        ({"stop": ["a."]}, "a."),
+        ({"stop": "b."}, "b."),
+        ({"stop": []}, None),
+        ({"ignore_eos": True}, None),
+        ({"detokenize": False}, None),
+        ({"include_stop_str_in_output": True}, "END"),
+    ]
+    with tokenizer_process(folder) as engine:
+        peer = Peer(context, engine.address)
+        for number, (params, stop) in enumerate(cases):
+            name, text = str(number), "a END a. b. FIN"
+            peer.ask(Generate(name, "x", msgspec.convert(params, SamplingParams)))
+            submit = engine.next_submit()
+            engine.sample(submit.number, text, Ended(submit.number, "length", None, USAGE))
+            said, _, end = peer.answer(name)
+            assert isinstance(end, Finished)
+            assert end.stop == stop, params
+            whole = text if params.get("detokenize", True) else ""
+            begin = whole.partition(stop)[0] if stop else whole
+            assert said == begin + (stop or "" if params.get("include_stop_str_in_output") else "")
+            if stop:
+                assert isinstance(engine.next_message(), Abort)
 
 
 def test_long_texts_are_encoded_aside_and_cancelled_there(folder: Path, context: zmq.Context[Any]) -> None:

@@ -35,7 +35,7 @@ async def test_refusals_are_exceptions_with_reasons(engine: TokenizerProcess, cl
     with pytest.raises(RequestRefused, match="at least 1 token"):
         async for _ in client.stream([]):
             pass
-    for prompt in (None, b"text", [1.5], [{"role": "user"}]):
+    for prompt in (None, b"text", [1.5], [1, True], (False,), [{"role": "user"}]):
         with pytest.raises(ValueError, match="want a str, int32 token ids, or ChatMessages"):
             await client.generate(prompt)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"params is \{'top_p': 1\}; want SamplingParams"):

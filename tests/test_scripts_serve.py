@@ -60,6 +60,7 @@ def test_phases_then_one_ready_line_then_service(tmp_path: Path, capfd: pytest.C
         (["x", "--speculative-config", '{"method": "eagle", "num_speculative_tokens": 3}'], "'eagle'"),
         (["x", "--gpu-memory-utilization", "1.5"], "--gpu-memory-utilization got 1.5; want 0.01 to 1.0"),
         (["x", "--listen", "tcp://0.0.0.0:5555"], "want a loopback address"),
+        (["x", "--listen", "ipc://a", "--listen", "ipc://a"], "--listen got 'ipc://a' more than once"),
         (["x", "--listen", "http://127.0.0.1:80"], "want ipc://PATH or tcp://HOST:PORT"),
         (["x", "--max-num-batched-tokens", "8"], "want at least --max-num-seqs"),
         (["x", "--no-such-flag"], "--no-such-flag"),
