@@ -6,7 +6,10 @@ since its imports take longer than many a file's tests.
 
 import atexit
 import functools
+import gc
+import importlib
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -14,9 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import tercet.triton_kernels as kernels
 from tercet.triton_kernels.dispatch import INTERPRETED
 
 _SECONDS = 280
+_IMPORTED_ANYWAY = ("hypothesis", "null_daemon", "tokenizer_fixtures", "torch.distributed.tensor")
+"""By pytest when it ends, by conftest.py, and by PyTorch's first comparison."""
 
 
 def rerun_interpreted(file: str, marks: str = "not gpu and not long") -> None:
@@ -57,6 +63,10 @@ def _serve() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     pytest.main(["--version"])  # imports what pytest is made of
+    of_kernels = [f"{kernels.__name__}.{found.name}" for found in pkgutil.iter_modules(kernels.__path__)]
+    for name in (*_IMPORTED_ANYWAY, *of_kernels):
+        importlib.import_module(name)
+    gc.freeze()  # or each child goes through it all when it collects
     for line in sys.stdin:
         file, output, marks = line.strip().split(" ", 2)
         if not (child := os.fork()):
