@@ -5,6 +5,7 @@ device (`adapters.py`).
 """
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import Any
 
 from tercet.model.config_fields import number, positive
 from tercet.model.safetensors_files import SafetensorsCheckpoint, shown
+
+log = logging.getLogger(__name__)
 
 _CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK = 512
@@ -29,9 +32,21 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None,),
     "arrow_config": (None,),
     "target_parameters": (None, []),
+    "use_bdlora": (None, False),
+    "kasa_config": (None,),
+    "monteclora_config": (None,),
 }
 """Settings that change the result, with the values that leave it alone."""
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_READ = frozenset({"r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"})
+_HARMLESS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "revision", "task_type", "peft_version", "inference_mode"),
+        # What tensors there are says it all; or of training alone.
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "megatron_core"),
+        *("lora_dropout", "runtime_config", "ensure_weight_tying", "qalora_group_size", "velora_config"),
+    }
+)
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways of beginning with which the model's own weights are no longer what they were."""
 _NAME = re.compile(
     r"base_model\.model\.(?:(?:model|language_model|language_model\.model|model\.language_model)\.)?"
@@ -120,6 +135,9 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if isinstance(begun, str) and begun.startswith(_CHANGES_BASE):
         text = "its pairs are for weights changed by it; want it converted to plain LoRA (PEFT's save_pretrained can)"
         raise ValueError(f"{path}: init_lora_weights is {begun!r}: {text}")
+    others = settings.keys() - _ONLY.keys() - _READ - _HARMLESS
+    if unknown := sorted(name for name in others if settings[name]):
+        log.warning("%s: not known, and not used: %s", path, ", ".join(map(shown, unknown)))
     for name in ("rank_pattern", "alpha_pattern"):
         _check_pattern(path, name, settings.get(name) or {})
     try:

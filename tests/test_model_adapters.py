@@ -68,6 +68,7 @@ def changed(folder: Path, **settings: object) -> Path:
         ({"peft_type": "IA3"}, "peft_type is 'IA3', which is not supported; want 'LORA'"),
         ({"use_dora": True}, "use_dora is True"),
         ({"bias": "all"}, "bias is 'all'"),
+        ({"kasa_config": {"beta": 1}}, "kasa_config is {'beta': 1}"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\]"),
         ({"init_lora_weights": "pissa_niter_16"}, "want it converted to plain LoRA"),
         ({"r": 0}, "r is 0; want a positive whole number"),
@@ -84,6 +85,15 @@ def test_settings_that_make_other_numbers_are_refused(settings: dict[str, object
         settings = {"rank_pattern": {r".*_proj": 3}}
     with pytest.raises(ValueError, match=words):
         AdapterFile(changed(folder, **settings))
+
+
+def test_settings_that_nobody_knows_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """But not those that say nothing, nor those of training."""
+    folder = make_adapter(tmp_path, checkpoint("llama"), 1)
+    AdapterFile(changed(folder, new_way=None, lora_dropout=0.1, peft_version="9"))
+    assert not caplog.messages
+    AdapterFile(changed(folder, new_way={"strength": 3}))
+    assert caplog.messages == [f"{folder}/adapter_config.json: not known, and not used: new_way"]
 
 
 @pytest.mark.parametrize(
