@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from checkpoints import reference_model
 
@@ -27,12 +28,12 @@ def make_adapter(
     """For some of the linear modules that `wanted` names, of ranks 1 to 20 that the seed decides. `settings` go into
     adapter_config.json."""
     rng, generator = random.Random(seed), torch.Generator().manual_seed(seed)
-    modules = {name: module for name, module in linear_modules(model_path).items() if wanted(name)}
+    modules = {name: shape for name, shape in linear_modules(model_path).items() if wanted(name)}
     changed = sorted(rng.sample(sorted(modules), max(1, round(0.8 * len(modules)))))
     ranks = {name: rng.randint(1, 20) for name in changed}
     tensors = {}
     for name in changed:
-        num_out, num_in = modules[name].weight.shape
+        num_out, num_in = modules[name]
         rank = ranks[name]
         tensors[f"{PREFIX}{name}.lora_A.weight"] = torch.randn(rank, num_in, generator=generator) / num_in**0.5
         tensors[f"{PREFIX}{name}.lora_B.weight"] = torch.randn(num_out, rank, generator=generator) * 2 / rank**0.5
@@ -52,21 +53,20 @@ def make_adapter(
     return folder
 
 
-def linear_modules(model_path: Path) -> dict[str, torch.nn.Linear]:
-    """Those of layers that an adapter may change, by transformers' names."""
-    return {
-        name: module
-        for name, module in reference_model(model_path).named_modules()
-        if isinstance(module, torch.nn.Linear) and name.rpartition(".")[2].endswith("_proj") and "expert" not in name
-    }
+def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:
+    """Rows and columns of those that an adapter may change, by the names of a tiny checkpoint."""
+    with safe_open(model_path / "model.safetensors", "pt") as weights:
+        return {
+            name.removesuffix(".weight"): tuple(weights.get_slice(name).get_shape())
+            for name in weights.keys()  # noqa: SIM118  it is no mapping
+            if name.endswith("_proj.weight") and "expert" not in name
+        }
 
 
 def merged_model(model_path: Path, folder: Path | None) -> Any:
     """transformers' model, each changed weight W + scale B A; None: as it is."""
     if folder is None:
         return reference_model(model_path)
-    from safetensors.torch import load_file
-
     model = copy.deepcopy(reference_model(model_path))
     config = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")

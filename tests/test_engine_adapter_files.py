@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from adapters import write_adapter
+from adapter_folders import make_adapter
 from checkpoints import checkpoint
 from tercet.engine.errors import ModelNotFound, StartupFailed
 from tercet.engine.model_files import _fetch_from_hub, locate
@@ -42,7 +42,7 @@ DAMAGES: list[tuple[Callable[[Path], Any], str]] = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return write_adapter(tmp_path / "adapter", checkpoint("llama"), modules=("q_proj",))
+    return make_adapter(tmp_path / "adapter", checkpoint("llama"), 0)
 
 
 def test_a_folder_in_peft_s_layout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

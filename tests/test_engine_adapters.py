@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from adapters import write_adapter
+from adapter_folders import make_adapter
 from checkpoints import checkpoint
 from engine_children import children
 from played_scheduler import submitted
@@ -97,7 +97,7 @@ async def test_a_client_names_it_again_when_the_tokenizer_has_died(folder: Path,
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """As flags."""
     folder, base = tmp_path_factory.mktemp("adapters"), checkpoint("llama")
-    sql, poems = (write_adapter(folder / name, base, seed) for seed, name in enumerate(("sql", "poems")))
+    sql, poems = (make_adapter(folder / name, base, seed) for seed, name in enumerate(("sql", "poems")))
     return f"sql={sql}", f"poems={poems}"
 
 

@@ -13,7 +13,7 @@ import pytest
 from anthropic import Anthropic
 from openai import NotFoundError, OpenAI
 
-from adapters import write_adapter
+from adapter_folders import make_adapter
 from checkpoints import checkpoint
 from daemon import Daemon, free_port
 from played_messages import play
@@ -94,7 +94,7 @@ async def test_questions_and_names_that_nobody_has(engine: TokenizerProcess, url
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Without a model: it says other ids for each adapter."""
     folder, base = tmp_path_factory.mktemp("adapters"), checkpoint("llama")
-    adapters = [f"--adapter={name}={write_adapter(folder / name, base)}" for name in ("sql", "poems")]
+    adapters = [f"--adapter={name}={make_adapter(folder / name, base, 0)}" for name in ("sql", "poems")]
     null = ["--load-format", "null", "--served-model-name", "tiny", *adapters]
     with Daemon(str(base), *null, "--http", f"127.0.0.1:{free_port()}") as daemon:
         yield daemon
