@@ -63,6 +63,14 @@ def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:
         }
 
 
+def says(model: Any, prompt: list[int], answer: list[int]) -> bool:
+    """Whether each token of an answer is the likeliest, or next to it as sums in another order may have it."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
+    return bool((logits.max(1).values - chosen <= 1e-4 * logits.abs().max()).all())
+
+
 def merged_model(model_path: Path, folder: Path | None) -> Any:
     """transformers' model, each changed weight W + scale B A; None: as it is."""
     if folder is None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from adapter_folders import PREFIX, linear_modules, make_adapter, merged_model
+from adapter_folders import PREFIX, linear_modules, make_adapter, merged_model, says
 from checkpoints import checkpoint, greedy, random_prompts
 from paged_sequences import Sequences, make_decoder
 from tercet.model.adapter_file import AdapterFile
@@ -34,8 +34,7 @@ def test_rows_of_one_step_go_through_their_own(family: str, layout: str, tmp_pat
     run = Sequences(make_decoder(path, layout=layout, adapters=folders), len(adapters), whole=True, adapters=adapters)
     got = run.greedy(prompts, 6)
     models = [merged_model(path, None if adapter < 0 else folders[adapter]) for adapter in adapters]
-    wanted = [greedy(model, [prompt], 6)[0] for model, prompt in zip(models, prompts, strict=True)]
-    assert got == wanted, seed
+    assert all(map(says, models, prompts, got)), seed
     bare = greedy(merged_model(path, None), prompts, 6)
     differ = [ours != plain for ours, plain in zip(got, bare, strict=True)]
     assert sum(differ) >= 3, seed  # one of few tokens may happen to say the same
