@@ -5,18 +5,24 @@ page is free and nothing but the engine's own processes is there; when the engin
 """
 
 import argparse
+import atexit
+import functools
 import random
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import product
+from pathlib import Path
 
 import anyio
 import psutil
 
-from chaos_traffic import Record, Traffic, Wanted, cases
+from adapter_folders import make_adapter
+from chaos_traffic import ADAPTERS, Record, Traffic, Wanted, cases
 from checkpoints import checkpoint
 from daemon import free_port
 from engine_children import children, is_alive
@@ -42,11 +48,20 @@ HELPERS = {"grammar_process": "scheduler", "grammar_trial": "tokenizer"}
 ROLES = ("tokenizer", "scheduler", "worker", "http")
 
 
+@functools.cache
+def adapters(model: Path) -> list[Path]:
+    scratch = Path(tempfile.mkdtemp(prefix="tercet-adapters-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return [make_adapter(scratch / name, model, seed) for seed, name in enumerate(ADAPTERS)]
+
+
 @contextmanager
 def engine(num_ranks: int, http: str, *, tries: bool) -> Iterator[EngineProcess]:
     """Small enough a cache that requests are preempted, too. `tries`: tokens ahead, of a model that repeats itself."""
+    model = repetitive() if tries else checkpoint(FAMILY)
     config = EngineConfig(
-        model=str(repetitive() if tries else checkpoint(FAMILY)),
+        model=str(model),
+        adapter=tuple(f"{name}={folder}" for name, folder in zip(ADAPTERS, adapters(model), strict=True)),
         speculative_config=SpeculativeConfig(num_speculative_tokens=3) if tries else None,
         device="cpu",
         tensor_parallel_size=num_ranks,
@@ -106,7 +121,9 @@ async def episode(
     draw = random.Random(seed)
     async with Client(process.address) as client:
         wanted = [
-            Wanted(case, await client.generate(case.prompt, case.params), await client.embed(case.prompt))
+            Wanted(
+                case, await client.generate(case.prompt, case.params), await client.embed(case.prompt, case.embedding)
+            )
             for case in cases(seed)
         ]
     supervisor = psutil.Process(process.process.pid)

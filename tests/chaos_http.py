@@ -52,6 +52,7 @@ async def ask_http(address: str, prompt: list[int], params: SamplingParams, leav
 def _request(prompt: list[int], params: SamplingParams) -> bytes:
     body = json.dumps(
         {
+            "model": params.adapter,
             "prompt": prompt,
             "temperature": params.temperature,
             "seed": params.seed,
