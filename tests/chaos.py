@@ -120,12 +120,10 @@ async def episode(
     """Traffic, faults, and rest."""
     draw = random.Random(seed)
     async with Client(process.address) as client:
-        wanted = [
-            Wanted(
-                case, await client.generate(case.prompt, case.params), await client.embed(case.prompt, case.embedding)
-            )
-            for case in cases(seed)
-        ]
+        wanted = []
+        for case in cases(seed):
+            embedding = await client.embed(case.prompt, case.embedding)
+            wanted.append(Wanted(case, await client.generate(case.prompt, case.params), embedding))
     supervisor = psutil.Process(process.process.pid)
     num_files = supervisor.num_fds()
     traffic = Traffic(process.address, http, wanted, record, seed)
