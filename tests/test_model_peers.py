@@ -17,7 +17,7 @@ import json, sys
 from pathlib import Path
 import torch
 from paged_sequences import CPU, Sequences, make_decoder
-from peer_rank import mapped, mapped_exchange
+from peer_rank import mapped, mapped_exchange, wait_asleep
 from quick_interpreter import quicken
 import tercet.model.exchange
 from tercet.triton_kernels import matmul_parts
@@ -26,6 +26,7 @@ from tercet.model.parallel import Group
 from tercet.model.peers import Limits, Peers
 from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
 quicken()
+wait_asleep()
 rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
 model, steps = json.load(sys.stdin)
 group = Group.join(rank, size, CPU, str(folder / "rendezvous"), timeout_s=60.0)
