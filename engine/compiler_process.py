@@ -36,7 +36,7 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     config: EngineConfig
     model_path: str
-    adapter_paths: tuple[str, ...]
+    adapter_paths: tuple[str, ...] = ()
     gpu: str
     capability: int
     multiprocessors: int

@@ -94,7 +94,7 @@ def test_against_float64(
 @pytest.mark.parametrize("window", [0, 50])
 def test_sinks_of_any_size(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_decode, "_FEW_ROWS", 4)
-    step = Step(Heads(8, 2, 64, 64, window=window, sinks=True), [1, 0, 70, 300], True, "cpu", torch.float16)
+    step = Step(Heads(8, 2, 64, 64, window=window, sinks=True), [9, 0, 70, 300], True, "cpu", torch.float16)
     assert step.cache.sinks_H is not None
     step.cache.sinks_H.copy_(torch.tensor([float("-inf"), -40, -9, 0, 2, 5, 8, 9]))
     step.check(step.run())
