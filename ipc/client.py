@@ -1,4 +1,5 @@
-"""The async client: continue texts, token ids or conversations, many at once, streamed or whole; or embed them.
+"""The async client: continue texts, token ids or conversations, many at once, streamed or whole; or embed or classify
+them.
 
 One connection carries all requests of a client. Leaving a stream, or cancelling the task that waits, cancels the
 request in the engine. When the connection ends, the client makes a new one and asks for the rest of every answer: a
@@ -9,12 +10,13 @@ from collections.abc import AsyncIterator, Sequence
 
 from tercet.ipc.call import Call, Generation, Piece
 from tercet.ipc.connected import Connected
-from tercet.ipc.embed_call import EmbedCall, Embedding
+from tercet.ipc.embed_call import Classification, ClassifyCall, EmbedCall, Embedding
 from tercet.ipc.errors import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
-from tercet.ipc.messages import ChatOptions, EmbeddingParams, Handling, SamplingParams
-from tercet.ipc.prompt import Prompt, make_embed, make_request
+from tercet.ipc.messages import ChatOptions, ClassificationParams, EmbeddingParams, Handling, SamplingParams
+from tercet.ipc.prompt import Prompt, make_classify, make_embed, make_request
 
 __all__ = [
+    "Classification",
     "Client",
     "ClientError",
     "Embedding",
@@ -109,3 +111,21 @@ class Client(Connected):
         """What the model makes of a text or of token ids: its last hidden state. Cancelling the task cancels it."""
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
         return await self._whole(EmbedCall(make_embed(prompt, params, cache_salt, handling), timeout))
+
+    async def classify(
+        self,
+        prompt: str | Sequence[int],
+        params: ClassificationParams | None = None,
+        *,
+        pair: str | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> Classification:
+        """What the model's head makes of a text or of token ids, if it has one that classifies (`info().classifier`).
+
+        `pair`: a second text, which the tokenizer encodes with the first. Cancelling the task cancels the request.
+        """
+        handling = Handling(priority=priority, queue_timeout=queue_timeout)
+        return await self._whole(ClassifyCall(make_classify(prompt, params, pair, cache_salt, handling), timeout))
