@@ -23,6 +23,7 @@ from tercet.engine.anthropic_errors import in_anthropics_form, speaks_anthropics
 from tercet.engine.http_address import is_domain
 from tercet.engine.http_body import read_body
 from tercet.engine.http_chat import chat
+from tercet.engine.http_classify import CLASSIFY_ROUTE
 from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door, draining
 from tercet.engine.http_embeddings import EMBEDDINGS_ROUTE
@@ -280,6 +281,7 @@ _ROUTES: list[tuple[RouteTypes, Handler]] = [
     ),
     *MESSAGES_ROUTES,
     EMBEDDINGS_ROUTE,
+    CLASSIFY_ROUTE,
     *RANK_ROUTES,
     (RouteTypes("GET", "/v1/models", "What is served", gives=ModelList), _models),
     (RouteTypes("GET", "/v1/models/{model:path}", "One model", gives=ModelCard), _model),

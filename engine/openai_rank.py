@@ -6,6 +6,7 @@ import msgspec
 
 from tercet.engine.http_errors import ApiError
 from tercet.engine.openai_embeddings import MAX_INPUTS, AsksForVectors, EmbeddingUsage
+from tercet.engine.openai_messages import Int
 from tercet.ipc.messages import EmbeddingParams
 
 _SEVERAL = msgspec.Meta(min_length=1, max_length=MAX_INPUTS)
@@ -20,6 +21,9 @@ class Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Compares(AsksForVectors, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What bodies share that ask for scores."""
+
+    dimensions: Int | None = None
+    """Of the embeddings that are compared."""
 
     def to_params(self, adapter: str | None) -> EmbeddingParams:
         """Of embeddings whose products are cosines."""

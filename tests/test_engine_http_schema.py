@@ -24,6 +24,7 @@ POSTS: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"model": "tiny", "input": ["a", "b"]},
     "/v1/rerank": {"model": "tiny", "query": "a", "documents": ["b", {"text": "c"}]},
     "/v1/score": {"model": "tiny", "text_1": "a", "text_2": ["b", "c"]},
+    "/classify": {"model": "tiny", "input": ["a", "b"]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [5]},
     "/v1/messages": {"model": "tiny", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3},
@@ -124,7 +125,7 @@ def test_bodies_as_the_document_allows_them_and_others(path: str, document: dict
     for body in (POSTS[path], POSTS[path] | {"stream": True}):
         if "stream" not in body or "stream" in schema_of(document, schema)["properties"]:
             answer = http.post(path, json=body)
-            assert answer.status_code == 200, answer.text
+            assert answer.status_code == (200 if path != "/classify" else 400), answer.text  # there is no such head
             check(document, "post", path, answer)
 
 
