@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from tercet.engine.detokenizer import Detokenizer
-from tercet.engine.embedding import embedded
+from tercet.engine.embedding import made
 from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
 from tercet.engine.pieces import Pieces
@@ -236,10 +236,10 @@ class FrontDesk:
             live = by_number.get(end.number)
             if live is not None:
                 assert live.submit is not None
-                if live.submit.sampling.embedding is None:
+                if (how := live.submit.sampling.embedding) is None:
                     self._tell(items, live, self._finish(live, end.reason, end.stop_id, end.usage))
                 else:
-                    self._tell(items, live, embedded(live.request_id, live.vector, end.usage))
+                    self._tell(items, live, made(live.request_id, how, live.vector, end.usage))
                     self._forget(live)
                 touched.pop(end.number, None)
 

@@ -23,12 +23,14 @@ from tercet.engine.anthropic_errors import in_anthropics_form, speaks_anthropics
 from tercet.engine.http_address import is_domain
 from tercet.engine.http_body import read_body
 from tercet.engine.http_chat import chat
+from tercet.engine.http_classify import CLASSIFY_ROUTE
 from tercet.engine.http_completions import complete
 from tercet.engine.http_door import Door, draining
-from tercet.engine.http_embeddings import embed
+from tercet.engine.http_embeddings import EMBEDDINGS_ROUTE
 from tercet.engine.http_errors import ApiError, from_engine
 from tercet.engine.http_messages import MESSAGES_ROUTES
 from tercet.engine.http_presence import ClientGone, unless_gone
+from tercet.engine.http_rank import RANK_ROUTES
 from tercet.engine.http_responses import respond
 from tercet.engine.http_stream import Stream, json_answer
 from tercet.engine.openai_answers import (
@@ -42,7 +44,6 @@ from tercet.engine.openai_answers import (
     Tokens,
     Version,
 )
-from tercet.engine.openai_embeddings import EmbeddingList, EmbeddingsRequest
 from tercet.engine.openai_requests import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -279,7 +280,9 @@ _ROUTES: list[tuple[RouteTypes, Handler]] = [
         respond,
     ),
     *MESSAGES_ROUTES,
-    (RouteTypes("POST", "/v1/embeddings", "What the model makes of texts", EmbeddingsRequest, EmbeddingList), embed),
+    EMBEDDINGS_ROUTE,
+    CLASSIFY_ROUTE,
+    *RANK_ROUTES,
     (RouteTypes("GET", "/v1/models", "What is served", gives=ModelList), _models),
     (RouteTypes("GET", "/v1/models/{model:path}", "One model", gives=ModelCard), _model),
     (RouteTypes("POST", "/tokenize", "The token ids of a prompt", TokenizeRequest, Tokens), _tokenize),

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from tercet.engine.live import Live
-from tercet.ipc.answers import Batch, Detokenized, Embedded, Failed, Finished, ToClient, Tokenized
+from tercet.ipc.answers import Batch, Classified, Detokenized, Embedded, Failed, Finished, ToClient, Tokenized
 
 
 def last_words(unsent: ToClient, lost: Iterable[Live]) -> list[Failed]:
@@ -11,7 +11,7 @@ def last_words(unsent: ToClient, lost: Iterable[Live]) -> list[Failed]:
     is its end."""
     items = unsent.items if isinstance(unsent, Batch) else (unsent,) if isinstance(unsent, Failed) else ()
     owed = {item.request_id: item for item in items if isinstance(item, Failed)}
-    names = [item.request_id for item in items if isinstance(item, Finished | Embedded)]
+    names = [item.request_id for item in items if isinstance(item, Finished | Embedded | Classified)]
     if isinstance(unsent, Tokenized | Detokenized):
         names.append(unsent.request_id)
     for name in (*names, *(live.request_id for live in lost)):

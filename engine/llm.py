@@ -26,14 +26,15 @@ from tercet.engine.llm_outputs import CompletionOutput, RequestOutput, is_ids, o
 from tercet.engine.llm_rates import Rates
 from tercet.engine.prompt_list import Prompt, as_prompts
 from tercet.engine.start_clock import StartClock
+from tercet.ipc.answers import Classifier
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
-from tercet.ipc.client import Client, Embedding
-from tercet.ipc.messages import ChatMessage, ChatOptions, EmbeddingParams, SamplingParams
+from tercet.ipc.client import Classification, Client, Embedding
+from tercet.ipc.messages import ChatMessage, ChatOptions, ClassificationParams, EmbeddingParams, SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
 Result = TypeVar("Result")
-Params = TypeVar("Params", SamplingParams, EmbeddingParams)
+Params = TypeVar("Params", SamplingParams, EmbeddingParams, ClassificationParams)
 
 _MOST_LIVE = 16_384
 """Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
@@ -139,10 +140,26 @@ class LLM:
         each = _for_each(params, EmbeddingParams, len(many))
         return self._loop.run(lambda: self._embed_all(many, each))
 
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: ClassificationParams | Sequence[ClassificationParams] | None = None,
+    ) -> list[Classification]:
+        """What the head of a model that classifies makes of one prompt or many; as `embed`."""
+        self._check_open()
+        many = as_prompts(prompts)
+        each = _for_each(params, ClassificationParams, len(many))
+        return self._loop.run(lambda: self._classify_all(many, each))
+
     @property
     def address(self) -> str:
         """Where this engine listens: a `Client` may ask it too, while this LLM is open."""
         return self._engine.address
+
+    @property
+    def classifier(self) -> Classifier | None:
+        """The labels of `classify`'s logits, and what becomes of these; None: the model has no head that classifies."""
+        return self._engine.limits.classifier
 
     @property
     def startup_seconds(self) -> float:
@@ -216,6 +233,11 @@ class LLM:
 
     async def _embed_all(self, prompts: Sequence[Prompt], params: Sequence[EmbeddingParams]) -> list[Embedding]:
         return await _each(lambda index: self._client.embed(prompts[index], params[index]), len(prompts))
+
+    async def _classify_all(
+        self, prompts: Sequence[Prompt], params: Sequence[ClassificationParams]
+    ) -> list[Classification]:  # fmt: skip
+        return await _each(lambda index: self._client.classify(prompts[index], params[index]), len(prompts))
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         return await _each(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tercet.engine.process_load import ProcessLoad
 from tercet.ipc.answers import EngineInfo, Usage
-from tercet.ipc.client import ClientError, Embedding, Generation
+from tercet.ipc.client import ClientError, Generation
 
 _PREFIXES = ("tercet:", "vllm:")
 _SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
@@ -142,9 +142,9 @@ class RequestTimer:
             histograms["inter_token_latency_seconds"].observe(usage.decode_s / gaps, gaps)
         self.end(generation)
 
-    def end_embedding(self, embedding: Embedding) -> None:
+    def end_vector(self, usage: Usage) -> None:
         """It has its answer, which is no text."""
-        self._count_prompt(embedding.usage)
+        self._count_prompt(usage)
         self._close("stop")
 
     def end(self, generation: Generation) -> None:

@@ -13,20 +13,14 @@ from tercet.engine.openai_prompts import read_prompts
 from tercet.engine.openai_requests import check_seconds
 from tercet.ipc.messages import EmbeddingParams
 
-_MAX_INPUTS = 2048
+MAX_INPUTS = 2048
 
 
-class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of POST /v1/embeddings."""
+class AsksForVectors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every body may say for whose answer the engine is asked for embeddings, or to classify."""
 
-    input: str | list[Any]
     model: str | None = None
-    encoding_format: Literal["float", "base64"] | None = None
-    dimensions: Int | None = None
-    """The first so many numbers: of use with models that were trained for it."""
     user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
-    normalize: bool | None = None
-    """Whether each embedding has the length 1; as the checkpoint says, if this does not."""
     cache_salt: str | None = None
     priority: Int | None = None
     queue_timeout: float | None = None
@@ -38,9 +32,26 @@ class EmbeddingsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         """What the engine does not look at."""
         check_seconds(self.timeout)
 
-    def to_prompts(self) -> list[str | list[int]]:
-        """In their order."""
-        return read_prompts("input", self.input, _MAX_INPUTS)
+
+def named_inputs(value: str | list[Any]) -> dict[str, str | list[int]]:
+    """The prompts of a body's `input`, in their order, by what an error calls them."""
+    prompts = read_prompts("input", value, MAX_INPUTS)
+    return {f"input[{index}]" if len(prompts) > 1 else "input": one for index, one in enumerate(prompts)}
+
+
+class EmbeddingsRequest(AsksForVectors, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/embeddings."""
+
+    input: str | list[Any]
+    dimensions: Int | None = None
+    """The first so many numbers: of use with models that were trained for it."""
+    encoding_format: Literal["float", "base64"] | None = None
+    normalize: bool | None = None
+    """Whether each embedding has the length 1; as the checkpoint says, if this does not."""
+
+    def to_prompts(self) -> dict[str, str | list[int]]:
+        """See there."""
+        return named_inputs(self.input)
 
     def to_params(self, adapter: str | None) -> EmbeddingParams:
         """The same for all."""

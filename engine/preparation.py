@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from tercet.engine.detokenizer import Detokenizer
-from tercet.engine.embedding import resolve_embedding
+from tercet.engine.embedding import resolve_made
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
@@ -23,7 +23,15 @@ from tercet.engine.request_check import (
     stop_strings,
     unpack_ids,
 )
-from tercet.ipc.messages import EmbedIds, EmbedRequest, GenerateIds, Request, SamplingParams
+from tercet.ipc.messages import (
+    ClassifyIds,
+    ClassifyRequest,
+    EmbedIds,
+    EmbedRequest,
+    GenerateIds,
+    Request,
+    SamplingParams,
+)
 from tercet.ipc.step_messages import Sampling
 
 
@@ -44,23 +52,25 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
     """For a request of this number whose parameters are checked. Raises `Refusal`."""
     check_prompt_ids(prompt_ids, rules)
     sampling = resolve(request.params, len(prompt_ids), number, rules)
-    if isinstance(request, EmbedRequest):
-        embedding, adapter = (
-            resolve_embedding(request.embedding, rules),
-            adapter_index(request.embedding.adapter, rules),
-        )
-        sampling = structs.replace(sampling, embedding=embedding, adapter=adapter)
+    if isinstance(request, EmbedRequest | ClassifyRequest):
+        params = request.embedding if isinstance(request, EmbedRequest) else request.classification
+        made, adapter = resolve_made(params, rules), adapter_index(params.adapter, rules)
+        sampling = structs.replace(sampling, embedding=made, adapter=adapter)
     received = received_of(request)
     unpacked = {index: unpack_ids(ids, "received_ids") for index, ids in received.items()}
     for token_ids in unpacked.values():
         check_received_ids(token_ids, sampling.max_tokens, rules)
     detokenizers = {}
-    params = structs.replace(request.params, stop=stop_strings(request.params, rules.defaults.stop_strings))
+    generating = structs.replace(request.params, stop=stop_strings(request.params, rules.defaults.stop_strings))
     for index, token_ids in unpacked.items():
-        detokenizers[index] = make_detokenizer(pieces, params, token_ids, prompt_ids)
+        detokenizers[index] = make_detokenizer(pieces, generating, token_ids, prompt_ids)
         if detokenizers[index].stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
-    packed = request.prompt_ids if isinstance(request, GenerateIds | EmbedIds) else array("i", prompt_ids).tobytes()
+    match request:
+        case GenerateIds() | EmbedIds() | ClassifyIds():
+            packed = request.prompt_ids
+        case _:
+            packed = array("i", prompt_ids).tobytes()
     return Prepared(packed, sampling, received, detokenizers)
 
 

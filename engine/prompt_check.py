@@ -3,14 +3,14 @@
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.refusal import Refusal, invalid, short
 from tercet.engine.request_check import Rules, check_text_length
-from tercet.ipc.messages import MAX_CHAT_MESSAGES, Chat, EmbedIds, GenerateIds, Request
+from tercet.ipc.messages import MAX_CHAT_MESSAGES, Chat, Classify, ClassifyIds, EmbedIds, GenerateIds, Request
 
 MAX_TOOLS = 128
 
 
 def check_prompt(request: Request, rules: Rules, *, has_template: bool) -> None:
     """Refuse what this checkpoint cannot read, and what is too much of it."""
-    if isinstance(request, GenerateIds | EmbedIds):
+    if isinstance(request, GenerateIds | EmbedIds | ClassifyIds):
         return
     if not rules.takes_text:
         raise invalid("prompt", "text", "token ids: this checkpoint has no tokenizer")
@@ -18,6 +18,8 @@ def check_prompt(request: Request, rules: Rules, *, has_template: bool) -> None:
         _check_conversation(request, rules, has_template=has_template)
     else:
         check_text_length(request.prompt, rules)
+        if isinstance(request, Classify) and request.pair is not None:
+            check_text_length(request.pair, rules)
 
 
 def _check_conversation(request: Chat, rules: Rules, *, has_template: bool) -> None:

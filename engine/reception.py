@@ -15,7 +15,7 @@ import msgspec
 from tercet.engine.answer_formats import answer_formats
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
-from tercet.engine.embedding import check_embedding
+from tercet.engine.embedding import check_made
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.live import Client, Live
@@ -26,7 +26,6 @@ from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
-    check_generates,
     check_handling,
     check_params,
     check_prompt_ids,
@@ -40,10 +39,11 @@ from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Rejected, Tokenized
 from tercet.ipc.messages import (
     Chat,
+    Classify,
+    ClassifyIds,
     Detokenize,
     Embed,
     EmbedIds,
-    EmbedRequest,
     FromClient,
     Generate,
     GenerateIds,
@@ -102,6 +102,7 @@ class Reception:
             load.num_guesses,
             load.num_right_guesses,
             self._rules.adapters,
+            limits.classifier,
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
@@ -142,10 +143,7 @@ class Reception:
         try:
             check_handling(request)
             check_params(request.params, self._rules)
-            if isinstance(request, EmbedRequest):
-                check_embedding(request.embedding, self._rules)
-            else:
-                check_generates(self._rules)
+            check_made(request, self._rules)
             check_prompt(request, self._rules, has_template=self._codec.template is not None)
             self._desk.split(live, list(received_of(request)))
         except Refusal as refusal:
@@ -179,8 +177,10 @@ class Reception:
                     check_depth(request)
                     check = partial(check_text_length, rules=self._rules)
                     return self._codec.encode_chat(messages, options, check, salt)
-                case GenerateIds(prompt_ids=prompt_ids) | EmbedIds(prompt_ids=prompt_ids):
-                    return unpack_ids(prompt_ids)
+                case Classify(prompt=prompt, pair=pair, cache_salt=salt):
+                    return self._codec.encode(prompt, salt) if pair is None else self._codec.encode_pair(prompt, pair)
+                case GenerateIds() | EmbedIds() | ClassifyIds():
+                    return unpack_ids(request.prompt_ids)
         except (TemplateRefused, TextRefused) as error:
             raise Refusal("invalid_request", str(error)) from None
 
@@ -233,7 +233,9 @@ def _num_characters(request: Request | Question) -> int:
             if options.tools or any(message.tool_calls for message in messages):
                 return len(msgspec.msgpack.encode(request))
             return sum(len(message.content or "") for message in messages) + 20 * len(messages)
-        case GenerateIds() | EmbedIds():
+        case Classify(prompt=prompt, pair=pair):
+            return len(prompt) + len(pair or "")
+        case GenerateIds() | EmbedIds() | ClassifyIds():
             return 0
 
 

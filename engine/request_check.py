@@ -71,13 +71,6 @@ def stop_strings(params: SamplingParams, default: str | tuple[str, ...] | None =
     return (stop,) if isinstance(stop, str) else stop
 
 
-def check_generates(rules: Rules) -> None:
-    """Refuse a text from a model that has none."""
-    if not rules.limits.generates:
-        text = "the checkpoint has no lm_head.weight, which makes logits: it is for embeddings; want one that has it"
-        raise Refusal("not_supported", text)
-
-
 def check_params(params: SamplingParams, rules: Rules) -> None:
     """Refuse what is wrong or not supported whatever the prompt is."""
     _refuse_unsupported(params)

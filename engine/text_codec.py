@@ -72,6 +72,14 @@ class TextCodec:
         begin, end = self.frame
         return begin + self.parts.encode(text, salt) + end
 
+    def encode_pair(self, first: str, second: str) -> "array[int]":
+        """Both, as tokenizer.json says of two texts."""
+        assert self.tokenizer is not None
+        if fault := frame_fault(self.tokenizer, "pair"):
+            raise TextRefused(f"the tokenizer takes no pair of texts: {fault}")
+        (ids,) = _encode(self.tokenizer, [(first, second)], add_special_tokens=True)
+        return array("i", ids)
+
     def encode_chat(
         self,
         messages: Sequence[ChatMessage],
@@ -88,10 +96,13 @@ class TextCodec:
         return self.parts.encode(text, salt)
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str], *, add_special_tokens: bool) -> list[list[int]]:
+def _encode(
+    tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], *, add_special_tokens: bool
+) -> list[list[int]]:
     try:
-        if sum(map(len, texts)) <= _SHORT_CHARACTERS:
-            return [tokenizer.encode(text, add_special_tokens=add_special_tokens).ids for text in texts]
+        if sum(len("".join(text)) for text in texts) <= _SHORT_CHARACTERS:
+            pairs = [(text, None) if isinstance(text, str) else text for text in texts]
+            return [tokenizer.encode(one, pair, add_special_tokens=add_special_tokens).ids for one, pair in pairs]
         # It takes the library's threads, and no other thread of this process has to wait: `encode` lets none run, and
         # of a few megabytes the process would count as hung.
         return [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)]

@@ -13,6 +13,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from sys import getsizeof
+from typing import Literal
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -56,18 +57,22 @@ def _cuts_well(content: str, tokenizer: Tokenizer) -> bool:
     return whole == list(itertools.chain(*apart))
 
 
-def frame_fault(tokenizer: Tokenizer) -> str | None:
-    """What of a tokenizer.json's post-processor the library would panic over at any text, if anything."""
+def frame_fault(tokenizer: Tokenizer, of: Literal["single", "pair"] = "single") -> str | None:
+    """What of a tokenizer.json's post-processor the library would panic over at any text or pair, if anything; or what
+    it would leave out of a pair."""
     steps = [] if tokenizer.post_processor is None else [json.loads(tokenizer.post_processor.__getstate__())]
     while steps:
         step = steps.pop()
         steps += step.get("processors", ())
-        for piece in step.get("single", ()):
+        for piece in step.get(of, ()):
             match piece:
                 case {"SpecialToken": {"id": name}} if name not in step["special_tokens"]:
                     return f"its post-processor writes {name!r}, which is not among its special_tokens"
-                case {"Sequence": {"id": "B"}}:
+                case {"Sequence": {"id": "B"}} if of == "single":
                     return "its post-processor writes a second text where there is one; want $A"
+        written = [piece["Sequence"]["id"] for piece in step.get(of, ()) if "Sequence" in piece]
+        if of == "pair" and of in step and sorted(written) != ["A", "B"]:
+            return f"its post-processor writes {' and '.join(written) or 'nothing'} of two; want $A and $B"
     return None
 
 

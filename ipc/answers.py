@@ -77,6 +77,18 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     message: str
 
 
+Activation = Literal["softmax", "sigmoid", "none"]
+
+
+class Classifier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a model's head tells apart, if it has one that classifies."""
+
+    labels: tuple[str, ...]
+    """One for each logit."""
+    activation: Activation
+    """What makes of logits what the model was trained to say."""
+
+
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What a client may want to know before it asks."""
 
@@ -105,6 +117,8 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     num_right_guesses: int = 0
     adapters: tuple[str, ...] = ()
     """Names of those that a request may ask for."""
+    classifier: Classifier | None = None
+    """None: the model has no head that classifies."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -169,7 +183,16 @@ class Embedded(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     usage: Usage
 
 
-News = Delta | Finished | Logprobs | PromptLogprobs | PromptIds | Embedded
+class Classified(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The answer to `Classify`, and its end."""
+
+    request_id: str
+    logits: bytes
+    """fp32, one for each label."""
+    usage: Usage
+
+
+News = Delta | Finished | Logprobs | PromptLogprobs | PromptIds | Embedded | Classified
 """What a request may still be told, or how it ends well."""
 Item = News | Failed
 

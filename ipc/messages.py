@@ -176,9 +176,14 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Name of the adapter whose hidden state it is; None: the model's alone."""
 
 
-_EMBEDDING_SAMPLING = SamplingParams(
-    max_tokens=1, temperature=0, repetition_penalty=1, ignore_eos=True, detokenize=False
-)
+class ClassificationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a prompt is classified."""
+
+    adapter: str | None = None
+    """Name of the adapter whose hidden state the head gets; None: the model's alone."""
+
+
+_ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, repetition_penalty=1, ignore_eos=True, detokenize=False)
 
 
 class _OneToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -186,7 +191,7 @@ class _OneToken(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
     @property
     def params(self) -> SamplingParams:
-        return _EMBEDDING_SAMPLING
+        return _ONE_TOKEN
 
 
 class Embed(_OneToken, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -205,6 +210,28 @@ class EmbedIds(_OneToken, frozen=True, array_like=True, tag=True, forbid_unknown
     request_id: str
     prompt_ids: bytes
     embedding: EmbeddingParams = EmbeddingParams()
+    cache_salt: str = ""
+    handling: Handling = Handling()
+
+
+class Classify(_OneToken, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Ask what the head that classifies makes of a text. Answered with `Classified` or `Failed`."""
+
+    request_id: str
+    prompt: str
+    classification: ClassificationParams = ClassificationParams()
+    cache_salt: str = ""
+    handling: Handling = Handling()
+    pair: str | None = None
+    """A second text: the prompt is both, as the tokenizer encodes a pair."""
+
+
+class ClassifyIds(_OneToken, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """The same of token ids (int32), taken as they are."""
+
+    request_id: str
+    prompt_ids: bytes
+    classification: ClassificationParams = ClassificationParams()
     cache_salt: str = ""
     handling: Handling = Handling()
 
@@ -236,6 +263,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
 
 Continuation = Generate | GenerateIds | Chat
 EmbedRequest = Embed | EmbedIds
-Request = Continuation | EmbedRequest
+ClassifyRequest = Classify | ClassifyIds
+Request = Continuation | EmbedRequest | ClassifyRequest
 Question = Tokenize | Detokenize
 FromClient = Request | Question | Cancel | Hello

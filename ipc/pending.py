@@ -1,6 +1,7 @@
 """A request whose answer has not come yet: how long it is waited for, whom it is asked again, and what ends it badly.
 
-What comes of it is its subclasses' matter: `Call` collects texts, `EmbedCall` one embedding. It knows no socket.
+What comes of it is its subclasses' matter: `Call` collects texts, `EmbedCall` and `ClassifyCall` have one vector. It
+knows no socket.
 """
 
 import asyncio

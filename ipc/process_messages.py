@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tercet.ipc.answers import Classifier
+
 # ----------------------------------------------------------------------- supervisor <-> children (pipes)
 
 
@@ -18,6 +20,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Numbers of an embedding."""
     generates: bool = True
     """The checkpoint says how hidden states become logits; else what is sampled means nothing."""
+    classifier: Classifier | None = None
+    """What its head tells apart, if it has one that classifies."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

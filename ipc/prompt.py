@@ -12,6 +12,10 @@ from tercet.ipc.messages import (
     Chat,
     ChatMessage,
     ChatOptions,
+    ClassificationParams,
+    Classify,
+    ClassifyIds,
+    ClassifyRequest,
     Continuation,
     Embed,
     EmbeddingParams,
@@ -62,6 +66,21 @@ def make_embed(
     if isinstance(prompt, str):
         return Embed("", prompt, params, cache_salt, handling)
     return EmbedIds("", pack_ids(prompt), params, cache_salt, handling)
+
+
+def make_classify(
+    prompt: str | Sequence[int], params: ClassificationParams | None, pair: str | None, cache_salt: str,
+    handling: Handling,
+) -> ClassifyRequest:  # fmt: skip
+    """Still without a name."""
+    params = ClassificationParams() if params is None else params
+    if not isinstance(params, ClassificationParams):
+        raise TypeError(f"params is {params!r:.80}; want ClassificationParams")
+    if isinstance(prompt, str):
+        return Classify("", prompt, params, cache_salt, handling, pair)
+    if pair is not None:
+        raise ValueError("got a pair of token ids; want two texts")
+    return ClassifyIds("", pack_ids(prompt), params, cache_salt, handling)
 
 
 def pack_ids(prompt: Sequence[int]) -> bytes:

@@ -31,6 +31,8 @@ class Embedding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Its first so many numbers."""
     normalize: bool
     """Their length becomes 1."""
+    classify: bool = False
+    """Logits of the head that classifies are wanted instead."""
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

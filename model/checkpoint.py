@@ -63,7 +63,7 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     if quantization is None:
         whole.check_plain()
     tensors = text_tensors(whole) if has_text_part(raw) else with_base(whole)
-    if LM_HEAD in whole.shapes():
+    if LM_HEAD in whole.shapes() and config.classifier is None:
         config = replace(config, generates=True)
     elif is_bare(whole) and not config.tie_word_embeddings:  # saved without a head, whatever architecture it names
         config = replace(config, tie_word_embeddings=True, generates=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tercet.ipc.answers import Classifier
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -122,6 +123,8 @@ class ModelConfig:
     generates: bool = True
     """The checkpoint says how hidden states become logits. Else the embedding is tied to where a matrix for that would
     be, and what is sampled means nothing."""
+    classifier: Classifier | None = None
+    """What the head tells apart that it has instead of such a matrix, if it has one."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

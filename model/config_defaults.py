@@ -33,6 +33,16 @@ HEADLESS = {
     "Gemma3TextModel" if family == "gemma3_text" else name.replace("ForCausalLM", "Model"): family
     for name, family in FAMILIES.items()
 }
+_NO_CLASSIFIERS = ("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2")
+"""Of which transformers has none."""
+# The same with a head that classifies in the place of what makes logits over the vocabulary.
+CLASSIFIERS = {
+    "Gemma3TextForSequenceClassification"
+    if family == "gemma3_text"
+    else name.replace("ForCausalLM", "ForSequenceClassification"): family
+    for name, family in FAMILIES.items()
+    if family not in _NO_CLASSIFIERS
+}
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": {"max_position_embeddings": 2048, "vocab_size": 32000},

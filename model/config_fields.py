@@ -154,6 +154,8 @@ _HARMLESS = frozenset(
         "id2label",
         "label2id",
         "problem_type",
+        "num_labels",
+        "sentence_transformers",
     }
 )
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from tercet.model.classifier_config import classifier_of
 from tercet.model.config import DTYPES, MOST_LAYERS, ModelConfig
-from tercet.model.config_defaults import FAMILIES, HEADLESS, traits, with_defaults
+from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, traits, with_defaults
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
@@ -60,7 +61,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if family == "gemma3_text" and rope.kind == "linear":
         max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
     tied = flag(config, "tie_word_embeddings")
-    headless = raw["architectures"][0] in HEADLESS
+    headless, classifies = (raw["architectures"][0] in names for names in (HEADLESS, CLASSIFIERS))
     known = traits(family)
     if family == "glm4_moe":
         known["qk_norm"] = flag(config, "use_qk_norm")
@@ -83,8 +84,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         norm_shift=1.0 if is_gemma else 0.0,
         rope=rope,
         max_position_embeddings=max_positions,
-        tie_word_embeddings=tied or headless,
-        generates=tied or not headless,
+        tie_word_embeddings=tied or headless or classifies,
+        generates=not classifies and (tied or not headless),
+        classifier=classifier_of(raw) if classifies else None,
         qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
         o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
@@ -98,9 +100,10 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
 
 def _family(raw: Mapping[str, Any]) -> str:
     architectures = raw.get("architectures")
-    by_name = FAMILIES | HEADLESS
+    by_name = FAMILIES | HEADLESS | CLASSIFIERS
     if not isinstance(architectures, list) or len(architectures) != 1 or str(architectures[0]) not in by_name:
-        supported = f"{', '.join((*FAMILIES, *WHOLES))}, or those without a head, such as Qwen3Model"
+        others = "without a head, such as Qwen3Model, or with one that classifies, as Qwen3ForSequenceClassification"
+        supported = f"{', '.join((*FAMILIES, *WHOLES))}, or those {others}"
         raise ValueError(f"config.json: architectures is {architectures!r}; supported: one of {supported}")
     family = by_name[architectures[0]]
     if raw.get("model_type", family) != family:

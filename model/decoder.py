@@ -239,6 +239,11 @@ class Decoder:
         return rms_norm(hidden_RD, weight_D, eps, deterministic=self._deterministic)
 
     @property
+    def score_LD(self) -> Tensor | None:
+        """See `Weights`."""
+        return self._weights.score_LD
+
+    @property
     def vocab_shard(self) -> VocabShard:
         """Where this rank's columns of the logits lie."""
         first = self.group.rank * self._weights.lm_head_VD.shape[0]

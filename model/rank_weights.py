@@ -3,8 +3,8 @@
 Knows shapes; where the numbers come from is known by `shard.py`.
 
 Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
-this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them, F intermediate size
-of this rank.
+this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F
+intermediate size of this rank.
 """
 
 from dataclasses import dataclass
@@ -69,3 +69,5 @@ class Weights:
     final_norm_D: Tensor
     lm_head_VD: Tensor
     interleaved: bool
+    score_LD: Tensor | None = None
+    """The head that classifies, of L labels: on the host, in fp64."""

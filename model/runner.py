@@ -88,7 +88,7 @@ class Runner:
         self._shape = StepShape(0, 0, 0)
         self._rows_on_device = self._shape, b"", b""
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
-        of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates
+        of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates, config.classifier
         self.limits = Limits(num_pages, settings.max_model_len, *of_model)
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
@@ -238,7 +238,7 @@ class Runner:
         vectors = None
         if embedded := self._extras.embedded(self._rows.chunks):
             words = HostCopy(self._decoder.last_norm(hidden_CD).view(torch.int32), self._rooms)
-            kind = hidden_CD.dtype, self._decoder.config.logits_scaling
+            kind = hidden_CD.dtype, self._decoder.config.logits_scaling, self._decoder.score_LD
             vectors = StepVectors(embedded, self._rows.num_decode_rows, words, *kind)
         return StepExtra(logs, vectors) if logs or vectors else None
 

@@ -93,7 +93,13 @@ class ShardBuilder:
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
         final_norm_D = self._norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
         lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
-        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved)
+        score_LD = self._score(len(self.config.classifier.labels)) if self.config.classifier else None
+        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, score_LD)
+
+    def _score(self, num_labels: int) -> Tensor:
+        into = torch.empty(num_labels, self.config.hidden_size, dtype=torch.float64, device="cpu")
+        self._rows("score.weight", num_labels, 0, into)
+        return into
 
     def _layer(self, index: int, interleaved: bool) -> LayerWeights:
         config, hidden = self.config, self.config.hidden_size

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tercet.ipc.step_messages import Beyond, Embedding, Logs, PromptLogs, Vector
 from tercet.model.host_copies import HostCopy
@@ -38,7 +39,7 @@ class StepLogs:
 
 @dataclass(frozen=True)
 class StepVectors:
-    """Embeddings."""
+    """Embeddings, and logits of a head that classifies."""
 
     wanted: dict[int, Embedding]
     """By the step's chunks."""
@@ -49,13 +50,20 @@ class StepVectors:
     dtype: torch.dtype
     scale: float
     """By which the model divides what it makes logits of: its norm has it in it (`shard.py`)."""
+    score_LD: Tensor | None = None
+    """That head, in fp64."""
 
     def messages(self) -> tuple[Vector, ...]:
         """Once. Sums are in fp64, so that a length is 1 to the last bits of fp32."""
         hidden_CD = torch.from_numpy(self.words.read()).view(self.dtype)
         vectors = []
         for chunk, how in self.wanted.items():
-            values = hidden_CD[chunk, : how.dimensions].double().numpy() * self.scale
+            values = hidden_CD[chunk].double().numpy() * self.scale
+            if how.classify:
+                assert self.score_LD is not None
+                values = self.score_LD.numpy() @ values
+            else:
+                values = values[: how.dimensions]
             if how.normalize:
                 values = values / (np.linalg.norm(values) or 1.0)
             made = values.astype(np.float32).tobytes() if np.isfinite(values).all() else b""

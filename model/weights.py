@@ -142,7 +142,7 @@ def load_weights(
             if progress is not None:
                 progress(done, total)
     if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
-        return Weights(weights.embedding_VD, weights.layers, weights.final_norm_D, weights.embedding_VD, interleaved)
+        return replace(weights, lm_head_VD=weights.embedding_VD)
     return weights
 
 

@@ -54,8 +54,8 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
-    formats = ["none", "none", [EOS]]
-    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats, 0, 0, 0, []]
+    formats, more = ["none", "none", [EOS]], [0, 0, 0, [], None]
+    assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats, *more]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [
         ("Generate", "a", "hi"),
@@ -160,6 +160,7 @@ def test_several_answers(engine: TokenizerProcess, raw: RawClient) -> None:
         (("Generate", "a", "hi", {"top_p": 0}), "Failed", "invalid_request"),
         (("Generate", "a", "hi", {"adapter": "sql"}), "Failed", "invalid_request"),
         (("Embed", "a", "hi", {"adapter": "sql"}), "Failed", "invalid_request"),
+        (("Classify", "a", "hi"), "Failed", "not_supported"),
         (("Generate", "a", "h" * 512), "Failed", "prompt_too_long"),
         (("Generate", "a", "h" * 500, {"max_tokens": 13}), "Failed", "too_long_for_context"),
     ],
@@ -204,6 +205,7 @@ def test_the_tables_name_every_message_and_field() -> None:
     for described in (
         messages.SamplingParams,
         messages.EmbeddingParams,
+        messages.ClassificationParams,
         messages.Handling,
         messages.ChatMessage,
         messages.ChatOptions,

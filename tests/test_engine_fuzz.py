@@ -20,6 +20,8 @@ from tercet.ipc import messages
 from tercet.ipc.messages import (
     Chat,
     ChatMessage,
+    Classify,
+    ClassifyIds,
     Embed,
     EmbeddingParams,
     EmbedIds,
@@ -29,7 +31,7 @@ from tercet.ipc.messages import (
 )
 from whole_engine import wait_until_empty
 
-REQUESTS = (Generate, GenerateIds, Chat, Embed, EmbedIds)
+REQUESTS = (Generate, GenerateIds, Chat, Embed, EmbedIds, Classify, ClassifyIds)
 NAMES = ("one of few", "another", "third")
 PARAMS = st.builds(
     SamplingParams,
@@ -96,7 +98,7 @@ def exchange(address: str, said: list[Any]) -> None:
             answered = False
             for kind, name, *_ in client.items():
                 answered = answered or (kind, name) == ("Tokenized", closing)
-                ends[name] += name in NAMES and kind in ("Finished", "Embedded", "Failed", "Rejected")
+                ends[name] += name in NAMES and kind in ("Finished", "Embedded", "Classified", "Failed", "Rejected")
                 if answered and ends.total() >= wanted.total():
                     break
             assert +ends == wanted

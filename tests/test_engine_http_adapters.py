@@ -29,6 +29,12 @@ BODIES: dict[str, Any] = {
     "/v1/responses": {"input": "hi"},
     "/v1/messages": {"messages": TURNS, "max_tokens": 9},
 }
+VECTORS: dict[str, Any] = {
+    "/v1/embeddings": {"input": "hi"},
+    "/v1/rerank": {"query": "hi", "documents": ["hi"]},
+    "/v1/score": {"text_1": "hi", "text_2": "hi"},
+}
+"""One text each, whose embedding is wanted."""
 UNKNOWN = "model is 'prose'; want 'tiny' or 'sql' or 'poems'"
 
 
@@ -60,10 +66,11 @@ async def test_who_answers_and_who_is_named(engine: TokenizerProcess, url: str, 
                 assert len(models_in(answer.text)) == answer.text.count("data: {")
 
 
-async def test_whose_embedding(engine: TokenizerProcess, url: str) -> None:
+@pytest.mark.parametrize("path", VECTORS)
+async def test_whose_embedding(engine: TokenizerProcess, url: str, path: str) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=20) as client:
         for model, place in PLACES.items():
-            asking = asyncio.ensure_future(client.post("/v1/embeddings", json={"input": "hi", "model": model}))
+            asking = asyncio.ensure_future(client.post(path, json={**VECTORS[path], "model": model}))
             submit = await submitted(engine)
             assert submit.sampling.adapter == place
             step = tokens({submit.number: 5}, ended(submit))
@@ -82,7 +89,7 @@ async def test_questions_and_names_that_nobody_has(engine: TokenizerProcess, url
         for path, body in questions.items():
             answers = {(await client.post(path, json={**body, "model": model})).text for model in PLACES}
             assert len(answers) == 1, "an adapter has no tokens of its own"
-        for path, body in {**BODIES, **questions, "/v1/embeddings": {"input": "hi"}}.items():
+        for path, body in {**BODIES, **questions, **VECTORS}.items():
             answer = await client.post(path, json={**body, "model": "prose"})
             assert (answer.status_code, answer.json()["error"]["message"]) == (404, UNKNOWN)
         answer = await client.post("/v1/completions", json={"prompt": "hi", "adapter": "sql"})

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tercet.engine.config import EngineConfig
-from tercet.engine.embedding import check_embedding
+from tercet.engine.embedding import check_made
 from tercet.engine.generation_defaults import GenerationDefaults
 from tercet.engine.planner import Planner
 from tercet.engine.pooling import Pooling
@@ -148,7 +148,7 @@ def test_an_adapter_is_named_and_becomes_its_place() -> None:
     assert prepare(embed, [5], 1, None, rules).sampling.adapter == 1
     for check in (
         lambda: check_params(SamplingParams(adapter="prose"), rules),
-        lambda: check_embedding(EmbeddingParams(adapter="prose"), rules),
+        lambda: check_made(EmbedIds("x", b"", EmbeddingParams(adapter="prose")), rules),
     ):
         with pytest.raises(Refusal, match="adapter is 'prose'; want one of 'sql', 'poems', or nothing") as refusal:
             check()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from played_scheduler import aborted, ended, play, submitted
-from tercet.ipc import client as client_module
+from tercet.ipc import connected
 from tercet.ipc.client import (
     Client,
     ClientError,
@@ -142,8 +142,8 @@ async def test_leaving_the_client_while_the_engine_is_away(engine: TokenizerProc
 
 
 async def test_an_engine_that_hangs(engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "_PING_S", 0.1)
-    monkeypatch.setattr(client_module, "_SILENCE_S", 0.5)
+    monkeypatch.setattr(connected, "_PING_S", 0.1)
+    monkeypatch.setattr(connected, "_SILENCE_S", 0.5)
     async with Client(engine.address) as client:
         slow = asyncio.ensure_future(client.generate("x"))
         submit = await submitted(engine)
@@ -167,8 +167,8 @@ async def test_a_program_that_slept_does_not_take_its_engine_for_dead(
     engine: TokenizerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody has asked the engine whether it is there, nor listened: it owes an answer, and has none yet."""
-    monkeypatch.setattr(client_module, "_PING_S", 0.3)
-    monkeypatch.setattr(client_module, "_SILENCE_S", 2.0)
+    monkeypatch.setattr(connected, "_PING_S", 0.3)
+    monkeypatch.setattr(connected, "_SILENCE_S", 2.0)
     async with Client(engine.address) as client:
         slow = asyncio.ensure_future(client.generate("x"))
         submit = await submitted(engine)

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from tercet.engine.child import ChildSpec, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import Addresses, make_addresses
-from tercet.ipc.answers import Usage
+from tercet.ipc.answers import Classifier, Usage
 from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving, ToChild
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import Abort, Ended, Logs, Submit, Tokens, ToTokenizer
@@ -146,12 +146,13 @@ def tokenizer_process(
     vocab_size: int = 257,
     listen: tuple[str, ...] = (),
     adapter: tuple[str, ...] = (),
+    classifier: Classifier | None = None,
 ) -> Iterator[TokenizerProcess]:
     """Started and serving."""
     addresses = make_addresses(1, listen)
     process = None
     try:
-        limits = Limits(100, max_model_len, vocab_size, "float32", "cpu", 8)
+        limits = Limits(100, max_model_len, vocab_size, "float32", "cpu", 8, classifier=classifier)
         config = EngineConfig(model="tiny", listen=listen, adapter=adapter)
         process = TokenizerProcess(model_path, limits, config, addresses)
         yield process

@@ -1,0 +1,145 @@
+"""POST /v1/rerank and /v1/score: how near texts are to each other, by a head of one label or, where the model has none,
+as the cosines of their embeddings."""
+
+import asyncio
+import time
+import uuid
+from array import array
+from collections.abc import Awaitable, Mapping
+from operator import mul
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from tercet.engine.http_body import read_body
+from tercet.engine.http_door import Door
+from tercet.engine.http_errors import ApiError
+from tercet.engine.http_stream import json_answer
+from tercet.engine.http_vectors import handling_of, make_all, usage_of
+from tercet.engine.json_parts import encode
+from tercet.engine.openai_classify import activated
+from tercet.engine.openai_embeddings import EmbeddingUsage
+from tercet.engine.openai_rank import (
+    Compares,
+    Document,
+    RerankList,
+    RerankRequest,
+    RerankResult,
+    ScoreItem,
+    ScoreList,
+    ScoreRequest,
+)
+from tercet.engine.openapi import RouteTypes
+from tercet.ipc.answers import Activation
+from tercet.ipc.client import Classification, Embedding
+from tercet.ipc.messages import ClassificationParams
+
+_MOST_PRODUCTS = 2**16
+"""Of numbers, before everybody else has a turn: a few milliseconds."""
+
+
+async def _rerank(request: Request, door: Door) -> Any:
+    """The route."""
+    body = await read_body(request, RerankRequest)
+    texts = body.to_texts()
+    scores, usage = await _scores(request, door, body, {"query": body.query}, texts)
+    documents = [msgspec.UNSET if body.return_documents is False else Document(text) for text in texts.values()]
+    best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
+    results = [
+        RerankResult(index=index, document=documents[index], relevance_score=scores[index])
+        for index in best_first[: body.top_n or None]
+    ]
+    answer_id = request.state.record.answer_id = f"rerank-{uuid.uuid4().hex}"
+    return json_answer(encode(RerankList(id=answer_id, model=_named(door, body), usage=usage, results=results)))
+
+
+async def _score(request: Request, door: Door) -> Any:
+    """The route."""
+    body = await read_body(request, ScoreRequest)
+    scores, usage = await _scores(request, door, body, *body.to_texts())
+    answer_id = request.state.record.answer_id = f"score-{uuid.uuid4().hex}"
+    answer = ScoreList(
+        id=answer_id,
+        created=int(time.time()),
+        model=_named(door, body),
+        data=[ScoreItem(index, score) for index, score in enumerate(scores)],
+        usage=usage,
+    )
+    return json_answer(encode(answer))
+
+
+def _named(door: Door, body: Compares) -> str:
+    return door.adapter_of(body.model) or door.info.model
+
+
+async def _scores(
+    request: Request, door: Door, body: Compares, firsts: Mapping[str, str], seconds: Mapping[str, str]
+) -> tuple[list[float], EmbeddingUsage]:
+    """Of each of `seconds`, with the one of `firsts` or its own. What is the same is computed once."""
+    door.check_model(body.model)
+    body.check()
+    lefts = list(firsts.values()) * (len(seconds) if len(firsts) == 1 else 1)
+    pairs = list(zip(lefts, seconds.values(), strict=True))
+    classifier = door.info.classifier
+    if classifier is not None and len(classifier.labels) == 1:
+        return await _by_head(request, door, body, dict(zip(seconds, pairs, strict=True)), classifier.activation)
+    embeddings = await _embeddings(request, door, body, firsts, seconds)
+    scores, room = [], _MOST_PRODUCTS
+    for left, right in pairs:
+        scores.append(_cosine(embeddings[left].values, embeddings[right].values))
+        room -= len(embeddings[left].values)
+        if room < 0:
+            await asyncio.sleep(0)
+            room = _MOST_PRODUCTS
+    return scores, usage_of(list(embeddings.values()))
+
+
+async def _embeddings(
+    request: Request, door: Door, body: Compares, firsts: Mapping[str, str], seconds: Mapping[str, str]
+) -> dict[str, Embedding]:
+    """By text."""
+    names: dict[str, str] = {}
+    for name, text in (*firsts.items(), *seconds.items()):
+        names.setdefault(text, name)
+    params, handling = body.to_params(door.adapter_of(body.model)), handling_of(body)
+    texts = {name: text for text, name in names.items()}
+    made = await make_all(request, door, body, texts, lambda text: door.client.embed(text, params, **handling))
+    return dict(zip(names, made, strict=True))
+
+
+async def _by_head(
+    request: Request, door: Door, body: Compares, pairs: Mapping[str, tuple[str, str]], activation: Activation
+) -> tuple[list[float], EmbeddingUsage]:
+    """`pairs`: by what an error calls them."""
+    if body.dimensions is not None:
+        text = f"dimensions is {body.dimensions}; want nothing: this model scores texts by its head"
+        raise ApiError(400, text, param="dimensions", code="not_supported")
+    names: dict[tuple[str, str], str] = {}
+    for name, pair in pairs.items():
+        names.setdefault(pair, name)
+    params, handling = ClassificationParams(adapter=door.adapter_of(body.model)), handling_of(body)
+
+    def make(pair: tuple[str, str]) -> Awaitable[Classification]:
+        return door.client.classify(pair[0], params, pair=pair[1], **handling)
+
+    made = await make_all(request, door, body, {name: pair for pair, name in names.items()}, make)
+    scores = {pair: activated(one.logits, activation)[0] for pair, one in zip(names, made, strict=True)}
+    return [scores[pair] for pair in pairs.values()], usage_of(made)
+
+
+def _cosine(left: "array[float]", right: "array[float]") -> float:
+    """Of vectors of length 1, as nearly as fp32 has it: a product may be over it by as little."""
+    product: float = sum(map(mul, left, right))
+    return max(-1.0, min(1.0, product))
+
+
+_RERANK = [
+    (RouteTypes("POST", path, "Documents, nearest to a query first", RerankRequest, RerankList), _rerank)
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+]
+_SCORE = [
+    (RouteTypes("POST", path, "How near texts are to each other", ScoreRequest, ScoreList), _score)
+    for path in ("/v1/score", "/score")
+]
+RANK_ROUTES = [*_RERANK, *_SCORE]
