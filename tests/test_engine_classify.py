@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from adapters import write_adapter
+from adapter_folders import make_adapter
 from checkpoints import random_prompts
 from classifiers import classifier, reference_logits
 from last_hidden import last_hidden, unit
@@ -64,7 +64,7 @@ def test_pairs_and_adapters(tmp_path: Path) -> None:
         "llama", tmp_path / "base", seed=random.randrange(2**31), num_labels=1, max_position_embeddings=2048
     )
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
-    adapter = write_adapter(tmp_path / "sql", tmp_path / "base")
+    adapter = make_adapter(tmp_path / "sql", tmp_path / "base", 1)
     first, second = "which mat", "the cat sat on the mat " * 150
 
     async def ask(address: str) -> list[Any]:
