@@ -4,13 +4,8 @@ They also compute in one thread, since threads of tiny products only wait for ea
 """
 
 import sys
-from pathlib import Path
 
 if "tercet.engine.worker" in sys.orig_argv:
-    sys.path.append(str(Path(__file__).parents[1]))
-    from torch_without_meta import leave_out_meta
-
-    leave_out_meta()
     import torch
 
     # Not `torch.use_deterministic_algorithms`, which imports a compiler for this and takes as long as torch itself.

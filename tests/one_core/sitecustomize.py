@@ -2,11 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 if "tercet.engine.worker" in sys.orig_argv:
     os.sched_getaffinity = lambda pid: {0}
-    sys.path.append(str(Path(__file__).parents[1]))
-    from torch_without_meta import leave_out_meta
-
-    leave_out_meta()
