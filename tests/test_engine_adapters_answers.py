@@ -17,7 +17,7 @@ from last_hidden import last_hidden, unit
 from tercet.ipc.messages import EmbeddingParams, SamplingParams
 from whole_engine import disturbances, generate, info, tiny_engine
 
-FAMILY, NUM_TOKENS = "qwen3", 24
+FAMILY, NUM_TOKENS = "qwen3", 16
 NAMES = (None, "sql", "poems")
 
 
@@ -50,7 +50,7 @@ def asked(names: list[str | None], **more: Any) -> list[SamplingParams]:
 )
 def test_each_answers_as_if_alone(folders: dict[str | None, Path | None], options: dict[str, Any]) -> None:
     """The same prompts to each, twice: pages that one has left are found by it alone."""
-    prompts = random_prompts(5, 3, 80, seed=random.randrange(2**31))
+    prompts = random_prompts(3, 20, 80, seed=random.randrange(2**31))
     torch.set_num_threads(1)
     cases = list(itertools.product(NAMES, range(len(prompts)))) * 2
     random.shuffle(cases)
