@@ -12,6 +12,7 @@ import torch
 from checkpoints import checkpoint
 from covering import long
 from tercet.model import compile_ahead as module
+from tercet.model.adapters import Ranks
 from tercet.model.checkpoint import read_config
 from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
 from tercet.model.padded_shapes import Shapes
@@ -131,6 +132,23 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     kinds = list(itertools.product((1, 2, 4), *[(False, True)] * 3))
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: [trials.exact(*kind) for kind in kinds])
     assert launches(steps) <= ahead
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_steps_with_adapters_use_no_others(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all sizes, and those without any keep theirs, but in deterministic mode, where there are none."""
+    ranks = Ranks(3, {"self_attn.q_proj": 8, "mlp.down_proj": 20})
+    sizes = {"max_num_seqs": 80, "max_num_batched_tokens": 2048, "deterministic": deterministic}
+    bare, adapted = launches(steps_of("qwen3", **sizes)), launches(steps_of("qwen3", adapters=ranks, **sizes))
+    low_rank = {what for what in adapted if "_shrink_kernel" in what or "_expand_kernel" in what}
+    assert len(low_rank) == 8  # two kernels of two products, for few rows and for many
+    assert not any("_shrink" in what for what in bare)
+    assert deterministic or bare <= adapted
+    sizes_of_rows = [(1, 0, 0), (33, 0, 0), (80, 0, 0), (0, 1, 5), (7, 3, 700), (60, 40, 2048)]
+    monkeypatch.setattr(
+        Shapes, "for_compilers", lambda self: [self.fit(*each)._replace(adapted=True) for each in sizes_of_rows]
+    )
+    assert launches(steps_of("qwen3", adapters=ranks, **sizes)) <= adapted
 
 
 @pytest.mark.parametrize("rank", [0, 1])
