@@ -73,7 +73,7 @@ class RerankResult(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     """Its place in the request."""
-    document: Document | msgspec.UnsetType
+    document: Document | msgspec.UnsetType = msgspec.UNSET
     relevance_score: float
 
 
