@@ -5,7 +5,7 @@ import asyncio
 import time
 import uuid
 from array import array
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from operator import mul
 from typing import Any
 
@@ -16,7 +16,7 @@ from tercet.engine.http_body import read_body
 from tercet.engine.http_door import Door
 from tercet.engine.http_errors import ApiError
 from tercet.engine.http_stream import json_answer
-from tercet.engine.http_vectors import handling_of, make_all, usage_of
+from tercet.engine.http_vectors import Made, Prompt, handling_of, make_all, usage_of
 from tercet.engine.json_parts import encode
 from tercet.engine.openai_classify import activated
 from tercet.engine.openai_embeddings import EmbeddingUsage
@@ -51,7 +51,9 @@ async def _rerank(request: Request, door: Door) -> Any:
         for index in best_first[: body.top_n or None]
     ]
     answer_id = request.state.record.answer_id = f"rerank-{uuid.uuid4().hex}"
-    return json_answer(encode(RerankList(id=answer_id, model=_named(door, body), usage=usage, results=results)))
+    return json_answer(
+        encode(RerankList(id=answer_id, model=body.model or door.info.model, usage=usage, results=results))
+    )
 
 
 async def _score(request: Request, door: Door) -> Any:
@@ -62,15 +64,11 @@ async def _score(request: Request, door: Door) -> Any:
     answer = ScoreList(
         id=answer_id,
         created=int(time.time()),
-        model=_named(door, body),
+        model=body.model or door.info.model,
         data=[ScoreItem(index, score) for index, score in enumerate(scores)],
         usage=usage,
     )
     return json_answer(encode(answer))
-
-
-def _named(door: Door, body: Compares) -> str:
-    return door.adapter_of(body.model) or door.info.model
 
 
 async def _scores(
@@ -99,13 +97,9 @@ async def _embeddings(
     request: Request, door: Door, body: Compares, firsts: Mapping[str, str], seconds: Mapping[str, str]
 ) -> dict[str, Embedding]:
     """By text."""
-    names: dict[str, str] = {}
-    for name, text in (*firsts.items(), *seconds.items()):
-        names.setdefault(text, name)
     params, handling = body.to_params(door.adapter_of(body.model)), handling_of(body)
-    texts = {name: text for text, name in names.items()}
-    made = await make_all(request, door, body, texts, lambda text: door.client.embed(text, params, **handling))
-    return dict(zip(names, made, strict=True))
+    texts = (*firsts.items(), *seconds.items())
+    return await _each_once(request, door, body, texts, lambda text: door.client.embed(text, params, **handling))
 
 
 async def _by_head(
@@ -115,17 +109,26 @@ async def _by_head(
     if body.dimensions is not None:
         text = f"dimensions is {body.dimensions}; want nothing: this model scores texts by its head"
         raise ApiError(400, text, param="dimensions", code="not_supported")
-    names: dict[tuple[str, str], str] = {}
-    for name, pair in pairs.items():
-        names.setdefault(pair, name)
     params, handling = ClassificationParams(adapter=door.adapter_of(body.model)), handling_of(body)
 
     def make(pair: tuple[str, str]) -> Awaitable[Classification]:
         return door.client.classify(pair[0], params, pair=pair[1], **handling)
 
-    made = await make_all(request, door, body, {name: pair for pair, name in names.items()}, make)
-    scores = {pair: activated(one.logits, activation)[0] for pair, one in zip(names, made, strict=True)}
-    return [scores[pair] for pair in pairs.values()], usage_of(made)
+    made = await _each_once(request, door, body, pairs.items(), make)
+    scores = {pair: activated(one.logits, activation)[0] for pair, one in made.items()}
+    return [scores[pair] for pair in pairs.values()], usage_of(list(made.values()))
+
+
+async def _each_once(
+    request: Request, door: Door, body: Compares, named: Iterable[tuple[str, Prompt]],
+    make: Callable[[Prompt], Awaitable[Made]],
+) -> dict[Prompt, Made]:  # fmt: skip
+    """What is made of each of these, by itself; an error calls it by the first of its names."""
+    names: dict[Prompt, str] = {}
+    for name, prompt in named:
+        names.setdefault(prompt, name)
+    made = await make_all(request, door, body, {name: prompt for prompt, name in names.items()}, make)
+    return dict(zip(names, made, strict=True))
 
 
 def _cosine(left: "array[float]", right: "array[float]") -> float:

@@ -135,10 +135,7 @@ class LLM:
         params: EmbeddingParams | Sequence[EmbeddingParams] | None = None,
     ) -> list[Embedding]:
         """What the model makes of one prompt or many, texts or token ids; `params` as for `generate`; in order."""
-        self._check_open()
-        many = as_prompts(prompts)
-        each = _for_each(params, EmbeddingParams, len(many))
-        return self._loop.run(lambda: self._embed_all(many, each))
+        return self._make_all(prompts, params, EmbeddingParams, self._client.embed)
 
     def classify(
         self,
@@ -146,10 +143,7 @@ class LLM:
         params: ClassificationParams | Sequence[ClassificationParams] | None = None,
     ) -> list[Classification]:
         """What the head of a model that classifies makes of one prompt or many; as `embed`."""
-        self._check_open()
-        many = as_prompts(prompts)
-        each = _for_each(params, ClassificationParams, len(many))
-        return self._loop.run(lambda: self._classify_all(many, each))
+        return self._make_all(prompts, params, ClassificationParams, self._client.classify)
 
     @property
     def address(self) -> str:
@@ -231,13 +225,15 @@ class LLM:
 
         return await _each(one, len(prompts), max((1, *(one.n for one in params))))
 
-    async def _embed_all(self, prompts: Sequence[Prompt], params: Sequence[EmbeddingParams]) -> list[Embedding]:
-        return await _each(lambda index: self._client.embed(prompts[index], params[index]), len(prompts))
-
-    async def _classify_all(
-        self, prompts: Sequence[Prompt], params: Sequence[ClassificationParams]
-    ) -> list[Classification]:  # fmt: skip
-        return await _each(lambda index: self._client.classify(prompts[index], params[index]), len(prompts))
+    def _make_all(
+        self, prompts: Prompt | Sequence[Prompt], params: Any, kind: type[Params],
+        make: Callable[[Any, Params], Coroutine[Any, Any, Result]],
+    ) -> list[Result]:  # fmt: skip
+        """What a model makes of prompts at once, without a text."""
+        self._check_open()
+        many = as_prompts(prompts)
+        each = _for_each(params, kind, len(many))
+        return self._loop.run(lambda: _each(lambda index: make(many[index], each[index]), len(many)))
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         return await _each(

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 
@@ -30,6 +30,7 @@ from tercet.ipc.messages import (
 from tercet.ipc.sockets import MAX_MESSAGE_BYTES
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
+Params = TypeVar("Params", SamplingParams, EmbeddingParams, ClassificationParams)
 
 
 def make_request(
@@ -40,9 +41,7 @@ def make_request(
     options: ChatOptions | None = None,
 ) -> Continuation:
     """Still without a name. `options` are of conversations only."""
-    params, handling = SamplingParams() if params is None else params, handling or Handling()
-    if not isinstance(params, SamplingParams):
-        raise TypeError(f"params is {params!r:.80}; want SamplingParams")
+    params, handling = _given(params, SamplingParams), handling or Handling()
     if not 1 <= params.n <= MAX_ANSWERS:
         raise ValueError(f"n is {params.n}; want 1 to {MAX_ANSWERS}")
     if isinstance(prompt, str) and options is None:
@@ -60,9 +59,7 @@ def make_embed(
     prompt: str | Sequence[int], params: EmbeddingParams | None, cache_salt: str, handling: Handling
 ) -> EmbedRequest:
     """Still without a name."""
-    params = EmbeddingParams() if params is None else params
-    if not isinstance(params, EmbeddingParams):
-        raise TypeError(f"params is {params!r:.80}; want EmbeddingParams")
+    params = _given(params, EmbeddingParams)
     if isinstance(prompt, str):
         return Embed("", prompt, params, cache_salt, handling)
     return EmbedIds("", pack_ids(prompt), params, cache_salt, handling)
@@ -73,14 +70,20 @@ def make_classify(
     handling: Handling,
 ) -> ClassifyRequest:  # fmt: skip
     """Still without a name."""
-    params = ClassificationParams() if params is None else params
-    if not isinstance(params, ClassificationParams):
-        raise TypeError(f"params is {params!r:.80}; want ClassificationParams")
+    params = _given(params, ClassificationParams)
     if isinstance(prompt, str):
         return Classify("", prompt, params, cache_salt, handling, pair)
     if pair is not None:
         raise ValueError("got a pair of token ids; want two texts")
     return ClassifyIds("", pack_ids(prompt), params, cache_salt, handling)
+
+
+def _given(params: Params | None, kind: type[Params]) -> Params:
+    """Or its defaults."""
+    params = kind() if params is None else params
+    if not isinstance(params, kind):
+        raise TypeError(f"params is {params!r:.80}; want {kind.__name__}")
+    return params
 
 
 def pack_ids(prompt: Sequence[int]) -> bytes:
