@@ -44,7 +44,6 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
     """What the steps of an engine with this model depend on."""
-    from tercet.model.adapters import ranks_of
     from tercet.model.compile_ahead import Steps
     from tercet.model.landings import num_landings
 
@@ -59,7 +58,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         page_size=config.page_size,
         deterministic=config.deterministic,
         guesses=guess_settings(config),
-        adapters=ranks_of(opened.adapters, opened.config) if opened.adapters else None,
+        adapters=opened.ranks,
         kept=opened.kept,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )

@@ -4,7 +4,6 @@ What would make other numbers and is not supported is refused by name. Knows nam
 device (`adapters.py`).
 """
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tercet.model.config_fields import number, positive
+from tercet.model.config_json import read_object
 from tercet.model.safetensors_files import SafetensorsCheckpoint, shown
 
 log = logging.getLogger(__name__)
@@ -122,11 +122,9 @@ def _of_pattern(settings: Mapping[str, Any], name: str, module: str) -> float | 
 
 def _read_settings(path: Path) -> dict[str, Any]:
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not readable as JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path} holds a {type(settings).__name__}; want an object")
+        settings = read_object(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is not there; want the folder of an adapter") from None
     for name, allowed in _ONLY.items():
         if settings.get(name) not in allowed:
             wanted = " or ".join(map(repr, allowed))
@@ -140,11 +138,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         log.warning("%s: not known, and not used: %s", path, ", ".join(map(shown, unknown)))
     for name in ("rank_pattern", "alpha_pattern"):
         _check_pattern(path, name, settings.get(name) or {})
-    try:
-        positive(settings, "r", most=MOST_RANK)
-        number(settings, "lora_alpha", 8)
-    except ValueError as error:
-        raise ValueError(str(error).replace("config.json", str(path), 1)) from None
+    positive(settings, "r", most=MOST_RANK, file=str(path))
+    number(settings, "lora_alpha", 8, file=str(path))
     return settings
 
 

@@ -105,7 +105,7 @@ def empty_adapters(
     interleaved: bool,
 ) -> tuple[LayerAdapters, ...]:  # fmt: skip
     """Of each layer, with nothing in it. `rank`: the process's, of `size`."""
-    products = _products(config, rank, size, interleaved=interleaved and config.gates_in_product)
+    products = _products(config, rank, size, interleaved=interleaved)
 
     def place(product: _Product) -> LowRank | None:
         if not (columns := sum(ranks.of_modules.get(module.name, 0) for module in product.modules)):
@@ -125,14 +125,13 @@ def empty_adapters(
 
 
 def load_adapters(
-    adapters: Sequence[AdapterFile], config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype,
+    adapters: Sequence[AdapterFile], ranks: Ranks, config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype,
     device: torch.device, interleaved: bool,
 ) -> tuple[LayerAdapters, ...]:  # fmt: skip
-    """The same, read from their files. Scales go into the second matrix of each pair."""
-    ranks = ranks_of(adapters, config)
+    """The same, read from their files, of which `ranks` are. Scales go into the second matrix of each pair."""
     sizes = {"rank": rank, "size": size}
     layers = empty_adapters(ranks, config, **sizes, dtype=dtype, device=device, interleaved=interleaved)
-    products = _products(config, **sizes, interleaved=interleaved and config.gates_in_product)
+    products = _products(config, **sizes, interleaved=interleaved)
     for index, adapter in enumerate(adapters):
         for layer, places in enumerate(layers):
             for name, product in products.items():
@@ -176,7 +175,7 @@ def _products(config: ModelConfig, rank: int, size: int, *, interleaved: bool) -
     return {
         "qkv": _stacked(config, "self_attn.", builder.qkv(), in_turns=False),
         "o": _of_columns("self_attn.o_proj", hidden, heads, rank, size),
-        "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved),
+        "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),
         "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
     }
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 log = logging.getLogger(__name__)
+_FILE = "config.json"
 
 # Fields that change the result in models near ours, with the values that leave it alone.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -218,22 +219,24 @@ def check_fields(config: Mapping[str, Any], family: str) -> None:
         log.warning("config.json: fields without meaning for %s, which are not used: %s", family, ", ".join(unused))
 
 
-def positive(config: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**63 - 1) -> int:
-    """A whole number over 0, or raise."""
+def positive(
+    config: Mapping[str, Any], name: str, default: int | None = None, most: int = 2**63 - 1, *, file: str = _FILE
+) -> int:
+    """A whole number over 0, or raise. `file`: what messages call it."""
     given = config.get(name)
     value = default if given is None else given
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"config.json: {name} is {value!r}; want a positive whole number")
+        raise ValueError(f"{file}: {name} is {value!r}; want a positive whole number")
     if value > most:
-        raise ValueError(f"config.json: {name} is {value}; want {most} at most")
+        raise ValueError(f"{file}: {name} is {value}; want {most} at most")
     return value
 
 
-def number(config: Mapping[str, Any], name: str, default: float) -> float:
-    """A number over 0, or raise."""
+def number(config: Mapping[str, Any], name: str, default: float, *, file: str = _FILE) -> float:
+    """A number over 0, or raise. `file`: what messages call it."""
     value = config.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"config.json: {name} is {value!r}; want a number over 0")
+        raise ValueError(f"{file}: {name} is {value!r}; want a number over 0")
     return float(value)
 
 

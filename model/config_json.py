@@ -25,11 +25,18 @@ _WITHOUT_BIAS = ("mistral", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe
 
 def read_config_json(folder: Path) -> dict[str, Any]:
     """The folder's config.json as it is."""
-    path = folder / "config.json"
+    try:
+        return read_object(folder / "config.json")
+    except FileNotFoundError:
+        raise ValueError(f"{folder} has no config.json; want a model folder") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object. ValueError where there is no such thing in the file, FileNotFoundError where there is no file."""
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{folder} has no config.json; want a model folder") from None
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not readable as JSON: {error}") from None
     if not isinstance(raw, dict):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tercet.model.adapter_file import AdapterFile
-from tercet.model.adapters import adapters_for_cpu, load_adapters, ranks_of
+from tercet.model.adapters import LayerAdapters, Ranks, adapters_for_cpu, load_adapters, ranks_of
 from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
@@ -43,6 +43,8 @@ class Opened:
     kept: Kept
     """As stored: what is so."""
     adapters: tuple[AdapterFile, ...] = ()
+    ranks: Ranks | None = None
+    """Of adapters, if there are any."""
 
     @property
     def num_expanded(self) -> int:
@@ -77,8 +79,8 @@ def open_for(
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
     files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
-    ranks_of(files, config)  # what does not fit is better known before weights are read
-    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files)
+    ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
+    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks)
 
 
 def load_decoder(
@@ -100,7 +102,9 @@ def load_decoder(
         "interleaved": group.device.type == "cuda",
     }  # fmt: skip
     weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
-    adapters = adapters_for_cpu(load_adapters(opened.adapters, config, **on_rank)) if opened.adapters else ()
+    adapters: tuple[LayerAdapters, ...] = ()
+    if opened.ranks is not None:
+        adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))
     return Decoder(
         config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
         adapters=adapters,

@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ def make_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "adapter_model.safetensors")
     return folder
+
+
+def flags(folders: Mapping[str | None, Path | None]) -> tuple[str, ...]:
+    """An engine's `adapter` for folders by name; None is the model alone."""
+    return tuple(f"{name}={folder}" for name, folder in folders.items() if name)
 
 
 def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.adapter_file import AdapterFile
-from tercet.model.adapters import adapters_for_cpu, load_adapters
+from tercet.model.adapters import adapters_for_cpu, load_adapters, ranks_of
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
@@ -39,7 +39,7 @@ def make_decoder(
     on_rank["interleaved"] = layout == "fused"
     weights = load_weights(tensors, config, **on_rank)
     files = [AdapterFile(folder) for folder in adapters]
-    of_layers = load_adapters(files, config, **on_rank) if files else ()
+    of_layers = load_adapters(files, ranks_of(files, config), config, **on_rank) if files else ()
     if layout == "reordered":
         weights, of_layers = reordered_for_cpu(weights), adapters_for_cpu(of_layers)
     return Decoder(config, weights, group, max_model_len=512, deterministic=deterministic, adapters=of_layers)

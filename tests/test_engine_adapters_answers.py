@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from adapter_folders import make_adapter, merged_model, says
+from adapter_folders import flags, make_adapter, merged_model, says
 from checkpoints import checkpoint, random_prompts
 from last_hidden import last_hidden, unit
 from tercet.ipc.messages import EmbeddingParams, SamplingParams
@@ -29,10 +29,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path |
     print("seed", seed)
     made = [make_adapter(scratch / str(name), checkpoint(FAMILY), seed + index) for index, name in enumerate(NAMES[1:])]
     return dict(zip(NAMES, (None, *made), strict=True))
-
-
-def flags(folders: dict[str | None, Path | None]) -> tuple[str, ...]:
-    return tuple(f"{name}={folder}" for name, folder in folders.items() if name)
 
 
 def asked(names: list[str | None], **more: Any) -> list[SamplingParams]:

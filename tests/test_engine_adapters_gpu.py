@@ -8,7 +8,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from adapter_folders import make_adapter, merged_model, says
+from adapter_folders import flags, make_adapter, merged_model, says
 from checkpoints import checkpoint, make_checkpoint, random_prompts
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
@@ -24,10 +24,6 @@ NAMES = (None, "sql", "poems")
 def adapters(scratch: Path, model: Path) -> dict[str | None, Path | None]:
     seed = random.randrange(10**6)
     return {None: None, **{name: make_adapter(scratch / name, model, seed + len(name)) for name in NAMES if name}}
-
-
-def flags(folders: dict[str | None, Path | None]) -> tuple[str, ...]:
-    return tuple(f"{name}={folder}" for name, folder in folders.items() if name)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "qwen3-moe"])
