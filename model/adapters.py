@@ -1,10 +1,11 @@
 """All adapters of one rank: the places of their matrices, layer by layer, and how they are filled.
 
-An adapter changes some linear modules of some layers. The modules of one product (q, k and v, gate and up) have columns
-of the low rank behind each other, of which each module's rows read their own: one pair of products serves them all.
+An adapter changes some linear modules of some layers. The modules of one product (q, k and v, gate and up) are of one
+rank, the highest of any, and have rows of the first matrix behind each other: one pair of products serves them all.
 Knows which rows and columns are this rank's; what a file holds is `adapter_file.py`'s matter.
 
-Shape suffixes: A adapters, R rank of a product, K its reduced size, N its output size on this rank.
+Shape suffixes: A adapters, Q rank of a module, R of a product's modules, K its reduced size, N its output size on this
+rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,6 +68,15 @@ class _Product:
     num_in: int
     num_out: int
 
+    def rank(self, ranks: Ranks) -> int:
+        """Of each module; 0 where no adapter changes any."""
+        return round_up(max(ranks.of_modules.get(module.name, 0) for module in self.modules), RANK_MULTIPLE)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first row of each module."""
+        return tuple(module.rows[0].place.start for module in self.modules)
+
 
 def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     """Rows and columns of the linear modules of a layer that an adapter may change, by their names in it."""
@@ -108,12 +118,12 @@ def empty_adapters(
     products = _products(config, rank, size, interleaved=interleaved)
 
     def place(product: _Product) -> LowRank | None:
-        if not (columns := sum(ranks.of_modules.get(module.name, 0) for module in product.modules)):
+        count, columns = ranks.num_adapters, product.rank(ranks)
+        if not columns:
             return None
-        count, padded = ranks.num_adapters, round_up(columns, RANK_MULTIPLE)
-        down_ARK = torch.zeros(count, padded, product.num_in, dtype=dtype, device=device)
-        up_ANR = torch.zeros(count, product.num_out, padded, dtype=dtype, device=device)
-        return LowRank(down_ARK, up_ANR)
+        down_ARK = torch.zeros(count, columns * len(product.modules), product.num_in, dtype=dtype, device=device)
+        up_ANQ = torch.zeros(count, product.num_out, columns, dtype=dtype, device=device)
+        return LowRank(down_ARK, up_ANQ, product.starts)
 
     return tuple(
         LayerAdapters(**{
@@ -155,17 +165,17 @@ def adapters_for_cpu(layers: Sequence[LayerAdapters]) -> tuple[LayerAdapters, ..
 def _fill_product(
     adapter: AdapterFile, index: int, layer: int, product: _Product, ranks: Ranks, low_rank: LowRank
 ) -> None:
-    shapes, first = adapter.tensors.shapes(), 0
-    for module in product.modules:
+    shapes = adapter.tensors.shapes()
+    for place, module in enumerate(product.modules):
         if (pair := adapter.pairs.get((layer, module.name))) is not None:
-            columns = slice(first, first + pair.rank)
+            first = place * product.rank(ranks)
             ends = module.first_in, module.first_in + product.num_in
-            fill(Move(pair.down, shapes[pair.down], 1, *ends, low_rank.down_ARK[index, columns]), adapter.tensors)
+            down = low_rank.down_ARK[index, first : first + pair.rank]
+            fill(Move(pair.down, shapes[pair.down], 1, *ends, down), adapter.tensors)
             for rows in module.rows:
-                into = low_rank.up_ANR[index, rows.place, columns]
+                into = low_rank.up_ANQ[index, rows.place, : pair.rank]
                 ends = rows.first, rows.first + len(into)
                 fill(Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale), adapter.tensors)
-        first += ranks.of_modules.get(module.name, 0)
 
 
 def _products(config: ModelConfig, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:

@@ -11,24 +11,28 @@ rows there are in truth, on the device; kernels may leave out those behind.
 Shape suffixes: M rows (tokens), K reduced size, N output size, F gated size.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeGuard
+from functools import partial
+from typing import TypedDict, TypeGuard
 
 import torch
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.low_rank import LowRank, add_low_rank
+from tercet.triton_kernels.low_rank import Addition, LowRank, Norm
 from tercet.triton_kernels.matmul import (
     matmul,
     matmul_add,
     matmul_silu_and_mul,
+    norming_config,
     rms_norm_matmul,
     rms_norm_matmul_silu_and_mul,
 )
+from tercet.triton_kernels.matmul_parts import matmul_parts
+from tercet.triton_kernels.overlap import next_starts_late
 from tercet.triton_kernels.scaled_weight import Weight
-from tercet.triton_kernels.silu_and_mul import silu_and_mul_in_turns
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,13 @@ class Adapted:
 Matrix = Weight | Adapted
 
 
+class How(TypedDict):
+    """What is passed on to kernels."""
+
+    deterministic: bool
+    rows: Tensor | None
+
+
 def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
     """The weight as these functions like it best on its device: an opaque oneDNN tensor on the CPU, else itself."""
     if use_kernels(weight_NK) or not torch._C._has_mkldnn:
@@ -70,7 +81,8 @@ def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
 
 def reorder_pairs(low_rank: LowRank) -> Pairs:
     """The same for low ranks."""
-    downs, ups = (tuple(map(reorder_for_cpu, matrices)) for matrices in (low_rank.down_ARK, low_rank.up_ANR))
+    downs = tuple(map(reorder_for_cpu, low_rank.down_ARK))
+    ups = tuple(reorder_for_cpu(low_rank.whole_up(adapter)) for adapter in range(len(downs)))
     return ReorderedPairs(downs, ups) if is_reordered(downs[0]) else low_rank
 
 
@@ -89,9 +101,8 @@ def linear(
 ) -> Tensor:
     """x W^T (+ bias): [M, K] x [N, K] -> [M, N], written to `out` if given."""
     if isinstance(weight_NK, Adapted):
-        out = linear(x_MK, weight_NK.weight_NK, bias_N, out, deterministic=deterministic, rows=rows)
-        _add_adapted(out, x_MK, weight_NK, deterministic=deterministic)
-        return out
+        product = partial(linear, x_MK, weight_NK.weight_NK, bias_N, out, deterministic=deterministic, rows=rows)
+        return _add_adapted(product, x_MK, weight_NK, deterministic=deterministic)
     if is_reordered(weight_NK):
         y_MN = _onednn(x_MK, weight_NK, bias_N)
         return y_MN if out is None else out.copy_(y_MN)
@@ -109,25 +120,28 @@ def rms_norm_linear(
     rows: Tensor | None = None,
 ) -> Tensor:
     """`linear` of the normed rows of x."""
+    how: How = {"deterministic": deterministic, "rows": rows}
     if isinstance(weight_NK, Adapted):
-        normed_MK = rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic)
-        return linear(normed_MK, weight_NK, bias_N, deterministic=deterministic, rows=rows)
+        if norming_config("rms_norm_matmul", x_MK, norm_K, weight_NK.weight_NK, deterministic) is None:
+            return linear(rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic), weight_NK, bias_N, **how)
+        product = partial(rms_norm_matmul, x_MK, norm_K, eps, weight_NK.weight_NK, bias_N, **how)
+        return _add_adapted(product, x_MK, weight_NK, Norm(norm_K, eps), deterministic=deterministic)
     if is_reordered(weight_NK):
         return _onednn(rms_norm(x_MK, norm_K, eps), weight_NK, bias_N)
-    return rms_norm_matmul(x_MK, norm_K, eps, weight_NK, bias_N, deterministic=deterministic, rows=rows)
+    return rms_norm_matmul(x_MK, norm_K, eps, weight_NK, bias_N, **how)
 
 
 def linear_add(
     x_MK: Tensor, weight_NK: Matrix, residual_MN: Tensor, *, deterministic: bool, rows: Tensor | None = None
-) -> None:
-    """residual += x W^T, in place."""
+) -> Tensor:
+    """residual += x W^T, in place; the residual."""
     if isinstance(weight_NK, Adapted):
-        linear_add(x_MK, weight_NK.weight_NK, residual_MN, deterministic=deterministic, rows=rows)
-        _add_adapted(residual_MN, x_MK, weight_NK, deterministic=deterministic)
-    elif is_reordered(weight_NK):
-        residual_MN.add_(_onednn(x_MK, weight_NK, None))
-    else:
-        matmul_add(x_MK, weight_NK, residual_MN, deterministic=deterministic, rows=rows)
+        product = partial(linear_add, x_MK, weight_NK.weight_NK, residual_MN, deterministic=deterministic, rows=rows)
+        return _add_adapted(product, x_MK, weight_NK, deterministic=deterministic)
+    if is_reordered(weight_NK):
+        return residual_MN.add_(_onednn(x_MK, weight_NK, None))
+    matmul_add(x_MK, weight_NK, residual_MN, deterministic=deterministic, rows=rows)
+    return residual_MN
 
 
 def linear_gate(
@@ -136,7 +150,8 @@ def linear_gate(
     """silu(gate) * up of x W^T, whose rows are gate and up in turns: [M, F]."""
     if isinstance(weight_2FK, Adapted):
         assert out is None  # steps with adapters are not cut
-        return silu_and_mul_in_turns(linear(x_MK, weight_2FK, None, deterministic=deterministic, rows=rows))
+        product = partial(linear, x_MK, weight_2FK.weight_NK, None, deterministic=deterministic, rows=rows)
+        return _add_adapted(product, x_MK, weight_2FK, gate=True, deterministic=deterministic)
     return matmul_silu_and_mul(x_MK, weight_2FK, out, deterministic=deterministic, rows=rows)
 
 
@@ -144,22 +159,56 @@ def rms_norm_linear_gate(
     x_MK: Tensor, norm_K: Tensor, eps: float, weight_2FK: Matrix, *, deterministic: bool, rows: Tensor | None = None
 ) -> Tensor:
     """`linear_gate` of the normed rows of x."""
+    how: How = {"deterministic": deterministic, "rows": rows}
     if isinstance(weight_2FK, Adapted):
-        normed_MK = rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic)
-        return linear_gate(normed_MK, weight_2FK, deterministic=deterministic, rows=rows)
-    return rms_norm_matmul_silu_and_mul(x_MK, norm_K, eps, weight_2FK, deterministic=deterministic, rows=rows)
+        if norming_config("rms_norm_matmul", x_MK, norm_K, weight_2FK.weight_NK, deterministic) is None:
+            return linear_gate(rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic), weight_2FK, **how)
+        product = partial(rms_norm_matmul, x_MK, norm_K, eps, weight_2FK.weight_NK, **how)
+        return _add_adapted(product, x_MK, weight_2FK, Norm(norm_K, eps), gate=True, deterministic=deterministic)
+    return rms_norm_matmul_silu_and_mul(x_MK, norm_K, eps, weight_2FK, **how)
 
 
-def _add_adapted(y_MN: Tensor, x_MK: Tensor, matrix: Adapted, *, deterministic: bool) -> None:
+def linear_parts(x_MK: Tensor, weight_NK: Matrix, *, whole: str, rows: Tensor | None) -> Tensor | None:
+    """x W^T by parts of K, in fp32: [S, M, N], or None where it is better done whole. `whole`: what would do so."""
+    if is_reordered(weight_NK):
+        return None
+    if not isinstance(weight_NK, Adapted):
+        return matmul_parts(x_MK, weight_NK, rows, whole=whole)
+    if isinstance(weight_NK.pairs, ReorderedPairs):
+        return None
+    addition = Addition(x_MK, weight_NK.pairs, weight_NK.adapters_M, deterministic=False)
+    with next_starts_late():
+        parts_SMN = matmul_parts(x_MK, weight_NK.weight_NK, rows, whole=whole)
+    if parts_SMN is not None:
+        addition.to(parts_SMN[0])
+    return parts_SMN
+
+
+def _add_adapted(
+    product: Callable[[], Tensor],
+    x_MK: Tensor,
+    matrix: Adapted,
+    norm: Norm | None = None,
+    *,
+    gate: bool = False,
+    deterministic: bool,
+) -> Tensor:
+    """What `product` makes of x (normed, if there is a norm) with what adapters make of it; `gate`: gated."""
     pairs, adapters_M = matrix.pairs, matrix.adapters_M
     if isinstance(pairs, LowRank):
-        add_low_rank(y_MN, x_MK, pairs, adapters_M, deterministic=deterministic)
-        return
+        addition = Addition(x_MK, pairs, adapters_M, norm, deterministic=deterministic)
+        with next_starts_late():
+            y_MN = product()
+        return addition.to(y_MN, gate=gate)
+    assert norm is None  # on the CPU
+    assert not gate  # they are apart
+    y_MN = product()
     for adapter in adapters_M.unique().tolist():
         if adapter >= 0:
             own_M = adapters_M == adapter
             low_MR = _onednn(x_MK[own_M], pairs.downs[adapter], None)
             y_MN[own_M] += _onednn(low_MR, pairs.ups[adapter], None)
+    return y_MN
 
 
 def _onednn(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from tercet.model.linear import (
-    Adapted,
     Matrix,
-    is_reordered,
     linear,
     linear_add,
     linear_gate,
+    linear_parts,
     rms_norm_linear,
     rms_norm_linear_gate,
 )
@@ -28,7 +27,6 @@ from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
 from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
 from tercet.triton_kernels.all_reduce import all_reduce_add_rms_norm, all_reduce_parts
 from tercet.triton_kernels.embedding import embedding
-from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.residual_add import residual_add
 
 
@@ -148,11 +146,11 @@ class Residual:
     def _parts(self, x_TN: Tensor, weight_DN: Matrix) -> Tensor | None:
         """The parts of a projection, if it is better done so and what comes next can add them."""
         one_rank = self._group.size == 1
-        if self._deterministic or isinstance(weight_DN, Adapted) or is_reordered(weight_DN):
+        if self._deterministic:
             return None
         if not (one_rank or self._group.inboxes_for(self._stream_TD)):
             return None
-        return matmul_parts(x_TN, weight_DN, self._rows, whole="matmul_add" if one_rank else "matmul")
+        return linear_parts(x_TN, weight_DN, whole="matmul_add" if one_rank else "matmul", rows=self._rows)
 
     def _normed(self, norm_D: Tensor) -> Tensor:
         """Add the update's sum over ranks into the stream; the total, normed: in one kernel where ranks are peers.

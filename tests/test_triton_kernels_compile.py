@@ -202,7 +202,6 @@ def test_pointwise(capability: int) -> None:
         lambda: embedding.embedding(positions, meta(1000, 4096), 5),
         lambda: scaled_embedding.scaled_embedding(positions, meta(1000, 4096), 5, 12.0),
         lambda: silu_and_mul.silu_and_mul(x),
-        lambda: silu_and_mul.silu_and_mul_in_turns(x),
         lambda: gelu_and_mul.gelu_and_mul(x),
         lambda: add_normed.add_normed(x, x, w, 1e-6),
         lambda: add_normed.add_normed_rms_norm(x, x, w, w, 1e-6, positions),

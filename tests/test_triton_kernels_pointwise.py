@@ -24,7 +24,7 @@ from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.residual_add import residual_add
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
-from tercet.triton_kernels.silu_and_mul import silu_and_mul, silu_and_mul_in_turns
+from tercet.triton_kernels.silu_and_mul import silu_and_mul
 from tercet.triton_kernels.soft_cap import soft_cap
 from tercet.triton_kernels.write_kv import write_kv
 
@@ -135,7 +135,6 @@ def test_gate(place: Place, rows: int, width: int) -> None:
     gate, up = x.double().chunk(2, 1)
     wanted = gate / (1 + (-gate).exp()) * up
     place.check_rounded(silu_and_mul(x), wanted)
-    place.check_rounded(silu_and_mul_in_turns(torch.stack(x.chunk(2, 1), 2).flatten(1)), wanted)
     place.check_rounded(gelu_and_mul(x), F.gelu(gate, approximate="tanh") * up)
 
 

@@ -18,7 +18,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gated
-from tercet.triton_kernels.overlap import let_next_start
+from tercet.triton_kernels.overlap import let_next_start, let_next_start_late
 from tercet.triton_kernels.to_fp32 import to_fp32
 
 
@@ -104,14 +104,14 @@ def _store_gated(y_NM, out_ptr, start_n, M, N: gl.constexpr, WARPS: gl.constexpr
 def early_kernel(
     x_ptr, norm_ptr, eps, w_desc, bias_ptr, out_ptr, M, N: gl.constexpr, K: gl.constexpr,
     BLOCK_M: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr,
-    NORM: gl.constexpr, HOLD: gl.constexpr,
+    NORM: gl.constexpr, HOLD: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (N / (TILES * BLOCK_N) * PARTS,): one program owns TILES * BLOCK_N outputs of all rows, or with PARTS the
     sum of its part of K, in an output of its part's own.
 
     `w_desc`: weights as [K / BLOCK_K, N, BLOCK_K] in blocks of [CHUNKS, BLOCK_N, BLOCK_K], for one step each.
     """
-    let_next_start(True)
+    let_next_start(PDL)
     WARPS: gl.constexpr = gl.num_warps()
     CHUNKS: gl.constexpr = w_desc.block_shape[0]
     BLOCK_N: gl.constexpr = w_desc.block_shape[1]
@@ -150,6 +150,7 @@ def early_kernel(
             w += (_settle(_times(block, norm[index // TILES]) if NORM else block),)
 
     _wait_for_previous()
+    let_next_start_late(PDL)
     x, residual, sums = _nothing(), _nothing(), _nothing()
     for step in gl.static_range(STEPS):
         x += (gl.load(x_ptrs + step * (CHUNKS * BLOCK_K)),)

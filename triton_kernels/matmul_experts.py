@@ -49,7 +49,7 @@ _RING_BYTES = 224 * 1024
 _MOST_WIDENED = 192
 """Pairs of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile,
 other than by warp groups."""
-_MOST_ALONE_OF_MX = 12
+_MOST_ALONE_OF_MX = 8
 """Pairs by themselves of MXFP4: its numbers take more instructions there, and more pairs more than tiles do."""
 _ROWS_OF_VECTOR = 8
 """Of weights of eight bits or four, for a pair that is alone."""

@@ -23,6 +23,7 @@ from tercet.triton_kernels.matmul_skinny import skinny_kernel, split_kernel
 from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wave_kernel
 from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.matmul_vector_scaled import vector_scaled_kernel
+from tercet.triton_kernels.overlap import overlap_options
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
@@ -56,7 +57,7 @@ def launch_matmul(
         each = 2 if w_NK.four_bits else 1  # numbers in a byte
         scaled = {"scales_ptr": w_NK.scales_GN, "GROUP": w_NK.group, "FOUR": w_NK.kind}
         w_NK = w_NK.numbers_NJ
-    pdl = is_hopper(x_MK.device)
+    overlap = overlap_options(x_MK)
     fixed = {
         "N": N,
         "K": K,
@@ -64,12 +65,10 @@ def launch_matmul(
         "BLOCK_K": config.block_k,
         "EPILOGUE": EPILOGUES[epilogue].value,
         "HAS_BIAS": bias_N is not None,
-        "PDL": pdl,
         "num_warps": config.num_warps,
         "num_stages": config.num_stages,
+        **overlap,
     }
-    if pdl:
-        fixed["launch_pdl"] = True
     drawing = {**fixed, "draw": draw}
     if out is None:
         assert draw is not None
@@ -83,7 +82,7 @@ def launch_matmul(
     tiles = cdiv(M, config.height) * tiles_n * parts
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     # Prefetching reads whole tiles, by 16 bytes: it must not reach beyond the last row.
-    can_prefetch = pdl and N % config.width == 0 and w_NK.stride(0) * w_NK.itemsize % 16 == 0
+    can_prefetch = overlap["PDL"] and N % config.width == 0 and w_NK.stride(0) * w_NK.itemsize % 16 == 0
     prefetch = min(config.prefetch, K // parts // each) if can_prefetch else 0
     match config.kernel:
         case "vector" if scaled["GROUP"]:
@@ -109,7 +108,7 @@ def launch_matmul(
             early_kernel[(tiles,)](
                 x_MK, norm, eps, _early_descriptor(w_NK, config), bias, out, M=M, N=N, K=K, BLOCK_M=config.block_m,
                 TILES=3 if config.extra else 1, PARTS=parts, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"],
-                NORM=norm_K is not None, HOLD=config.hold, num_warps=config.num_warps, launch_pdl=True,
+                NORM=norm_K is not None, HOLD=config.hold, num_warps=config.num_warps, **overlap,
             )  # fmt: skip
         case "skinny":
             assert norm_K is None
@@ -137,7 +136,7 @@ def launch_matmul(
                 hopper_descriptor(w_NK, 64, config.block_k // each),
                 bias_ptr=bias, out_ptr=out, M=M, N=N, K=K, GROUPS=config.block_n // 64, STAGES=config.num_stages,
                 PARTS=parts, GROUP_M=config.group_m, TALL=config.tall, EPILOGUE=fixed["EPILOGUE"],
-                HAS_BIAS=fixed["HAS_BIAS"], PDL=pdl, num_warps=4, launch_pdl=pdl, **scaled, **counted,
+                HAS_BIAS=fixed["HAS_BIAS"], num_warps=4, **overlap, **scaled, **counted,
             )  # fmt: skip
         case "tile":
             assert norm_K is None
@@ -165,7 +164,7 @@ def launch_matmul(
                 hopper_descriptor(w_NK, config.block_n, config.block_k),
                 hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
                 out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
-                EPILOGUE=fixed["EPILOGUE"], PDL=pdl, num_warps=4, launch_pdl=pdl, **counted,
+                EPILOGUE=fixed["EPILOGUE"], num_warps=4, **overlap, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None

@@ -5,7 +5,14 @@ one, load activations. Every kernel of a step that is launched with `launch_pdl`
 read what is not there yet. A kernel launched without starts when all before it is done and there to read, and so does
 all that comes after it: what is written ahead of the last such kernel may be read before a wait. Triton's interpreter
 knows none of this: PDL is a constexpr, off there.
+
+Between `next_starts_late` and its end kernels let the next one start only when they have waited: it may read what is
+ahead of them without a wait, runs beside them, and waits at its own end.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import triton
 import triton.language as tl
@@ -13,16 +20,32 @@ from torch import Tensor
 
 from tercet.triton_kernels.dispatch import is_hopper
 
+_LATE = 2
+"""In place of True as PDL."""
+_late = ContextVar("late", default=False)
 
-def overlap_options(tensor: Tensor) -> dict[str, bool]:
+
+@contextmanager
+def next_starts_late() -> Iterator[None]:
+    """Within, kernels that are launched let the next one start late."""
+    token = _late.set(True)
+    try:
+        yield
+    finally:
+        _late.reset(token)
+
+
+def overlap_options(tensor: Tensor) -> dict[str, int]:
     """Launch arguments of a kernel with a PDL constexpr: overlap where the GPU can."""
-    return {"PDL": True, "launch_pdl": True} if is_hopper(tensor.device) else {"PDL": False}
+    if not is_hopper(tensor.device):
+        return {"PDL": False}
+    return {"PDL": _LATE if _late.get() else True, "launch_pdl": True}
 
 
 @triton.jit
 def let_next_start(PDL: tl.constexpr):
     """Programmatic dependent launch: the next kernel may start and load its weights now."""
-    if PDL:
+    if PDL == 1:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -31,6 +54,14 @@ def wait_for_previous(PDL: tl.constexpr):
     """Programmatic dependent launch: from here on, what earlier kernels wrote is there to read."""
     if PDL:
         tl.extra.cuda.gdc_wait()
+    let_next_start_late(PDL)
+
+
+@triton.jit
+def let_next_start_late(PDL: tl.constexpr):
+    """For a kernel that waits in a way of its own, behind that."""
+    if PDL == 2:
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit

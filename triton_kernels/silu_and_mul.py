@@ -1,6 +1,6 @@
 """silu(gate) * up over the fused gate_up product.
 
-Shape suffixes: T tokens, F intermediate size; 2F gate columns then up columns, or both in turns.
+Shape suffixes: T tokens, F intermediate size; 2F gate columns then up columns.
 """
 
 from typing import Any
@@ -32,32 +32,12 @@ def _silu_and_mul_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr)
     tl.store(out_ptr + row * F + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def _silu_and_mul_in_turns_kernel(x_ptr, out_ptr, F: tl.constexpr, BLOCK_F: tl.constexpr):
-    """Grid (T, ceil(F / BLOCK_F)): one program owns BLOCK_F columns of one row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * 2 * BLOCK_F + tl.arange(0, 2 * BLOCK_F)
-    x = tl.load(x_ptr + row * 2 * F + columns, mask=columns < 2 * F, other=0.0).to(tl.float32)
-    gate, up = tl.split(tl.reshape(x, [BLOCK_F, 2]))
-    y = gate / (1.0 + tl.exp(-gate)) * up
-    columns = tl.program_id(1) * BLOCK_F + tl.arange(0, BLOCK_F)
-    tl.store(out_ptr + row * F + columns, y.to(out_ptr.dtype.element_ty), mask=columns < F)
-
-
 def silu_and_mul(x_T2F: Tensor) -> Tensor:
     """[T, 2F] gate columns then up columns -> [T, F]. Mutates nothing; fp32 inside; graph-safe."""
     check_gate_up(x_T2F)
     if not use_kernels(x_T2F):
         return silu_and_mul_reference(*x_T2F.chunk(2, dim=1))
     return launch_gate(_silu_and_mul_kernel, x_T2F)
-
-
-def silu_and_mul_in_turns(x_T2F: Tensor) -> Tensor:
-    """[T, 2F] gate and up columns in turns -> [T, F]. Mutates nothing; fp32 inside; graph-safe."""
-    check_gate_up(x_T2F)
-    if not use_kernels(x_T2F):
-        return silu_and_mul_reference(x_T2F[:, ::2], x_T2F[:, 1::2])
-    return launch_gate(_silu_and_mul_in_turns_kernel, x_T2F)
 
 
 def check_gate_up(x_T2F: Tensor) -> None:
@@ -68,7 +48,7 @@ def check_gate_up(x_T2F: Tensor) -> None:
     check_contiguous("x", x_T2F)
 
 
-def launch_gate(kernel: JITFunction[Any], x_T2F: Tensor, **options: bool) -> Tensor:
+def launch_gate(kernel: JITFunction[Any], x_T2F: Tensor, **options: int) -> Tensor:
     """What a kernel of this grid makes of gate and up columns: [T, F]. `options`: how it overlaps."""
     T, num_columns = x_T2F.shape[0], x_T2F.shape[1] // 2
     out_TF = torch.empty(T, num_columns, dtype=x_T2F.dtype, device=x_T2F.device)

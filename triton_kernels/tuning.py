@@ -94,4 +94,7 @@ def _of_bucket(tuned: dict[int, MatmulConfig], bucket: int) -> MatmulConfig | No
 
 
 def _tuned(gpu: str, op: str, N: int, K: int, dtype: torch.dtype, deterministic: bool) -> dict[int, MatmulConfig]:
-    return load_table(gpu).get(table_key(op, N, K, dtype, deterministic), {})
+    """What is measured with a gate at its end only serves without it too."""
+    table = load_table(gpu)
+    keys = (table_key(which, N, K, dtype, deterministic) for which in (op, f"{op}_silu_and_mul"))
+    return next((table[key] for key in keys if key in table), {})
