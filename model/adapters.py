@@ -40,6 +40,12 @@ class LayerAdapters:
     gate_up: Pairs | None
     down: Pairs | None
 
+    @property
+    def count(self) -> int:
+        """Of adapters."""
+        pairs = self.qkv, self.o, self.gate_up, self.down
+        return max((len(some) for some in pairs if some is not None), default=0)
+
 
 @dataclass(frozen=True)
 class _Rows:

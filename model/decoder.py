@@ -64,8 +64,8 @@ class Decoder:
         self.group = group
         self.max_model_len = max_model_len
         self._weights = weights
-        self._deterministic = deterministic
-        self._has_adapters = bool(adapters)
+        self.deterministic = deterministic
+        self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
         self._fuses = not (deterministic and guesses)
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
@@ -111,7 +111,7 @@ class Decoder:
     ) -> Shapes:
         """The sizes that steps are padded to."""
         deep = depths(
-            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self._deterministic
+            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self.deterministic
         )  # fmt: skip
         return Shapes(
             max_num_seqs,
@@ -121,14 +121,14 @@ class Decoder:
             fewest_rows=_FEWEST_WIDENED if self._widens else 2,
             most_deep=deep,
             trials=trials,
-            adapted=self._has_adapters,
-            always_adapted=self._has_adapters and self._deterministic,
+            adapted=self.num_adapters > 0,
+            always_adapted=self.num_adapters > 0 and self.deterministic,
         )
 
     @property
     def tries_apart(self) -> bool:
         """Whether several tokens of a slot are rows of their own, each with the bits that it has alone."""
-        return self._deterministic
+        return self.deterministic
 
     @property
     def _widens(self) -> bool:
@@ -149,7 +149,7 @@ class Decoder:
         """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
         if not minds_length(
             kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
-            deterministic=self._deterministic, tries=tries,
+            deterministic=self.deterministic, tries=tries,
         ):  # fmt: skip
             return 0
         return SHORT_ROWS if self.config.hidden_size <= _SMALL else 1
@@ -173,7 +173,7 @@ class Decoder:
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
         residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=True)
         hidden_RD = self._rows(residual, attended_TH, inputs)
-        self._layers[-1].add(residual, attended_TH, inputs.adapters_T)
+        self._layers[-1].add(residual, attended_TH, inputs.groups_T)
         return hidden_RD, residual.end()
 
     def _attend_in_last(
@@ -184,7 +184,7 @@ class Decoder:
         shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
-            scorings=self._scorings, deterministic=self._deterministic, longest=longest, deep=deep,
+            scorings=self._scorings, deterministic=self.deterministic, longest=longest, deep=deep,
             fuses=self._fuses,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
@@ -199,7 +199,7 @@ class Decoder:
         for layer, kv in zip(others, kv_cache, strict=False):
             prefill = plan.prefill.get(layer.scoring.window)
             attended_TH = layer.attend(residual, inputs, page_table_SM, kv, plan, prefill)
-            layer.add(residual, attended_TH, inputs.adapters_T)
+            layer.add(residual, attended_TH, inputs.groups_T)
         prefill = plan.prefill.get(last.scoring.window) if whole else plan.last_queries
         return residual, last.attend(residual, inputs, page_table_SM, kv_cache[len(others)], plan, prefill)
 
@@ -208,13 +208,13 @@ class Decoder:
         if inputs.chunk_slots_C.shape[0]:  # else each token is a row
             rows_R = inputs.sample_rows_R
             residual, attended_TH = residual.of_rows(rows_R), embedding(rows_R, attended_TH)
-        self._layers[-1].add(residual, attended_TH, inputs.adapters_R)
+        self._layers[-1].add(residual, attended_TH, inputs.groups_R)
         return residual.end()
 
     def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
-        eps, deterministic = self.config.stream_eps, self._deterministic
+        eps, deterministic = self.config.stream_eps, self.deterministic
         # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
-        halves = not whole and not self.config.block_norms and inputs.adapters_T is None
+        halves = not whole and not self.config.block_norms and inputs.groups_T is None
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
@@ -236,7 +236,7 @@ class Decoder:
     def last_norm(self, hidden_RD: Tensor) -> Tensor:
         """The rows behind the final norm, in memory: what an embedding is made of."""
         weight_D, eps = self._weights.final_norm_D, self.config.stream_eps
-        return rms_norm(hidden_RD, weight_D, eps, deterministic=self._deterministic)
+        return rms_norm(hidden_RD, weight_D, eps, deterministic=self.deterministic)
 
     @property
     def score_LD(self) -> Tensor | None:
@@ -259,7 +259,7 @@ class Decoder:
             self.config.stream_eps,
             weights.lm_head_VD,
             None,
-            deterministic=self._deterministic,
+            deterministic=self.deterministic,
         )
         cap = self.config.logit_softcap
         return soft_cap(logits_RV, cap) if cap else logits_RV
@@ -294,5 +294,5 @@ class Decoder:
             positions_R,
             table,
             self.vocab_shard,
-            deterministic=self._deterministic,
+            deterministic=self.deterministic,
         )

@@ -5,7 +5,6 @@ Knows the order of things; what is sampled from hidden states is the sampler's m
 Shape suffixes: R rows that sample, T tokens of the step, D hidden size.
 """
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from tercet.model.step_shape import StepShape
 from tercet.triton_kernels.guess import Trials, guess
 from tercet.triton_kernels.prepare import StepRows, prepare
 from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.token_adapters import token_adapters
+from tercet.triton_kernels.token_adapters import with_adapters
 
 
 class Forwarded(NamedTuple):
@@ -52,8 +51,7 @@ def forward_step(
         inputs, rows = buffers.cut(shape)
         prepare(rows, table, inputs, **sizes)
     if shape.adapted:
-        adapters_T, adapters_R = token_adapters(inputs, table.adapter_S)
-        inputs = replace(inputs, adapters_T=adapters_T, adapters_R=adapters_R)
+        inputs = with_adapters(inputs, table.adapter_S, decoder.num_adapters, deterministic=decoder.deterministic)
     tables = inputs, kv_cache, table.page_table_SM
     if shape.of_prompts:
         hidden_RD, hidden_TD = decoder.forward_whole(*tables)

@@ -30,6 +30,7 @@ from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prol
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
+from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
@@ -61,7 +62,7 @@ class Layer:
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
         weights = self.weights
-        qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.adapters_T)
+        qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T)
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.
         first = num_decodes if isinstance(plan.decode.get(self.scoring.window), FusedPlan) else 0
@@ -93,10 +94,10 @@ class Layer:
             )
         return out_THD.flatten(1)
 
-    def add(self, residual: Residual, attended_TH: Tensor, adapters_T: Tensor | None = None) -> None:
+    def add(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None) -> None:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""
         weights = self.weights
-        o_DQ = self._with_adapters(weights.o_DQ, "o", adapters_T)
+        o_DQ = self._with_adapters(weights.o_DQ, "o", groups_T)
         _add(residual, attended_TH, o_DQ, weights.o_bias_D, weights.o_norm_D)
         mlp = weights.mlp
         if isinstance(mlp, ExpertWeights):
@@ -111,20 +112,20 @@ class Layer:
             )
             residual.add_block(weights.post_norm_D, through)
             return
-        gate_up_2FD = self._with_adapters(mlp.gate_up_2FD, "gate_up", adapters_T)
+        gate_up_2FD = self._with_adapters(mlp.gate_up_2FD, "gate_up", groups_T)
         if self.interleaved:
             norm_D = weights.post_norm_D
             gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
             gate_up_T2F = _read(residual, weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
             gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
-        down_DF = self._with_adapters(mlp.down_DF, "down", adapters_T)
+        down_DF = self._with_adapters(mlp.down_DF, "down", groups_T)
         _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D)
 
-    def _with_adapters(self, weight: Weight, product: str, adapters_T: Tensor | None) -> Matrix:
+    def _with_adapters(self, weight: Weight, product: str, groups_T: RowGroups | None) -> Matrix:
         """A product's matrix and what adapters add, in a step of which some token goes through one."""
         pairs: Pairs | None = getattr(self.adapters, product, None)
-        return weight if adapters_T is None or pairs is None else Adapted(weight, pairs, adapters_T)
+        return weight if groups_T is None or pairs is None else Adapted(weight, pairs, groups_T)
 
     def _ends_in_prologue(self, num_tokens: int, kv: Tensor) -> bool:
         """Whether the product of so many tokens also does what comes before attention.

@@ -32,6 +32,7 @@ from tercet.triton_kernels.matmul import (
 )
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.overlap import next_starts_late
+from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.scaled_weight import Weight
 
 
@@ -41,6 +42,9 @@ class ReorderedPairs:
 
     downs: tuple[Tensor, ...]
     ups: tuple[Tensor, ...]
+
+    def __len__(self) -> int:
+        return len(self.downs)
 
 
 Pairs = LowRank | ReorderedPairs
@@ -52,8 +56,8 @@ class Adapted:
 
     weight_NK: Weight
     pairs: Pairs
-    adapters_M: Tensor
-    """Of each row; -1: none."""
+    groups: RowGroups
+    """The rows, by their adapters."""
 
     def __len__(self) -> int:
         return len(self.weight_NK)
@@ -102,7 +106,7 @@ def linear(
     """x W^T (+ bias): [M, K] x [N, K] -> [M, N], written to `out` if given."""
     if isinstance(weight_NK, Adapted):
         product = partial(linear, x_MK, weight_NK.weight_NK, bias_N, out, deterministic=deterministic, rows=rows)
-        return _add_adapted(product, x_MK, weight_NK, deterministic=deterministic)
+        return _add_adapted(product, x_MK, weight_NK)
     if is_reordered(weight_NK):
         y_MN = _onednn(x_MK, weight_NK, bias_N)
         return y_MN if out is None else out.copy_(y_MN)
@@ -125,7 +129,7 @@ def rms_norm_linear(
         if norming_config("rms_norm_matmul", x_MK, norm_K, weight_NK.weight_NK, deterministic) is None:
             return linear(rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic), weight_NK, bias_N, **how)
         product = partial(rms_norm_matmul, x_MK, norm_K, eps, weight_NK.weight_NK, bias_N, **how)
-        return _add_adapted(product, x_MK, weight_NK, Norm(norm_K, eps), deterministic=deterministic)
+        return _add_adapted(product, x_MK, weight_NK, Norm(norm_K, eps))
     if is_reordered(weight_NK):
         return _onednn(rms_norm(x_MK, norm_K, eps), weight_NK, bias_N)
     return rms_norm_matmul(x_MK, norm_K, eps, weight_NK, bias_N, **how)
@@ -137,7 +141,7 @@ def linear_add(
     """residual += x W^T, in place; the residual."""
     if isinstance(weight_NK, Adapted):
         product = partial(linear_add, x_MK, weight_NK.weight_NK, residual_MN, deterministic=deterministic, rows=rows)
-        return _add_adapted(product, x_MK, weight_NK, deterministic=deterministic)
+        return _add_adapted(product, x_MK, weight_NK)
     if is_reordered(weight_NK):
         return residual_MN.add_(_onednn(x_MK, weight_NK, None))
     matmul_add(x_MK, weight_NK, residual_MN, deterministic=deterministic, rows=rows)
@@ -151,7 +155,7 @@ def linear_gate(
     if isinstance(weight_2FK, Adapted):
         assert out is None  # steps with adapters are not cut
         product = partial(linear, x_MK, weight_2FK.weight_NK, None, deterministic=deterministic, rows=rows)
-        return _add_adapted(product, x_MK, weight_2FK, gate=True, deterministic=deterministic)
+        return _add_adapted(product, x_MK, weight_2FK, gate=True)
     return matmul_silu_and_mul(x_MK, weight_2FK, out, deterministic=deterministic, rows=rows)
 
 
@@ -164,7 +168,7 @@ def rms_norm_linear_gate(
         if norming_config("rms_norm_matmul", x_MK, norm_K, weight_2FK.weight_NK, deterministic) is None:
             return linear_gate(rms_norm(x_MK, norm_K, eps, rows, deterministic=deterministic), weight_2FK, **how)
         product = partial(rms_norm_matmul, x_MK, norm_K, eps, weight_2FK.weight_NK, **how)
-        return _add_adapted(product, x_MK, weight_2FK, Norm(norm_K, eps), gate=True, deterministic=deterministic)
+        return _add_adapted(product, x_MK, weight_2FK, Norm(norm_K, eps), gate=True)
     return rms_norm_matmul_silu_and_mul(x_MK, norm_K, eps, weight_2FK, **how)
 
 
@@ -176,7 +180,7 @@ def linear_parts(x_MK: Tensor, weight_NK: Matrix, *, whole: str, rows: Tensor | 
         return matmul_parts(x_MK, weight_NK, rows, whole=whole)
     if isinstance(weight_NK.pairs, ReorderedPairs):
         return None
-    addition = Addition(x_MK, weight_NK.pairs, weight_NK.adapters_M, deterministic=False)
+    addition = Addition(x_MK, weight_NK.pairs, weight_NK.groups)
     with next_starts_late():
         parts_SMN = matmul_parts(x_MK, weight_NK.weight_NK, rows, whole=whole)
     if parts_SMN is not None:
@@ -191,21 +195,20 @@ def _add_adapted(
     norm: Norm | None = None,
     *,
     gate: bool = False,
-    deterministic: bool,
 ) -> Tensor:
     """What `product` makes of x (normed, if there is a norm) with what adapters make of it; `gate`: gated."""
-    pairs, adapters_M = matrix.pairs, matrix.adapters_M
+    pairs, groups = matrix.pairs, matrix.groups
     if isinstance(pairs, LowRank):
-        addition = Addition(x_MK, pairs, adapters_M, norm, deterministic=deterministic)
+        addition = Addition(x_MK, pairs, groups, norm)
         with next_starts_late():
             y_MN = product()
         return addition.to(y_MN, gate=gate)
     assert norm is None  # on the CPU
     assert not gate  # they are apart
     y_MN = product()
-    for adapter in adapters_M.unique().tolist():
+    for adapter in groups.adapters_T.unique().tolist():
         if adapter >= 0:
-            own_M = adapters_M == adapter
+            own_M = groups.adapters_T == adapter
             low_MR = _onednn(x_MK[own_M], pairs.downs[adapter], None)
             y_MN[own_M] += _onednn(low_MR, pairs.ups[adapter], None)
     return y_MN

@@ -4,7 +4,7 @@ It does what slot table, planner and runner do, in the plainest way, so that the
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
 from tercet.model.weights import load_weights, reordered_for_cpu
 from tercet.triton_kernels.prepare import StepInputs
-from tercet.triton_kernels.token_adapters import token_adapters
+from tercet.triton_kernels.token_adapters import with_adapters
 
 PAGE = 16
 CPU = torch.device("cpu")
@@ -122,8 +122,9 @@ class Sequences:
             num_tokens_1=[num_decodes + ends[-1]],
         )
         if self.adapters is not None:
-            of_tokens, of_rows = token_adapters(inputs, torch.tensor(self.adapters, dtype=torch.int32))
-            inputs = replace(inputs, adapters_T=of_tokens, adapters_R=of_rows)
+            slots = torch.tensor(self.adapters, dtype=torch.int32)
+            ways = {"deterministic": self.decoder.deterministic}
+            inputs = with_adapters(inputs, slots, self.decoder.num_adapters, **ways)
         tables = inputs, self.cache, self.page_table_SM
         hidden_RD = self.decoder.forward(*tables)
         if chunks and self.whole:

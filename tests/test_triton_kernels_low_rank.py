@@ -1,7 +1,6 @@
 """What adapters add to a product against float64, and which adapter a token has against a loop over a step's rows."""
 
 from random import Random
-from typing import Any
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from tercet.triton_kernels.low_rank import Addition, LowRank, Norm
 from tercet.triton_kernels.matmul import matmul
 from tercet.triton_kernels.overlap import next_starts_late
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.row_groups import NO_TILE, group_rows
 from tercet.triton_kernels.token_adapters import token_adapters
 
 HAVE_GPU = torch.cuda.is_available()
@@ -34,10 +34,18 @@ def matrices(
     return LowRank(down, place.random(num_adapters, num_out, rank), starts)
 
 
-def add(y: Tensor, x: Tensor, low_rank: LowRank, adapters: Tensor, **options: Any) -> Tensor:
-    return Addition(
-        x, low_rank, adapters, options.pop("norm", None), deterministic=options.pop("deterministic", False)
-    ).to(y, **options)
+def add(
+    y: Tensor,
+    x: Tensor,
+    low_rank: LowRank,
+    adapters: Tensor,
+    norm: Norm | None = None,
+    *,
+    gate: bool = False,
+    deterministic: bool = False,
+) -> Tensor:
+    groups = group_rows(adapters, len(low_rank), deterministic=deterministic)
+    return Addition(x, low_rank, groups, norm).to(y, gate=gate)
 
 
 def wanted_sum(y: Tensor, x: Tensor, low_rank: LowRank, adapters: list[int]) -> Tensor:
@@ -135,7 +143,7 @@ def test_beside_a_product_in_a_graph(num_rows: int) -> None:
 
     def step() -> tuple[Tensor, Tensor]:
         x = matmul(first, before)
-        addition = Addition(x, low_rank, indices, deterministic=False)
+        addition = Addition(x, low_rank, group_rows(indices, 3, deterministic=False))
         with next_starts_late():
             y = matmul(x, weight)
         return x, addition.to(y)
@@ -173,16 +181,49 @@ def test_a_row_has_the_bits_that_it_has_alone(place: Place) -> None:
                 assert torch.equal(alone, y[one]), row
 
 
-@pytest.mark.parametrize("wrong", ["x", "y", "adapters", "rank", "norm"])
+@pytest.mark.parametrize("wrong", ["x", "y", "rank", "norm"])
 def test_what_does_not_fit_is_refused(wrong: str) -> None:
     place = Place("cpu", torch.float32)
     low_rank = matrices(place, 2, 24 if wrong == "rank" else 16, 40, 50)
     x = place.random(3, 49 if wrong == "x" else 50)
     y = place.random(4 if wrong == "y" else 3, 40)
-    adapters = place.ints([0, 1] if wrong == "adapters" else [0, 1, -1])
+    adapters = place.ints([0, 1, -1])
     norm = Norm(place.random(51), 1e-6) if wrong == "norm" else None
     with pytest.raises(ValueError, match=f"^{'down' if wrong == 'rank' else wrong}: got"):
         add(y, x, low_rank, adapters, norm=norm)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_adapters"), [(0, 1), (1, 1), (1, 300), (2, 1), (17, 3), (40, 500), (512, 2), (513, 7), (1400, 90)]
+)
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("few", [False, True])
+def test_each_row_is_in_a_tile_of_its_adapter(
+    place: Place, num_rows: int, num_adapters: int, deterministic: bool, few: bool
+) -> None:
+    """In their order, tiles as full as can be, and no tile behind those."""
+    if place.device == "cpu" and INTERPRETED and num_rows > 600:
+        num_rows = 520
+    kinds = min(2, num_adapters) if few else num_adapters
+    adapters = [Random(row).randrange(-1, kinds) for row in range(num_rows)]
+    groups = group_rows(place.ints(adapters), num_adapters, deterministic=deterministic)
+    assert groups.adapters_T.tolist() == adapters
+    height = groups.rows_BMH.shape[2]
+    assert height == (64 if num_rows > 512 and not deterministic else 16)
+    for block, (rows_MH, of_tiles) in enumerate(
+        zip(groups.rows_BMH.tolist(), groups.adapters_BM.tolist(), strict=True)
+    ):
+        own = range(block * 512, min(num_rows, block * 512 + 512))
+        wanted = [
+            (adapter, [row for row in own if adapters[row] == adapter])
+            for adapter in sorted({adapters[row] for row in own})
+        ]
+        tiles = [(adapter, rows[at : at + height]) for adapter, rows in wanted for at in range(0, len(rows), height)]
+        count = len(tiles)
+        got = list(zip(of_tiles, rows_MH, strict=True))
+        assert [(adapter, [row for row in rows if row >= 0]) for adapter, rows in got[:count]] == tiles
+        assert all(rows == sorted(rows, key=lambda row: row < 0) for _, rows in got[:count])
+        assert all(adapter == NO_TILE.value for adapter, _ in got[count:])
 
 
 @pytest.mark.parametrize(
@@ -235,10 +276,11 @@ def test_kernels_compile_once_for_all_numbers_of_rows(capability: int, dtype: to
             adapters = torch.empty(rows, dtype=torch.int32, device="meta")
             x, y = torch.empty(rows, 4096, **like), torch.empty(rows, 6144, **like)
             add(y, x, low_rank, adapters)
-    assert len({kernel.hash for kernel in kernels}) == 8
+    assert len({kernel.hash for kernel in kernels}) == 7
     for kernel in kernels:
         assert kernel.asm["cubin"]
-        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == (capability == 90)
+        waits = capability == 90 and "_group_rows_kernel" not in kernel.asm["ptx"]
+        assert ("griddepcontrol.wait" in kernel.asm["ptx"]) == waits
 
 
 def test_in_the_interpreter() -> None:

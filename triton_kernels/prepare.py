@@ -17,6 +17,7 @@ from torch import Tensor
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
@@ -47,9 +48,9 @@ class StepInputs:
     """Tokens of each decode row, behind each other: more than one in a step with guesses (`guess.py`)."""
     lengths_T: Tensor | None = None
     """Then, what each of them sees: that is not more than its row's length."""
-    adapters_T: Tensor | None = None
-    """Which adapter each token goes through, -1 for none (`token_adapters.py`); None in a step where none does."""
-    adapters_R: Tensor | None = None
+    groups_T: RowGroups | None = None
+    """Tokens by the adapters that they go through (`token_adapters.py`); None in a step where none does."""
+    groups_R: RowGroups | None = None
     """The same of rows."""
 
 

@@ -1,7 +1,9 @@
-"""Which adapter each token of a step goes through, and each row: its slot's.
+"""Which adapter each token of a step goes through, and each row: its slot's; both grouped by that.
 
 Shape suffixes: as in `prepare.py`; S slots, I tokens and then rows.
 """
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -11,6 +13,7 @@ from torch import Tensor
 from tercet.triton_kernels.checks import check_indices
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.prepare import StepInputs
+from tercet.triton_kernels.row_groups import group_rows
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
 _BLOCK = 64
@@ -56,6 +59,16 @@ def token_adapters(inputs: StepInputs, adapter_S: Tensor) -> tuple[Tensor, Tenso
             C=C, BLOCK_C=block_c, TRIES=inputs.tries, BLOCK=block, num_warps=2,
         )  # fmt: skip
     return out_I[:T], out_I[T:] if C else out_I
+
+
+def with_adapters(inputs: StepInputs, adapter_S: Tensor, num_adapters: int, *, deterministic: bool) -> StepInputs:
+    """The inputs of a step of which tokens go through adapters: with groups."""
+    of_tokens, of_rows = token_adapters(inputs, adapter_S)
+    groups_T = group_rows(of_tokens, num_adapters, deterministic=deterministic)
+    groups_R = groups_T
+    if of_rows is not of_tokens:
+        groups_R = group_rows(of_rows, num_adapters, deterministic=deterministic)
+    return replace(inputs, groups_T=groups_T, groups_R=groups_R)
 
 
 def token_adapters_reference(inputs: StepInputs, adapter_S: Tensor) -> tuple[Tensor, Tensor]:
