@@ -19,9 +19,10 @@ from typing import TypedDict, TypeGuard
 import torch
 from torch import Tensor
 
+from tercet.triton_kernels.add_low_rank import Addition
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.low_rank import Addition, LowRank, Norm
+from tercet.triton_kernels.low_rank import LowRank, Norm
 from tercet.triton_kernels.matmul import (
     matmul,
     matmul_add,

@@ -34,6 +34,8 @@ class RowGroups:
     """A tile's rows, -1 in places that are left."""
     adapters_BM: Tensor
     """Each tile's."""
+    deterministic: bool
+    """A row's bits are not to depend on T."""
 
     def __len__(self) -> int:
         return len(self.adapters_T)
@@ -79,7 +81,7 @@ def _group_rows_kernel(
 
 
 def group_rows(adapters_T: Tensor, num_adapters: int, *, deterministic: bool) -> RowGroups:
-    """Rows of adapters 0 to `num_adapters` - 1, or of none: -1. `deterministic`: tiles are as high for all T.
+    """Rows of adapters 0 to `num_adapters` - 1, or of none: -1. `deterministic`: a row's bits are not to depend on T.
 
     Mutates nothing; graph-safe.
     """
@@ -95,7 +97,7 @@ def group_rows(adapters_T: Tensor, num_adapters: int, *, deterministic: bool) ->
     tiles = min(block // height + num_adapters + 1, T, block)
     rows_BMH = adapters_T.new_empty(cdiv(T, block), tiles, height)
     tile_adapters_BM = adapters_T.new_empty(cdiv(T, block), tiles)
-    groups = RowGroups(adapters_T, rows_BMH, tile_adapters_BM)
+    groups = RowGroups(adapters_T, rows_BMH, tile_adapters_BM, deterministic)
     if not use_kernels(adapters_T):
         return group_rows_reference(groups, block)
     if T:
