@@ -40,17 +40,8 @@ class ChatTemplate:
 
     def __init__(self, source: str, special_tokens: dict[str, str], tool_use: str | None = None) -> None:
         """`special_tokens`: such as `bos_token`, for the template to name. `tool_use`: the source where tools come."""
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _strftime_now
-        try:
-            self._template = environment.from_string(source)
-            self._tool_use = self._template if tool_use is None else environment.from_string(tool_use)
-        except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
-            raise UnsupportedModel(f"the checkpoint's chat template cannot be used: {error}") from None
+        self._template = compiled(source, "the checkpoint's chat template")
+        self._tool_use = self._template if tool_use is None else compiled(tool_use, "the checkpoint's chat template")
         self._special_tokens = special_tokens
         with_tools = source if tool_use is None else tool_use
         self._takes_tools = "tools" in with_tools
@@ -70,20 +61,16 @@ class ChatTemplate:
         if options.tools and not self._takes_tools:
             raise TemplateRefused(f"tools has {len(options.tools)}; want none: the chat template does not show them")
         template = self._tool_use if options.tools else self._template
-        try:
-            prompt = template.render(
-                messages=turns,
-                add_generation_prompt=options.ending == "reply",
-                tools=tools or None,
-                documents=None,
-                **self._special_tokens,
-                **template_kwargs,
-            )
-        except jinja2.TemplateError as error:
-            raise TemplateRefused(f"the chat template refused the messages: {error}") from None
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            # A template is a program: what it stumbles over is about these messages, not about the engine.
-            raise TemplateRefused(f"the chat template failed on the messages: {error}") from None
+        prompt = rendered(
+            template,
+            "the chat template",
+            messages=turns,
+            add_generation_prompt=options.ending == "reply",
+            tools=tools or None,
+            documents=None,
+            **self._special_tokens,
+            **template_kwargs,
+        )
         if self._is_harmony:
             _check_shown(turns, prompt)
         return prompt if end is None else _cut(prompt, end)
@@ -134,6 +121,31 @@ class ChatTemplate:
         except TemplateRefused:
             return False
         return prompt.rstrip().endswith("<think>")
+
+
+def compiled(source: str, what: str) -> jinja2.Template:
+    """A template in the sandbox. Raises `UnsupportedModel`, of `what`."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = _strftime_now
+    try:
+        return environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError, SyntaxError) as error:
+        raise UnsupportedModel(f"{what} cannot be used: {error}") from None
+
+
+def rendered(template: jinja2.Template, what: str, **values: Any) -> str:
+    """What it writes of these. Raises `TemplateRefused`, of `what`."""
+    try:
+        return template.render(**values)
+    except jinja2.TemplateError as error:
+        raise TemplateRefused(f"{what} refused the messages: {error}") from None
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        # A template is a program: what it stumbles over is about these messages, not about the engine.
+        raise TemplateRefused(f"{what} failed on the messages: {error}") from None
 
 
 def _heard(template_kwargs: dict[str, Any]) -> dict[str, Any]:

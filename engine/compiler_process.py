@@ -96,6 +96,7 @@ def open_configured(
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         tensor_parallel_size=config.tensor_parallel_size,
         adapters=[Path(path) for path in adapter_paths],
+        label_tokens=config.classifier_tokens,
     )
 
 

@@ -32,6 +32,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: str | None = None
     adapter: tuple[str, ...] = ()
     """NAME=FOLDER each: a LoRA adapter of the model, in PEFT's layout, or a hub id. Requests say NAME."""
+    classifier_tokens: tuple[str, ...] = ()
+    """One token or two, by which a model that writes text classifies: the last one's logit, less the other's."""
+    pair_template: str | None = None
+    """File: what is written around two texts that are classified as a pair, in Jinja; None: as the tokenizer has it."""
     device: Device = "auto"
     dtype: DType = "auto"
     """auto: the checkpoint's own type on a GPU, float32 on the CPU."""
@@ -154,6 +158,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_http(self.http, self.api_key)
         if f"tcp://{self.http}" in self.listen:
             raise ValueError(f"--http got {self.http!r}, where --listen is; want another port for one of them")
+        if len(self.classifier_tokens) > 2 or not all(self.classifier_tokens):
+            given = " ".join(map(repr, self.classifier_tokens))
+            raise ValueError(f"--classifier-tokens got {given}; want one token, or two, as in no yes")
+        if self.classifier_tokens and self.load_format == "null":
+            raise ValueError("--classifier-tokens came with --load-format null, which has no logits; want one of them")
         served = self.served_model_name or self.model
         if served in read_adapters(self.adapter):
             raise ValueError(f"--adapter got the name {served!r}, which is the model's; want another")

@@ -16,7 +16,8 @@ def check_made(request: Request, rules: Rules) -> None:
         _check_embedding(request.embedding, rules)
     elif isinstance(request, ClassifyRequest):
         if rules.limits.classifier is None:
-            raise Refusal("not_supported", "this checkpoint has no score.weight, the head of a model that classifies")
+            text = "this checkpoint has no score.weight, the head of a model that classifies; want --classifier-tokens"
+            raise Refusal("not_supported", text)
         adapter_index(request.classification.adapter, rules)
     elif not rules.limits.generates:
         use = "for embeddings" if rules.limits.classifier is None else "to classify, and for embeddings"

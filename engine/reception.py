@@ -178,7 +178,10 @@ class Reception:
                     check = partial(check_text_length, rules=self._rules)
                     return self._codec.encode_chat(messages, options, check, salt)
                 case Classify(prompt=prompt, pair=pair, cache_salt=salt):
-                    return self._codec.encode(prompt, salt) if pair is None else self._codec.encode_pair(prompt, pair)
+                    if pair is None:
+                        return self._codec.encode(prompt, salt)
+                    check = partial(check_text_length, rules=self._rules)
+                    return self._codec.encode_pair(prompt, pair, check, salt)
                 case GenerateIds() | EmbedIds() | ClassifyIds():
                     return unpack_ids(request.prompt_ids)
         except (TemplateRefused, TextRefused) as error:

@@ -26,6 +26,11 @@ def make_rules(codec: TextCodec, limits: Limits, config: EngineConfig) -> Rules:
         )
     if len(eos_ids) > MAX_STOP_IDS:
         raise UnsupportedModel(f"the checkpoint has {len(eos_ids)} end-of-sequence ids; want at most {MAX_STOP_IDS}")
+    if codec.pair_template is not None and limits.classifier is None:
+        raise UnsupportedModel(
+            "--pair-template is for a model that classifies, and this one does not; want --classifier-tokens, a model "
+            "with a head, or no template"
+        )
     of_text = codec.longest_token, codec.tokenizer is not None
     adapters = tuple(read_adapters(config.adapter))
     rules = Rules(limits, codec.defaults, eos_ids, config.seed, *of_text, config.page_size, codec.pooling, adapters)

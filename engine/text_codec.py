@@ -22,6 +22,7 @@ from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.harmony import CALL, CHANNEL, END, RETURN
 from tercet.engine.json_file import read_object
 from tercet.engine.listed_tokens import add_listed, special_names
+from tercet.engine.pair_template import PairTemplate
 from tercet.engine.pieces import Pieces
 from tercet.engine.pooling import Pooling, pooling_of_gguf, read_pooling
 from tercet.engine.text_parts import TextParts, cut_tokens, frame, frame_fault
@@ -60,6 +61,8 @@ class TextCodec:
     """No token covers more bytes of a prompt; None: not known."""
     pooling: Pooling
     """How an embedding is made."""
+    pair_template: PairTemplate | None = None
+    """What is written around a pair of texts; None: as tokenizer.json has it."""
 
     def encode(self, text: str, salt: str = "") -> "array[int]":
         """A plain prompt, begun as tokenizer.json says; as in transformers, `add_bos_token` cannot change that. `salt`:
@@ -72,9 +75,16 @@ class TextCodec:
         begin, end = self.frame
         return begin + self.parts.encode(text, salt) + end
 
-    def encode_pair(self, first: str, second: str) -> "array[int]":
-        """Both, as tokenizer.json says of two texts."""
+    def encode_pair(
+        self, first: str, second: str, check: Callable[[str], None] = lambda text: None, salt: str = ""
+    ) -> "array[int]":
+        """Both, as tokenizer.json says of two texts, or as a template writes them; the rest as in `encode_chat`."""
         assert self.tokenizer is not None
+        if self.pair_template is not None:
+            assert self.parts is not None
+            text = self.pair_template.render(first, second)
+            check(text)
+            return self.parts.encode(text, salt)
         if fault := frame_fault(self.tokenizer, "pair"):
             raise TextRefused(f"the tokenizer takes no pair of texts: {fault}")
         (ids,) = _encode(self.tokenizer, [(first, second)], add_special_tokens=True)
@@ -110,12 +120,12 @@ def _encode(
         raise TextRefused(f"the tokenizer refused the prompt: {error}") from None
 
 
-def load_codec(model_path: Path) -> TextCodec:
+def load_codec(model_path: Path, pair_template: str | None = None) -> TextCodec:
     """Read what `model_path`, a folder or a GGUF file, says about text."""
-    return _from_gguf(model_path) if model_path.is_file() else _from_folder(model_path)
+    return _from_gguf(model_path, pair_template) if model_path.is_file() else _from_folder(model_path, pair_template)
 
 
-def _from_gguf(path: Path) -> TextCodec:
+def _from_gguf(path: Path, pair_template: str | None) -> TextCodec:
     metadata = read_metadata(path)
     count = metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:  # only the first part has the tokenizer
@@ -141,6 +151,7 @@ def _from_gguf(path: Path) -> TextCodec:
         tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
         defaults_of_gguf(metadata, str(path)),
         pooling_of_gguf(metadata, path),
+        pair_template,
     )
 
 
@@ -150,7 +161,7 @@ def _ends_of_config(config: dict[str, Any]) -> Any:
     return part.get("eos_token_id") if said is None and isinstance(part, dict) else said
 
 
-def _from_folder(folder: Path) -> TextCodec:
+def _from_folder(folder: Path, pair_template: str | None) -> TextCodec:
     generation = read_object(folder / "generation_config.json")
     said = generation.get("eos_token_id")
     ends = _ids(_ends_of_config(read_object(folder / "config.json")) if said is None else said)
@@ -177,7 +188,8 @@ def _from_folder(folder: Path) -> TextCodec:
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
-    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), defaults, read_pooling(folder))
+    how = defaults, read_pooling(folder), pair_template
+    return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), *how)
 
 
 def _codec(
@@ -187,6 +199,7 @@ def _codec(
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
     pooling: Pooling,
+    pair_template: str | None,
 ) -> TextCodec:
     vocabulary = tokenizer.get_vocab()
     if not vocabulary or max(vocabulary.values()) >= _MOST_IDS:
@@ -199,7 +212,9 @@ def _codec(
     pieces = Pieces(tokenizer)
     # Elsewhere a token may stand for a word of any length that the vocabulary lacks.
     bounded = pieces.byte_level and "BPE" in type(tokenizer.model).__name__
-    tokens = cut_tokens(tokenizer, [*templates.values(), *names.values()])
+    pair = None if pair_template is None else PairTemplate(Path(pair_template), names)
+    sources = [*templates.values(), *names.values(), *(() if pair is None else (pair.source,))]
+    tokens = cut_tokens(tokenizer, sources)
     return TextCodec(
         tokenizer,
         ChatTemplate(templates["default"], names, templates.get("tool_use")) if "default" in templates else None,
@@ -211,6 +226,7 @@ def _codec(
         # Each byte is at most one character of a token's spelling; normalisation shortens a text to a third at most.
         3 * max(map(len, vocabulary)) if bounded else None,
         pooling,
+        pair,
     )
 
 

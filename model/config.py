@@ -124,7 +124,9 @@ class ModelConfig:
     """The checkpoint says how hidden states become logits. Else the embedding is tied to where a matrix for that would
     be, and what is sampled means nothing."""
     classifier: Classifier | None = None
-    """What the head tells apart that it has instead of such a matrix, if it has one."""
+    """What the head tells apart that it has instead of such a matrix, if it has one; or its `label_tokens`."""
+    label_tokens: tuple[int, ...] = ()
+    """One token or two, which stand for a head: `label_tokens.py`."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False

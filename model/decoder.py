@@ -24,6 +24,7 @@ from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
 from tercet.model.rope import rotary_table, still_table
+from tercet.model.score_head import ScoreHead
 from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention_reference import Scoring
@@ -239,9 +240,9 @@ class Decoder:
         return rms_norm(hidden_RD, weight_D, eps, deterministic=self.deterministic)
 
     @property
-    def score_LD(self) -> Tensor | None:
-        """See `Weights`."""
-        return self._weights.score_LD
+    def score_head(self) -> ScoreHead | None:
+        """What classifies, if anything does."""
+        return ScoreHead.of(self.config, self._weights.score_LD)
 
     @property
     def vocab_shard(self) -> VocabShard:

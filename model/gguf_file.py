@@ -103,6 +103,15 @@ class GgufCheckpoint:
         return torch.bfloat16
 
 
+def read_tokens(path: Path) -> list[str]:
+    """A file's vocabulary."""
+    field = _open(path).get_field("tokenizer.ggml.tokens")
+    tokens = None if field is None else field.contents()
+    if not isinstance(tokens, list):
+        raise ValueError(f"{path} has no tokenizer.ggml.tokens; want a file with a vocabulary")
+    return tokens
+
+
 def _open(path: Path) -> Any:
     try:
         from gguf import GGUFReader

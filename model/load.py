@@ -16,6 +16,7 @@ from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
+from tercet.model.label_tokens import with_label_tokens
 from tercet.model.parallel import Group
 from tercet.model.scaled_rows import Kept
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
@@ -63,9 +64,11 @@ def open_for(
     dummy_seed: int | None = None,
     tensor_parallel_size: int = 1,
     adapters: Sequence[Path] = (),
+    label_tokens: Sequence[str] = (),
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
-    config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters.
+    config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters;
+    `label_tokens`: by which a model classifies.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
     if dummy_seed is None:
@@ -75,6 +78,8 @@ def open_for(
         config, quantization = read_settings(path)
         torch_dtype = resolve_dtype(dtype, config, device)
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
+    if label_tokens:
+        config = with_label_tokens(config, path, label_tokens)
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)

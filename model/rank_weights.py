@@ -70,4 +70,4 @@ class Weights:
     lm_head_VD: Tensor
     interleaved: bool
     score_LD: Tensor | None = None
-    """The head that classifies, of L labels: on the host, in fp64."""
+    """What classifies: a head of L labels, or as many tokens' rows of the lm_head. On the host, in fp64."""

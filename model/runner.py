@@ -238,7 +238,7 @@ class Runner:
         vectors = None
         if embedded := self._extras.embedded(self._rows.chunks):
             words = HostCopy(self._decoder.last_norm(hidden_CD).view(torch.int32), self._rooms)
-            kind = hidden_CD.dtype, self._decoder.config.logits_scaling, self._decoder.score_LD
+            kind = hidden_CD.dtype, self._decoder.config.logits_scaling, self._decoder.score_head
             vectors = StepVectors(embedded, self._rows.num_decode_rows, words, *kind)
         return StepExtra(logs, vectors) if logs or vectors else None
 

@@ -5,7 +5,7 @@ Knows the tensor names of the Hugging Face layout and how a matrix is cut for ra
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from tercet.model.config import Experts, ModelConfig
 from tercet.model.empty_matrix import empty_matrix
 from tercet.model.rank_weights import ExpertWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
+from tercet.model.score_head import rows_of_head
 from tercet.triton_kernels.scaled_weight import Weight
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -93,13 +94,14 @@ class ShardBuilder:
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
         final_norm_D = self._norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
         lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
-        score_LD = self._score(len(self.config.classifier.labels)) if self.config.classifier else None
-        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, score_LD)
+        score = rows_of_head(self.config, EMBEDDING if tied else LM_HEAD)
+        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, self._score(score))
 
-    def _score(self, num_labels: int) -> Tensor:
-        into = torch.empty(num_labels, self.config.hidden_size, dtype=torch.float64, device="cpu")
-        self._rows("score.weight", num_labels, 0, into)
-        return into
+    def _score(self, rows: Sequence[tuple[str, int, int]]) -> Tensor | None:
+        score_LD = torch.empty(len(rows), self.config.hidden_size, dtype=torch.float64, device="cpu")
+        for index, row in enumerate(rows):
+            self._rows(*row, score_LD[index : index + 1])
+        return score_LD if rows else None
 
     def _layer(self, index: int, interleaved: bool) -> LayerWeights:
         config, hidden = self.config, self.config.hidden_size

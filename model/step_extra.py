@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from tercet.ipc.step_messages import Beyond, Embedding, Logs, PromptLogs, Vector
 from tercet.model.host_copies import HostCopy
+from tercet.model.score_head import ScoreHead
 from tercet.model.token_logs import Chunk
 
 
@@ -50,20 +50,20 @@ class StepVectors:
     dtype: torch.dtype
     scale: float
     """By which the model divides what it makes logits of: its norm has it in it (`shard.py`)."""
-    score_LD: Tensor | None = None
-    """That head, in fp64."""
+    head: ScoreHead | None = None
+    """What classifies."""
 
     def messages(self) -> tuple[Vector, ...]:
         """Once. Sums are in fp64, so that a length is 1 to the last bits of fp32."""
         hidden_CD = torch.from_numpy(self.words.read()).view(self.dtype)
         vectors = []
         for chunk, how in self.wanted.items():
-            values = hidden_CD[chunk].double().numpy() * self.scale
+            hidden_D = hidden_CD[chunk].double().numpy()
             if how.classify:
-                assert self.score_LD is not None
-                values = self.score_LD.numpy() @ values
+                assert self.head is not None
+                values = self.head.logits(hidden_D)
             else:
-                values = values[: how.dimensions]
+                values = hidden_D[: how.dimensions] * self.scale
             if how.normalize:
                 values = values / (np.linalg.norm(values) or 1.0)
             made = values.astype(np.float32).tobytes() if np.isfinite(values).all() else b""

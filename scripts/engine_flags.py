@@ -58,6 +58,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=FOLDER",
     )
+    flag(
+        "classifier-tokens",
+        "classify by these tokens' logits, as rerankers do: the last one's, less the other's, as in: no yes",
+        nargs="+",
+        metavar="TOKEN",
+    )
+    flag("pair-template", "a file: what is written around a query and a document, in Jinja", metavar="FILE")
     flag("device", "where to run", choices=get_args(Device))
     flag(
         "dtype",

@@ -32,7 +32,7 @@ def test_families(family: str, tmp_path: Path) -> None:
     assert config.classifier == Classifier(("LABEL_0", "LABEL_1", "LABEL_2"), "softmax")
     ids = list(range(3, 40))
     decoder = make_decoder(tmp_path)
-    assert torch.equal(decoder.score_LD, model.score.weight.double())
+    assert torch.equal(decoder.score_head.rows_LD, model.score.weight.double())
     with torch.inference_mode():
         hidden_D = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
     (got,) = Sequences(decoder, 1).step({}, {0: ids})  # the embedding stands in for a head, and says all of it
