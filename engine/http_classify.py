@@ -27,7 +27,8 @@ async def _classify(request: Request, door: Door) -> Any:
     if classifier is None:
         raise ApiError(400, "this model has no head that classifies", param="model", code="not_supported")
     adapter = door.adapter_of(body.model)
-    params, handling = ClassificationParams(adapter=adapter), handling_of(body)
+    cut, handling = body.truncate_prompt_tokens, handling_of(body)
+    params = ClassificationParams(adapter=adapter, truncate_prompt_tokens=cut)
     all_made = await make_all(
         request, door, body, prompts, lambda prompt: door.client.classify(prompt, params, **handling)
     )

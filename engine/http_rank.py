@@ -109,7 +109,8 @@ async def _by_head(
     if body.dimensions is not None:
         text = f"dimensions is {body.dimensions}; want nothing: this model scores texts by its head"
         raise ApiError(400, text, param="dimensions", code="not_supported")
-    params, handling = ClassificationParams(adapter=door.adapter_of(body.model)), handling_of(body)
+    adapter, cut, handling = door.adapter_of(body.model), body.truncate_prompt_tokens, handling_of(body)
+    params = ClassificationParams(adapter=adapter, truncate_prompt_tokens=cut)
 
     def make(pair: tuple[str, str]) -> Awaitable[Classification]:
         return door.client.classify(pair[0], params, pair=pair[1], **handling)

@@ -23,6 +23,8 @@ class AsksForVectors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     user: Annotated[str, msgspec.Meta(max_length=512)] | None = None
     cache_salt: str | None = None
     priority: Int | None = None
+    truncate_prompt_tokens: Int | None = None
+    """As vLLM has it: the end of a longer text is cut off."""
     queue_timeout: float | None = None
     """Seconds that each input may wait for its turn."""
     timeout: float | None = None
@@ -55,7 +57,12 @@ class EmbeddingsRequest(AsksForVectors, frozen=True, kw_only=True, forbid_unknow
 
     def to_params(self, adapter: str | None) -> EmbeddingParams:
         """The same for all."""
-        return EmbeddingParams(dimensions=self.dimensions, normalize=self.normalize, adapter=adapter)
+        return EmbeddingParams(
+            dimensions=self.dimensions,
+            normalize=self.normalize,
+            adapter=adapter,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+        )
 
     def write(self, values: "array[float]") -> Iterator[bytes]:
         """One embedding as JSON, not before it is wanted."""

@@ -27,7 +27,8 @@ class Compares(AsksForVectors, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def to_params(self, adapter: str | None) -> EmbeddingParams:
         """Of embeddings whose products are cosines."""
-        return EmbeddingParams(dimensions=self.dimensions, normalize=True, adapter=adapter)
+        cut = self.truncate_prompt_tokens
+        return EmbeddingParams(dimensions=self.dimensions, normalize=True, adapter=adapter, truncate_prompt_tokens=cut)
 
 
 class RerankRequest(Compares, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -70,6 +70,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     return_token_ids: bool | None = None
     prompt_logprobs: Int | None = None
     """As vLLM has it: of the prompt's tokens, with so many of the likeliest."""
+    truncate_prompt_tokens: Int | None = None
+    """As vLLM has it: so many of a longer prompt's last tokens are kept."""
 
     @property
     def names(self) -> dict[str, str]:
@@ -216,6 +218,8 @@ class CompletionRequest(Sampled, frozen=True, kw_only=True, forbid_unknown_field
         super().check()
         if self.echo and self.stream:
             raise ApiError(400, "echo came with stream; want one of them", param="echo")
+        if self.echo and self.truncate_prompt_tokens is not None:
+            raise ApiError(400, "echo came with truncate_prompt_tokens; want one of them", param="echo")
 
     @property
     def wants_prompt_only(self) -> bool:

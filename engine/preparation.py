@@ -24,11 +24,8 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.ipc.messages import (
-    ClassifyIds,
     ClassifyRequest,
-    EmbedIds,
     EmbedRequest,
-    GenerateIds,
     Request,
     SamplingParams,
 )
@@ -66,11 +63,7 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
         detokenizers[index] = make_detokenizer(pieces, generating, token_ids, prompt_ids)
         if detokenizers[index].stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
-    match request:
-        case GenerateIds() | EmbedIds() | ClassifyIds():
-            packed = request.prompt_ids
-        case _:
-            packed = array("i", prompt_ids).tobytes()
+    packed = array("i", prompt_ids).tobytes()
     return Prepared(packed, sampling, received, detokenizers)
 
 

@@ -3,6 +3,7 @@
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.refusal import Refusal, invalid, short
 from tercet.engine.request_check import Rules, check_text_length
+from tercet.engine.truncation import most_tokens
 from tercet.ipc.messages import MAX_CHAT_MESSAGES, Chat, Classify, ClassifyIds, EmbedIds, GenerateIds, Request
 
 MAX_TOOLS = 128
@@ -16,10 +17,13 @@ def check_prompt(request: Request, rules: Rules, *, has_template: bool) -> None:
         raise invalid("prompt", "text", "token ids: this checkpoint has no tokenizer")
     if isinstance(request, Chat):
         _check_conversation(request, rules, has_template=has_template)
-    else:
+        return
+    cut = most_tokens(request, rules) is not None
+    pair = request.pair if isinstance(request, Classify) else None
+    if not cut or pair is not None:
         check_text_length(request.prompt, rules)
-        if isinstance(request, Classify) and request.pair is not None:
-            check_text_length(request.pair, rules)
+    if not cut and pair is not None:
+        check_text_length(pair, rules)
 
 
 def _check_conversation(request: Chat, rules: Rules, *, has_template: bool) -> None:

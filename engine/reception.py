@@ -5,7 +5,7 @@ Pure: no socket. Preparing a request takes time and may be done in another threa
 
 import gc
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -36,6 +36,7 @@ from tercet.engine.request_check import (
     unpack_ids,
 )
 from tercet.engine.text_codec import TextCodec, TextRefused
+from tercet.engine.truncation import check_truncation, cut_ids, keeps_end, most_tokens, readable, shortened
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Rejected, Tokenized
 from tercet.ipc.messages import (
     Chat,
@@ -144,6 +145,7 @@ class Reception:
             check_handling(request)
             check_params(request.params, self._rules)
             check_made(request, self._rules)
+            check_truncation(request, self._rules)
             check_prompt(request, self._rules, has_template=self._codec.template is not None)
             self._desk.split(live, list(received_of(request)))
         except Refusal as refusal:
@@ -169,23 +171,35 @@ class Reception:
         return prepare(request, self._prompt_ids(request), live.number, self._codec.pieces, self._rules)
 
     def _prompt_ids(self, request: Request) -> Sequence[int]:
+        """Cut, if that is asked for."""
+        codec, most = self._codec, most_tokens(request, self._rules)
+        check = partial(check_text_length, rules=self._rules)
         try:
             match request:
-                case Generate(prompt=prompt, cache_salt=salt) | Embed(prompt=prompt, cache_salt=salt):
-                    return self._codec.encode(prompt, salt)
+                case Generate(prompt=prompt, cache_salt=salt):
+                    if most is not None:
+                        prompt = readable(prompt, self._rules, keeps_end=True)
+                    return cut_ids(codec.encode(prompt, salt), most, keeps_end=True)
                 case Chat(messages=messages, options=options, cache_salt=salt):
                     check_depth(request)
-                    check = partial(check_text_length, rules=self._rules)
-                    return self._codec.encode_chat(messages, options, check, salt)
+                    return cut_ids(codec.encode_chat(messages, options, check, salt), most, keeps_end=True)
+                case Embed(prompt=prompt, cache_salt=salt):
+                    return self._shortened(prompt, most, partial(codec.encode, salt=salt))
                 case Classify(prompt=prompt, pair=pair, cache_salt=salt):
                     if pair is None:
-                        return self._codec.encode(prompt, salt)
-                    check = partial(check_text_length, rules=self._rules)
-                    return self._codec.encode_pair(prompt, pair, check, salt)
+                        return self._shortened(prompt, most, partial(codec.encode, salt=salt))
+                    if most is None:
+                        return codec.encode_pair(prompt, pair, check, salt)
+                    return self._shortened(pair, most, partial(codec.encode_pair, prompt, salt=salt))
                 case GenerateIds() | EmbedIds() | ClassifyIds():
-                    return unpack_ids(request.prompt_ids)
+                    return cut_ids(unpack_ids(request.prompt_ids), most, keeps_end=keeps_end(request))
         except (TemplateRefused, TextRefused) as error:
             raise Refusal("invalid_request", str(error)) from None
+
+    def _shortened(self, text: str, most: int | None, encode: Callable[[str], "array[int]"]) -> Sequence[int]:
+        if most is None:
+            return encode(text)
+        return shortened(readable(text, self._rules, keeps_end=False), most, encode, self._codec.token_ends)
 
     def answer(self, question: Question) -> Tokenized | Detokenized | Failed:
         """What the tokenizer makes of a text or of token ids; no request comes of it. Thread-safe."""

@@ -105,6 +105,12 @@ class TextCodec:
         check(text)
         return self.parts.encode(text, salt)
 
+    def token_ends(self, text: str) -> list[int]:
+        """Where the tokens of a text by itself end in it, in characters."""
+        assert self.tokenizer is not None
+        (encoding,) = self.tokenizer.encode_batch([text], add_special_tokens=False)
+        return [end for _, end in encoding.offsets]
+
 
 def _encode(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], *, add_special_tokens: bool

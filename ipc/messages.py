@@ -113,6 +113,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     detokenize: bool = True
     adapter: str | None = None
     """Name of the adapter that answers; None: the model alone."""
+    truncate_prompt_tokens: int | None = None
+    """So many tokens are kept of the end of a longer prompt; -1: as many as the context has room for."""
 
 
 class Handling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,6 +176,8 @@ class EmbeddingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Whether its length becomes 1, behind the cut; None: as the checkpoint says, else it does."""
     adapter: str | None = None
     """Name of the adapter whose hidden state it is; None: the model's alone."""
+    truncate_prompt_tokens: int | None = None
+    """A longer prompt is made so many tokens by less of its text's end; -1: as many as the context has room for."""
 
 
 class ClassificationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -181,6 +185,8 @@ class ClassificationParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
 
     adapter: str | None = None
     """Name of the adapter whose hidden state the head gets; None: the model's alone."""
+    truncate_prompt_tokens: int | None = None
+    """As of embeddings; of a pair the second text is cut."""
 
 
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0, repetition_penalty=1, ignore_eos=True, detokenize=False)

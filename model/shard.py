@@ -84,9 +84,7 @@ class ShardBuilder:
         self.rank = rank
         self.size = size
         self.moves: list[Move] = []
-        self._dtype = dtype
-        self._device = device
-        self._kept = kept
+        self._dtype, self._device, self._kept = dtype, device, kept
 
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self._vocabulary(EMBEDDING)
