@@ -12,9 +12,10 @@ from tercet.engine.http_errors import ApiError
 from tercet.engine.http_stream import json_answer
 from tercet.engine.http_vectors import handling_of, make_all, usage_of
 from tercet.engine.json_parts import encode
-from tercet.engine.openai_classify import ClassifyBody, ClassifyItem, ClassifyList, activated
+from tercet.engine.openai_classify import ClassifyBody, ClassifyItem, ClassifyList
 from tercet.engine.openapi import RouteTypes
 from tercet.ipc.messages import ClassificationParams
+from tercet.ipc.scores import activated
 
 
 async def _classify(request: Request, door: Door) -> Any:

@@ -4,9 +4,7 @@ as the cosines of their embeddings."""
 import asyncio
 import time
 import uuid
-from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from operator import mul
 from typing import Any
 
 import msgspec
@@ -18,7 +16,6 @@ from tercet.engine.http_errors import ApiError
 from tercet.engine.http_stream import json_answer
 from tercet.engine.http_vectors import Made, Prompt, handling_of, make_all, usage_of
 from tercet.engine.json_parts import encode
-from tercet.engine.openai_classify import activated
 from tercet.engine.openai_embeddings import EmbeddingUsage
 from tercet.engine.openai_rank import (
     Compares,
@@ -34,6 +31,7 @@ from tercet.engine.openapi import RouteTypes
 from tercet.ipc.answers import Activation
 from tercet.ipc.client import Classification, Embedding
 from tercet.ipc.messages import ClassificationParams
+from tercet.ipc.scores import activated, cosine
 
 _MOST_PRODUCTS = 2**16
 """Of numbers, before everybody else has a turn: a few milliseconds."""
@@ -85,7 +83,7 @@ async def _scores(
     embeddings = await _embeddings(request, door, body, firsts, seconds)
     scores, room = [], _MOST_PRODUCTS
     for left, right in pairs:
-        scores.append(_cosine(embeddings[left].values, embeddings[right].values))
+        scores.append(cosine(embeddings[left].values, embeddings[right].values))
         room -= len(embeddings[left].values)
         if room < 0:
             await asyncio.sleep(0)
@@ -130,12 +128,6 @@ async def _each_once(
         names.setdefault(prompt, name)
     made = await make_all(request, door, body, {name: prompt for prompt, name in names.items()}, make)
     return dict(zip(names, made, strict=True))
-
-
-def _cosine(left: "array[float]", right: "array[float]") -> float:
-    """Of vectors of length 1, as nearly as fp32 has it: a product may be over it by as little."""
-    product: float = sum(map(mul, left, right))
-    return max(-1.0, min(1.0, product))
 
 
 _RERANK = [

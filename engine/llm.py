@@ -145,6 +145,19 @@ class LLM:
         """What the head of a model that classifies makes of one prompt or many; as `embed`."""
         return self._make_all(prompts, params, ClassificationParams, self._client.classify)
 
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+    ) -> list[float]:
+        """How near each of `second` is to `first`, or to its own of as many; see `Client.score`."""
+        self._check_open()
+        how: Any = {"adapter": adapter, "truncate_prompt_tokens": truncate_prompt_tokens}
+        return self._loop.run(lambda: self._client.score(first, second, **how))
+
     @property
     def address(self) -> str:
         """Where this engine listens: a `Client` may ask it too, while this LLM is open."""

@@ -1,13 +1,10 @@
 """What is sent to have texts classified, in vLLM's shapes, and what is read."""
 
-import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from tercet.engine.openai_embeddings import AsksForVectors, EmbeddingUsage, named_inputs
-from tercet.ipc.answers import Activation
 
 
 class ClassifyBody(AsksForVectors, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,23 +38,3 @@ class ClassifyList(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     data: list[ClassifyItem]
     usage: EmbeddingUsage
-
-
-def activated(logits: Sequence[float], activation: Activation) -> list[float]:
-    """What is made of them."""
-    match activation:
-        case "none":
-            return list(logits)
-        case "sigmoid":
-            return [_sigmoid(logit) for logit in logits]
-        case "softmax":
-            most = max(logits)
-            shares = [math.exp(logit - most) for logit in logits]
-            total = math.fsum(shares)
-            return [share / total for share in shares]
-
-
-def _sigmoid(logit: float) -> float:
-    """Without a number that is too large, whatever the sign."""
-    small = math.exp(-abs(logit))
-    return (1.0 if logit >= 0 else small) / (1.0 + small)

@@ -14,6 +14,7 @@ from tercet.ipc.embed_call import Classification, ClassifyCall, EmbedCall, Embed
 from tercet.ipc.errors import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 from tercet.ipc.messages import ChatOptions, ClassificationParams, EmbeddingParams, Handling, SamplingParams
 from tercet.ipc.prompt import Prompt, make_classify, make_embed, make_request
+from tercet.ipc.scores import in_pairs, scores
 
 __all__ = [
     "Classification",
@@ -129,3 +130,26 @@ class Client(Connected):
         """
         handling = Handling(priority=priority, queue_timeout=queue_timeout)
         return await self._whole(ClassifyCall(make_classify(prompt, params, pair, cache_salt, handling), timeout))
+
+    async def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        adapter: str | None = None,
+        truncate_prompt_tokens: int | None = None,
+        cache_salt: str = "",
+        priority: int = 0,
+        queue_timeout: float | None = None,
+        timeout: float | None = None,
+    ) -> list[float]:
+        """How near each of `second` is to `first`, or to its own of as many: a query's documents, say.
+
+        By the model's head, if it has one of one label, else the cosine of two embeddings. `queue_timeout` and
+        `timeout` are of each prompt. Cancelling the task cancels all.
+        """
+        handling = {
+            "cache_salt": cache_salt, "priority": priority, "queue_timeout": queue_timeout, "timeout": timeout
+        }  # fmt: skip
+        pairs = in_pairs(first, second)
+        return await scores(self, pairs, adapter=adapter, cut=truncate_prompt_tokens, **handling)

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from http_process import http_process
 from played_scheduler import ended, submitted
-from tercet.engine.openai_classify import activated
+from tercet.ipc.scores import activated
 from tercet.ipc.answers import Classifier
 from tercet.ipc.step_messages import Submit, Vector
 from test_engine_http_schema import check
