@@ -61,6 +61,7 @@ SAMPLING = {
     "logprobs": Case(1),
     "prompt_logprobs": Case(1),
     "spaces_between_special_tokens": refused(False),
+    "truncate_prompt_tokens": Case(3),
 }
 """What the HTTP door has in common with the engine."""
 ENGINE_ONLY = {
@@ -118,7 +119,6 @@ UNKNOWN = {
     "use_beam_search": True,
     "verbosity": "low",
     "length_penalty": 1.0,
-    "truncate_prompt_tokens": 1,
     "guided_json": {},
     "bad_words": ["x"],
 }
