@@ -112,7 +112,7 @@ def test_scores(http: httpx.Client, path: str) -> None:
         ("/v1/rerank", {"query": None}, "query", "Expected `str`"),
         ("/v1/rerank", {"top_n": -1}, "top_n", ">= 0"),
         ("/v1/rerank", {"dimensions": 65}, "dimensions", "dimensions is 65; want"),
-        ("/v1/rerank", {"max_tokens_per_doc": 5}, "truncate_prompt_tokens", "unknown field"),
+        ("/v1/rerank", {"max_tokens_per_doc": 5}, "max_tokens_per_doc", "unknown field"),
         ("/v1/rerank", {"model": "other"}, "model", "want 'tiny'"),
         ("/v1/score", {"text_1": ["a", "b"]}, "text_1", "text_1 has 2 texts beside 3 of text_2; want one, or as many"),
         ("/v1/score", {"text_2": []}, "text_2", "length >= 1"),
