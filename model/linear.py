@@ -217,6 +217,6 @@ def _add_adapted(
 
 def _onednn(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
     alone = len(x_MK) == 1  # then oneDNN sums in an order of its own: it is computed twice, which takes as long
-    x_MK = x_MK.repeat(2, 1) if alone else x_MK
+    x_MK = torch.cat((x_MK, x_MK)) if alone else x_MK  # `repeat` takes 30 us more, a layer's product 30 to 400
     y_MN: Tensor = torch.ops.mkldnn._linear_pointwise(x_MK, weight_NK, bias_N, "none", [], "")
     return y_MN[:1] if alone else y_MN
