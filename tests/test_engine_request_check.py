@@ -128,10 +128,11 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
         "frequency_penalty": 0.5, "logit_bias": {1: 2.0}, "logprobs": 0, "prompt_logprobs": 0,
     }  # fmt: skip
     for_the_text = {"detokenize", "stop", "include_stop_str_in_output", "skip_special_tokens", "n"}
+    for_the_prompt = {"truncate_prompt_tokens"}
     plain = resolve(SamplingParams(), 4, 1, RULES)
     for field in msgspec.structs.fields(SamplingParams):
-        if field.name in for_the_text:
-            continue  # tests of the detokenizer and the front desk
+        if field.name in for_the_text | for_the_prompt:
+            continue  # tests of the detokenizer, the front desk and truncation
         if field.name in other:
             assert resolve(SamplingParams(**{field.name: other[field.name]}), 4, 1, RULES) != plain, field.name
         else:
@@ -180,7 +181,12 @@ def test_the_checkpoint_s_defaults_and_who_wins() -> None:
 
 def test_what_ends_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     codec: Any = SimpleNamespace(
-        eos_ids=(5, 9000), defaults=GenerationDefaults(), longest_token=None, tokenizer=None, pooling=Pooling()
+        pair_template=None,
+        eos_ids=(5, 9000),
+        defaults=GenerationDefaults(),
+        longest_token=None,
+        tokenizer=None,
+        pooling=Pooling(),
     )
     assert make_rules(codec, RULES.limits, EngineConfig(model="tiny", page_size=16)).eos_ids == (5,)
     assert "eos_token_id 9000 ends nothing: the model has 1000 tokens" in capsys.readouterr().err
@@ -196,7 +202,12 @@ def test_a_temperature_too_low_to_divide_by_is_none() -> None:
 def test_an_answer_whose_length_nobody_says_ends_where_the_cache_does() -> None:
     """The scheduler, which counts pages, takes it, and one token more would be too many."""
     codec: Any = SimpleNamespace(
-        eos_ids=(), defaults=GenerationDefaults(), longest_token=None, tokenizer=None, pooling=Pooling()
+        pair_template=None,
+        eos_ids=(),
+        defaults=GenerationDefaults(),
+        longest_token=None,
+        tokenizer=None,
+        pooling=Pooling(),
     )
     rules = make_rules(codec, Limits(3, 64, 1000, "float32", "cpu", 8), EngineConfig(model="tiny", page_size=16))
     planner = Planner(settings(num_pages=3, page_size=16, max_model_len=64), b"key")
