@@ -47,7 +47,7 @@ def next_logits(path: Path, prompts: list[list[int]]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        ("qwen3", {}),
+        pytest.param("qwen3", {}, marks=pytest.mark.long),
         ("gemma2", {"max_num_batched_tokens": 11, "max_num_seqs": 4}),  # with a soft cap
         pytest.param("granite", {}, marks=pytest.mark.long),  # logits are divided
         pytest.param("qwen2", {"tensor_parallel_size": 2}, marks=pytest.mark.long),
