@@ -27,6 +27,7 @@ from tercet.engine.pair_template import PairTemplate
 from tercet.ipc.answers import Classifier
 from tercet.ipc.client import Client, RequestRefused
 from tercet.ipc.messages import SamplingParams
+from tercet.model.gguf_file import read_tokens
 from tercet.model.load import open_for
 from whole_engine import tiny_engine
 
@@ -120,6 +121,14 @@ def test_a_reranker_behind_http(tmp_path: Path) -> None:
         assert said["choices"][0]["text"] is not None
 
 
+def test_the_vocabulary_of_a_gguf_file() -> None:
+    tokens = read_tokens(demo_file())
+    asked = (" no", "Ġyes")
+    config = open_for(demo_file(), torch.device("cpu"), label_tokens=asked).config
+    assert [tokens[token_id] for token_id in config.label_tokens] == ["Ġno", "Ġyes"]
+
+
+@pytest.mark.long
 def test_a_gguf_file() -> None:
     """What it says of two tokens is what it says of them where they come next."""
     question = "Is Paris in France? Answer yes or no:"
