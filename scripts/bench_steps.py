@@ -27,6 +27,8 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
     parser.add_argument("--guesses", type=int, default=0, help="tokens that each row tries beside its own")
+    parser.add_argument("--random-adapters", type=int, default=0, help="LoRA adapters, through which rows go by turns")
+    parser.add_argument("--rank", type=int, default=16, help="of random adapters")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each")
 
 
@@ -34,12 +36,18 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each number of rows."""
     if min(arguments.rows) < 1 or arguments.context < 1:
         raise ValueError(f"--rows got {min(arguments.rows)} and --context {arguments.context}; want 1 or more")
+    if arguments.random_adapters < 0 or arguments.rank < 1:
+        given = f"--random-adapters got {arguments.random_adapters} and --rank {arguments.rank}"
+        raise ValueError(f"{given}; want 0 or more, of rank 1 or more")
+    if arguments.random_adapters and arguments.guesses:
+        raise ValueError("--random-adapters came with --guesses; want one of them")
     import torch  # here, since other measurements do without: it takes seconds
 
     if not torch.cuda.is_available():
         raise ValueError("`bench.py steps` found no NVIDIA GPU; want one")
     from captured_step import StepModel
     from power_meter import PowerMeter
+    from tercet.model.adapters import Ranks, module_sizes
     from tercet.model.checkpoint import parse_settings
     from tercet.model.parallel import Group
 
@@ -49,7 +57,11 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     config, quantization = parse_settings(SHAPES[arguments.shape])
     sizes = max(arguments.rows), arguments.context
     group = Group.join(0, 1, device, "", 120.0)
-    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses)
+    adapters = None
+    if arguments.random_adapters:
+        ranks = {name: arguments.rank for layer in range(config.num_layers) for name in module_sizes(config, layer)}
+        adapters = Ranks(arguments.random_adapters, ranks)
+    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses, adapters)
     step = model.trial if arguments.guesses else model.decode
     print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
     results = []

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from tercet.model.adapters import LayerAdapters, Ranks, empty_adapters
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
@@ -28,6 +29,7 @@ from tercet.model.step_buffers import StepBuffers, write_rows
 from tercet.model.step_shape import StepShape
 from tercet.model.trial_shapes import TrialShapes
 from tercet.model.weights import load_weights
+from tercet.triton_kernels.low_rank import LowRank
 from tercet.triton_kernels.sample import TokenRing
 
 _PAGE_SIZE = 64
@@ -60,6 +62,17 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
     )
 
 
+def _random_adapters(ranks: Ranks, config: ModelConfig, group: Group, dtype: torch.dtype) -> tuple[LayerAdapters, ...]:
+    sizes = {"rank": group.rank, "size": group.size}
+    layers = empty_adapters(ranks, config, **sizes, dtype=dtype, device=group.device, interleaved=True)
+    for layer in layers:
+        for pairs in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            if isinstance(pairs, LowRank):
+                pairs.down_ARK.normal_(std=0.01)
+                pairs.up_ANQ.normal_(std=0.01)
+    return layers
+
+
 class StepModel:
     """A model with random weights, and memory for its steps: that of the one captured last, whose plan it holds."""
 
@@ -72,9 +85,10 @@ class StepModel:
         kv_cache_dtype: str = "auto",
         quantization: Quantization | None = None,
         num_guesses: int = 0,
+        adapters: Ranks | None = None,
     ) -> None:
         """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts. `num_guesses`: for steps
-        in which each row tries so many."""
+        in which each row tries so many; `adapters`: rows go through these by turns."""
         self._group = group
         self._guesses = None
         if num_guesses:
@@ -88,7 +102,9 @@ class StepModel:
             kept=kept_as_stored(tensors, dtype, device, size=group.size), interleaved=True,
         )  # fmt: skip
         length = max(context + _GROWTH, MOST_TOKENS)
-        self._decoder = Decoder(config, weights, group, length)
+        self._num_adapters = adapters.num_adapters if adapters else 0
+        of_layers = _random_adapters(adapters, config, group, dtype) if adapters else ()
+        self._decoder = Decoder(config, weights, group, length, adapters=of_layers)
         self._context = context
         pages_each = -(-(context + _GROWTH) // _PAGE_SIZE)
         num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1
@@ -116,6 +132,10 @@ class StepModel:
         self._table.page_table_SM[:num_rows, : self._decode_pages.shape[1]] = self._decode_pages[:num_rows]
         shapes = self._decoder.shapes(self._kv_cache, num_rows, MOST_TOKENS)
         shape = shapes.of_length(StepShape(num_rows, 0, 0), self._context + _GROWTH)
+        if self._num_adapters:
+            turns = torch.arange(num_rows, dtype=torch.int32, device=self._group.device) % self._num_adapters
+            self._table.adapter_S[:num_rows] = turns
+            shape = shape._replace(adapted=True)
         return self._capture(shape, range(num_rows), [])
 
     def trial(self, num_slots: int) -> "CapturedStep":
