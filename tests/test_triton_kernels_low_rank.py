@@ -260,6 +260,7 @@ def test_tokens_have_the_adapters_of_their_slots(
         tries=tries,
     )
     of_tokens, of_rows = token_adapters(inputs, place.ints(adapters))
+    assert (of_rows is of_tokens) == (not chunks)  # then they are grouped once
     assert of_tokens.tolist() == [adapters[slot] for slot in slots] + [-1] * padded
     rows = [*decodes, *(slot for slot, _ in chunks)] if chunks else slots
     assert of_rows.tolist() == [adapters[slot] for slot in rows]

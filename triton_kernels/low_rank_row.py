@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.low_rank import LowRank, Norm
+from tercet.triton_kernels.matmul_epilogue import gated
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
@@ -94,9 +95,8 @@ def _expand_row_kernel(
         if GATE:
             rounded = y.to(y_ptr.dtype.element_ty).to(tl.float32)
             gate, factor = tl.split(tl.reshape(rounded, [BLOCK_N // 2, 2]))
-            gated = gate / (1.0 + tl.exp(-gate)) * factor
             halves = start_n // 2 + tl.arange(0, BLOCK_N // 2)
-            tl.store(out_ptr + halves, gated.to(out_ptr.dtype.element_ty), mask=halves < N // 2)
+            tl.store(out_ptr + halves, gated(gate, factor).to(out_ptr.dtype.element_ty), mask=halves < N // 2)
         else:
             tl.store(y_ptr + columns, y.to(y_ptr.dtype.element_ty), mask=there)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.low_rank import LowRank, Norm
 from tercet.triton_kernels.low_rank_row import module_of
+from tercet.triton_kernels.matmul_epilogue import gate_pairs
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, prefetch, wait_for_previous
 from tercet.triton_kernels.row_groups import NO_TILE, RowGroups
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
@@ -127,8 +128,7 @@ def _expand_kernel(
             total += y.to(tl.float32)
             if GATE:
                 rounded = total.to(y_ptr.dtype.element_ty).to(tl.float32)
-                gate, factor = tl.split(tl.reshape(rounded, [HEIGHT, BLOCK_N // 2, 2]))
-                gated = gate / (1.0 + tl.exp(-gate)) * factor
+                gated = gate_pairs(rounded, HEIGHT, BLOCK_N)
                 halves = start_n // 2 + tl.arange(0, BLOCK_N // 2)
                 places = out_ptr + rows.to(tl.int64)[:, None] * (N // 2) + halves[None, :]
                 tl.store(places, gated.to(out_ptr.dtype.element_ty), mask=there[:, None] & (halves < N // 2)[None, :])

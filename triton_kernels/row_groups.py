@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import check_contiguous, check_dtype, check_shape
+from tercet.triton_kernels.checks import check_indices
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.tiles import cdiv
 
@@ -85,9 +85,7 @@ def group_rows(adapters_T: Tensor, num_adapters: int, *, deterministic: bool) ->
 
     Mutates nothing; graph-safe.
     """
-    check_shape("adapters", adapters_T, None)
-    check_dtype("adapters", adapters_T, torch.int32)
-    check_contiguous("adapters", adapters_T)
+    check_indices("adapters", adapters_T, adapters_T, None)
     if num_adapters < 1:
         raise ValueError(f"num_adapters: got {num_adapters}, wanted at least 1")
     T = len(adapters_T)

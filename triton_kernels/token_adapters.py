@@ -58,7 +58,7 @@ def token_adapters(inputs: StepInputs, adapter_S: Tensor) -> tuple[Tensor, Tenso
             inputs.decode_slots_B, inputs.chunk_slots_C, inputs.query_starts_C1, adapter_S, out_I, B, T, len(adapter_S),
             C=C, BLOCK_C=block_c, TRIES=inputs.tries, BLOCK=block, num_warps=2,
         )  # fmt: skip
-    return out_I[:T], out_I[T:] if C else out_I
+    return (out_I[:T], out_I[T:]) if C else (out_I, out_I)
 
 
 def with_adapters(inputs: StepInputs, adapter_S: Tensor, num_adapters: int, *, deterministic: bool) -> StepInputs:
