@@ -14,7 +14,6 @@ from tercet.engine.http_vectors import handling_of, make_all, usage_of
 from tercet.engine.json_parts import encode
 from tercet.engine.openai_classify import ClassifyBody, ClassifyItem, ClassifyList
 from tercet.engine.openapi import RouteTypes
-from tercet.ipc.messages import ClassificationParams
 from tercet.ipc.scores import activated
 
 
@@ -28,8 +27,7 @@ async def _classify(request: Request, door: Door) -> Any:
     if classifier is None:
         raise ApiError(400, "this model has no head that classifies", param="model", code="not_supported")
     adapter = door.adapter_of(body.model)
-    cut, handling = body.truncate_prompt_tokens, handling_of(body)
-    params = ClassificationParams(adapter=adapter, truncate_prompt_tokens=cut)
+    params, handling = body.to_classification(adapter), handling_of(body)
     all_made = await make_all(
         request, door, body, prompts, lambda prompt: door.client.classify(prompt, params, **handling)
     )

@@ -1,7 +1,6 @@
 """POST /v1/rerank and /v1/score: how near texts are to each other, by a head of one label or, where the model has none,
 as the cosines of their embeddings."""
 
-import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -30,11 +29,7 @@ from tercet.engine.openai_rank import (
 from tercet.engine.openapi import RouteTypes
 from tercet.ipc.answers import Activation
 from tercet.ipc.client import Classification, Embedding
-from tercet.ipc.messages import ClassificationParams
-from tercet.ipc.scores import activated, cosine
-
-_MOST_PRODUCTS = 2**16
-"""Of numbers, before everybody else has a turn: a few milliseconds."""
+from tercet.ipc.scores import activated, cosines, in_pairs
 
 
 async def _rerank(request: Request, door: Door) -> Any:
@@ -75,19 +70,12 @@ async def _scores(
     """Of each of `seconds`, with the one of `firsts` or its own. What is the same is computed once."""
     door.check_model(body.model)
     body.check()
-    lefts = list(firsts.values()) * (len(seconds) if len(firsts) == 1 else 1)
-    pairs = list(zip(lefts, seconds.values(), strict=True))
+    pairs = in_pairs(list(firsts.values()), list(seconds.values()))
     classifier = door.info.classifier
     if classifier is not None and len(classifier.labels) == 1:
         return await _by_head(request, door, body, dict(zip(seconds, pairs, strict=True)), classifier.activation)
     embeddings = await _embeddings(request, door, body, firsts, seconds)
-    scores, room = [], _MOST_PRODUCTS
-    for left, right in pairs:
-        scores.append(cosine(embeddings[left].values, embeddings[right].values))
-        room -= len(embeddings[left].values)
-        if room < 0:
-            await asyncio.sleep(0)
-            room = _MOST_PRODUCTS
+    scores = await cosines([(embeddings[left].values, embeddings[right].values) for left, right in pairs])
     return scores, usage_of(list(embeddings.values()))
 
 
@@ -107,8 +95,7 @@ async def _by_head(
     if body.dimensions is not None:
         text = f"dimensions is {body.dimensions}; want nothing: this model scores texts by its head"
         raise ApiError(400, text, param="dimensions", code="not_supported")
-    adapter, cut, handling = door.adapter_of(body.model), body.truncate_prompt_tokens, handling_of(body)
-    params = ClassificationParams(adapter=adapter, truncate_prompt_tokens=cut)
+    params, handling = body.to_classification(door.adapter_of(body.model)), handling_of(body)
 
     def make(pair: tuple[str, str]) -> Awaitable[Classification]:
         return door.client.classify(pair[0], params, pair=pair[1], **handling)

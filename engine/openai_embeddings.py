@@ -11,7 +11,7 @@ from tercet.engine.json_parts import encode
 from tercet.engine.openai_messages import Int
 from tercet.engine.openai_prompts import read_prompts
 from tercet.engine.openai_requests import check_seconds
-from tercet.ipc.messages import EmbeddingParams
+from tercet.ipc.messages import ClassificationParams, EmbeddingParams
 
 MAX_INPUTS = 2048
 
@@ -33,6 +33,10 @@ class AsksForVectors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def check(self) -> None:
         """What the engine does not look at."""
         check_seconds(self.timeout)
+
+    def to_classification(self, adapter: str | None) -> ClassificationParams:
+        """Where the engine is asked to classify."""
+        return ClassificationParams(adapter=adapter, truncate_prompt_tokens=self.truncate_prompt_tokens)
 
 
 def named_inputs(value: str | list[Any]) -> dict[str, str | list[int]]:

@@ -3,14 +3,13 @@
 Rerankers are published so: they are asked a question, and the score is how much likelier `yes` is than `no`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tercet.ipc.answers import Classifier
 from tercet.model.config import ModelConfig
+from tercet.model.config_json import read_object
 from tercet.model.gguf_file import read_tokens
 
 _SPACES = (" ", "Ġ", "▁")
@@ -44,11 +43,11 @@ def _vocabulary(path: Path) -> Mapping[str, int]:
         return {token: index for index, token in enumerate(read_tokens(path))}
     file = path / "tokenizer.json"
     try:
-        raw: Any = json.loads(file.read_bytes())
+        raw = read_object(file)
         model = raw["model"]["vocab"]
         ids = model if isinstance(model, dict) else {token: index for index, (token, *_) in enumerate(model)}
         return {**ids, **{token["content"]: token["id"] for token in raw.get("added_tokens") or ()}}
     except FileNotFoundError:
         raise ValueError(f"--classifier-tokens wants a tokenizer.json in {path}, which has none") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"--classifier-tokens: {file} has no vocabulary that can be read: {error!r:.200}") from None
