@@ -4,6 +4,7 @@ It knows nothing of where it was read (`config_json.py`, `gguf_file.py`), of ten
 """
 
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 
@@ -59,6 +60,10 @@ class Experts:
     """Whether the weights of a token's experts add up to one."""
     scale: float = 1.0
     """What multiplies them then."""
+    groups: int = 1
+    """Equal parts of them, side by side: a token's are chosen from the best few parts."""
+    best_groups: int = 1
+    """How many; a part is as good as its best expert, or as its best two together where a bias is added."""
     shared: int = 0
     """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
     shared_gated: bool = False
@@ -79,6 +84,32 @@ class Experts:
     def all(self) -> int:
         """Those to choose from and those that are shared."""
         return self.count + self.shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Attention whose cache holds one row of numbers for each token, its latent, from which every head's key and value
+    are made; behind it numbers of the key that turn, the same for all heads."""
+
+    rank: int
+    """Numbers of a latent."""
+    q_rank: int
+    """Of what queries are made from; 0: from hidden states."""
+    still: int
+    """Numbers of a head's query and key that do not turn."""
+    turned: int
+    """Those that do."""
+    value: int
+    """Numbers of a head's value."""
+    in_pairs: bool
+    """Of those that turn, neighbours do together; else each with the one half of them behind it."""
+    eps: float = 1e-6
+    """Of the norms of latents, and of what queries are made from."""
+
+    @property
+    def dim(self) -> int:
+        """Numbers that the cache holds of a token."""
+        return self.rank + self.turned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +167,8 @@ class ModelConfig:
     """Queries and keys are normed, all heads of a token together."""
     sinks: bool = False
     """Of each query's attention a part goes nowhere: as much as a number of its head's own, among the scores, takes."""
+    latent: Latent | None = None
+    """In place of keys and values of several heads. `head_dim` is that of a query then, and `num_kv_heads` is 1."""
     experts: Experts | None = None
     guessing_layers: int = 0
     """Which the checkpoint has behind the last: they guess further tokens, and are not read."""
@@ -160,8 +193,9 @@ class ModelConfig:
             raise ValueError(
                 f"num_attention_heads is {self.num_heads}; want a multiple of num_key_value_heads ({self.num_kv_heads})"
             )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}; want an even number")
+        if self.turning_dim % 2:
+            name = "head_dim" if self.latent is None else "qk_rope_head_dim"
+            raise ValueError(f"{name} is {self.turning_dim}; want an even number")
         for rope in {self.rope, *self.layer_ropes}:
             if rope is not None:
                 self._check_rope(rope)
@@ -169,6 +203,17 @@ class ModelConfig:
     def experts_of(self, layer: int) -> Experts | None:
         """What a layer has in place of one MLP, if it has."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
+
+    @property
+    def turning_dim(self) -> int:
+        """Numbers of a head of which rope says how many turn."""
+        return self.head_dim if self.latent is None else self.latent.turned
+
+    def cache_shape(self, num_pages: int, page_size: int, tp_size: int) -> tuple[int, int, int, int, int, int]:
+        """[layer, k/v, page, kv head, token, dim] on each rank; latents are their own values."""
+        if self.latent is not None:
+            return self.num_layers, 1, num_pages, 1, page_size, self.latent.dim
+        return self.num_layers, 2, num_pages, self.kv_heads_per_rank(tp_size), page_size, self.head_dim
 
     @property
     def gates_in_product(self) -> bool:
@@ -191,14 +236,17 @@ class ModelConfig:
         if self.experts is not None:
             values["number of experts"] = self.experts.all, MOST_EXPERTS
             values["size of experts"] = self.experts.intermediate_size, _LARGEST
+        if self.latent is not None:
+            for name in ("rank", "q_rank", "value"):
+                values[f"latent's {name}"] = getattr(self.latent, name), _LARGEST
         for name, (value, largest) in values.items():
             if value > largest:
                 raise ValueError(f"the model's {name} is {value}; want {largest} at most")
 
     def _check_rope(self, rope: Rope) -> None:
-        turned = rope.rotary_dim(self.head_dim)
+        turned = rope.rotary_dim(self.turning_dim)
         if not turned or turned % 2:
-            raise ValueError(f"partial_rotary_factor turns {turned} of {self.head_dim} numbers; want an even number")
+            raise ValueError(f"partial_rotary_factor turns {turned} of {self.turning_dim} numbers; want an even number")
         lists = (rope.factors, rope.long_factors) if rope.kind == "longrope" else ()
         for name, factors in zip(("short_factor", "long_factor"), lists, strict=False):
             if len(factors) != turned // 2:
@@ -241,4 +289,4 @@ class ModelConfig:
 
     def kv_bytes_per_page(self, page_size: int, dtype: torch.dtype, tp_size: int) -> int:
         """Bytes of one page of the KV cache on each rank, all layers."""
-        return 2 * self.num_layers * self.kv_heads_per_rank(tp_size) * page_size * self.head_dim * dtype.itemsize
+        return prod(self.cache_shape(1, page_size, tp_size)) * dtype.itemsize

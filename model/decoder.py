@@ -73,11 +73,11 @@ class Decoder:
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
-        self._rotary_dim = config.rope.rotary_dim(config.head_dim)
+        self._rotary_dim = config.rope.rotary_dim(config.turning_dim)
         tables = {
             rope: still_table(self._rotary_dim, max_model_len, device)
             if rope is None
-            else rotary_table(rope, config.head_dim, max_model_len, device)
+            else rotary_table(rope, config.turning_dim, max_model_len, device)
             for rope in set(config.layer_ropes)
         }
         self._layers = [

@@ -48,8 +48,7 @@ def make_kv_cache(
     config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, tp_size: int
 ) -> Tensor:
     """[layer, k/v, page, kv head, token, dim], zeros: a page holds numbers before it holds keys."""
-    heads = config.kv_heads_per_rank(tp_size)
-    shape = (config.num_layers, 2, num_pages, heads, page_size, config.head_dim)
+    shape = config.cache_shape(num_pages, page_size, tp_size)
     if device.type == "cpu":  # memory of the system is zeros until it is written, and need not be written now
         return torch.frombuffer(mmap.mmap(-1, prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -61,8 +61,7 @@ class Sequences:
         config, size = self.decoder.config, self.decoder.group.size
         pages_each = 8
         num_pages = 1 + self.count * pages_each
-        shape = (config.num_layers, 2, num_pages, config.kv_heads_per_rank(size), PAGE, config.head_dim)
-        self.cache = torch.full(shape, float("nan"))
+        self.cache = torch.full(config.cache_shape(num_pages, PAGE, size), float("nan"))
         self.cache[:, :, 0] = 0  # padding writes to page 0
         shuffled = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(1)) + 1
         self.page_table_SM = shuffled.view(self.count, pages_each).to(torch.int32)
