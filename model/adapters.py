@@ -16,7 +16,8 @@ import torch
 from tercet.model.adapter_file import AdapterFile
 from tercet.model.config import ModelConfig
 from tercet.model.linear import Pairs, reorder_pairs
-from tercet.model.shard import Move, ShardBuilder, Stack
+from tercet.model.places import Move
+from tercet.model.shard import ShardBuilder, Stack
 from tercet.model.step_shape import round_up
 from tercet.model.weights import fill
 from tercet.triton_kernels.low_rank import RANK_MULTIPLE, LowRank
@@ -35,10 +36,10 @@ class Ranks:
 class LayerAdapters:
     """One layer's; None where no adapter changes a product."""
 
-    qkv: Pairs | None
-    o: Pairs | None
-    gate_up: Pairs | None
-    down: Pairs | None
+    qkv: Pairs | None = None
+    o: Pairs | None = None
+    gate_up: Pairs | None = None
+    down: Pairs | None = None
 
     @property
     def count(self) -> int:
@@ -187,10 +188,11 @@ def _fill_product(
 def _products(config: ModelConfig, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
     """By their names in `LayerAdapters`."""
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
-    hidden, heads = config.hidden_size, config.num_heads * config.head_dim
-    return {
-        "qkv": _stacked(config, "self_attn.", builder.qkv(), in_turns=False),
-        "o": _of_columns("self_attn.o_proj", hidden, heads, rank, size),
+    hidden = config.hidden_size
+    # What makes latents and queries of them is left to the model: an adapter that changes it is refused.
+    first = {} if config.latent else {"qkv": _stacked(config, "self_attn.", builder.qkv(), in_turns=False)}
+    return first | {
+        "o": _of_columns("self_attn.o_proj", hidden, config.attended_dim, rank, size),
         "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),
         "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
     }

@@ -15,6 +15,7 @@ from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, plan_fused_decode
+from tercet.triton_kernels.latent_attention import plan_latent_decode, plan_latent_prefill
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -34,10 +35,11 @@ class AttentionPlan:
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
         scorings: Sequence[Scoring], deterministic: bool, longest: int, deep: int,
-        fuses: bool = True,
+        fuses: bool = True, latent_rank: int = 0,
     ) -> "AttentionPlan":  # fmt: skip
         """`num_heads`: q heads of this rank; `scorings`: each layer's, which differ by their windows alone; `longest`,
-        `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart. Graph-safe."""
+        `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart; `latent_rank`: of what the
+        cache holds in place of keys and values. Graph-safe."""
         num_rows, tries = inputs.decode_slots_B.shape[0], inputs.tries
         num_tokens = inputs.input_ids_T.shape[0] - num_rows * tries
         decode: dict[int, DecodeWork | FusedPlan] = {}
@@ -46,6 +48,8 @@ class AttentionPlan:
         if not use_kernels(kv_cache):
             return cls(decode, prefill, None)
         k_cache = kv_cache[0, 0]
+        if latent_rank:
+            return cls._of_latents(inputs, k_cache, page_table_SM, num_heads, latent_rank, num_tokens, deterministic)
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
@@ -71,6 +75,25 @@ class AttentionPlan:
             last = prefill[scorings[-1].window]
             last_queries = plan_last_queries(*chunks, last) if last.parts is None else last
         return cls(decode, prefill, last_queries)
+
+    @classmethod
+    def _of_latents(
+        cls, inputs: StepInputs, cache: Tensor, page_table_SM: Tensor, num_heads: int, rank: int, num_tokens: int,
+        deterministic: bool,
+    ) -> "AttentionPlan":  # fmt: skip
+        """For `num_tokens` of chunks and all decode rows. All layers see all."""
+        decode: dict[int, DecodeWork | FusedPlan] = {}
+        if len(inputs.decode_slots_B):
+            rows = inputs.decode_lengths_B, inputs.decode_slots_B, page_table_SM
+            decode[0] = plan_latent_decode(
+                *rows, cache, num_heads, rank, deterministic=deterministic, tries=inputs.tries,
+                lengths_T=inputs.lengths_T,
+            )  # fmt: skip
+        if not num_tokens:
+            return cls(decode, {}, None)
+        chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
+        work = plan_latent_prefill(*chunks, num_tokens, num_heads)
+        return cls(decode, {0: work}, plan_last_queries(*chunks, work))
 
 
 def minds_length(

@@ -209,6 +209,11 @@ class ModelConfig:
         """Numbers of a head of which rope says how many turn."""
         return self.head_dim if self.latent is None else self.latent.turned
 
+    @property
+    def attended_dim(self) -> int:
+        """Numbers of all heads' values together."""
+        return self.num_heads * (self.head_dim if self.latent is None else self.latent.value)
+
     def cache_shape(self, num_pages: int, page_size: int, tp_size: int) -> tuple[int, int, int, int, int, int]:
         """[layer, k/v, page, kv head, token, dim] on each rank; latents are their own values."""
         if self.latent is not None:

@@ -111,9 +111,10 @@ class Decoder:
         self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
     ) -> Shapes:
         """The sizes that steps are padded to."""
+        heads, scorings, exact = self._num_heads, self._scorings, self.deterministic
         deep = depths(
-            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self.deterministic
-        )  # fmt: skip
+            kv_cache, num_heads=heads, scorings=scorings, deterministic=exact or self.config.latent is not None
+        )
         return Shapes(
             max_num_seqs,
             max_num_batched_tokens,
@@ -148,7 +149,7 @@ class Decoder:
 
     def short_rows(self, kv_cache: Tensor, tries: int = 1) -> int:
         """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
-        if not minds_length(
+        if self.config.latent or not minds_length(
             kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
             deterministic=self.deterministic, tries=tries,
         ):  # fmt: skip
@@ -182,11 +183,11 @@ class Decoder:
         deep: int = 0,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
-        shard_VD = self._weights.embedding_VD
+        shard_VD, latent = self._weights.embedding_VD, self.config.latent
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
             scorings=self._scorings, deterministic=self.deterministic, longest=longest, deep=deep,
-            fuses=self._fuses,
+            fuses=self._fuses, latent_rank=latent.rank if latent else 0,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         first = self.group.rank * shard_VD.shape[0]

@@ -17,6 +17,7 @@ from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
 from tercet.model.experts import go_through_experts
+from tercet.model.latents import attend_to_latents
 from tercet.model.linear import Adapted, Matrix, Pairs, linear
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights, LayerWeights
@@ -57,11 +58,17 @@ class Layer:
         prefill: PrefillWork | None,
     ) -> Tensor:  # fmt: skip
         """What attention makes of the tokens in `residual`: [T, H]. `kv`: this layer's cache, [k/v, page, kv head,
-        token, dim], to which their K and V go.
+        token, dim], to which their K and V go, or latents.
 
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
-        weights = self.weights
+        weights, latent = self.weights, self.config.latent
+        if weights.latent is not None and latent is not None:
+            x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+            return attend_to_latents(
+                x_TN, inputs, page_table_SM, kv[0], plan, prefill, latent=latent, weights=weights.latent,
+                cos_sin_PR=self.cos_sin_PR, scale=self.scoring.scale, deterministic=self.deterministic,
+            )  # fmt: skip
         qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T)
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.

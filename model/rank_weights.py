@@ -4,13 +4,15 @@ Knows shapes; where the numbers come from is known by `shard.py`.
 
 Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
 this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F
-intermediate size of this rank.
+intermediate size of this rank; of latents Q numbers that queries are made from, X rows of this rank's queries, or of a
+head, H heads of this rank, L numbers of a latent.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from tercet.model.head_products import ReorderedHeads
 from tercet.triton_kernels.scaled_weight import Weight
 
 
@@ -41,8 +43,23 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True)
+class LatentWeights:
+    """Between a layer's first product, which makes latents, and its attention."""
+
+    query_norm_Q: Tensor | None
+    query_XQ: Weight | None
+    """What makes this rank's queries of what the first product makes for them; None: that makes them itself."""
+    latent_norm_L: Tensor
+    up_HXL: Tensor | ReorderedHeads
+    """Of each head, the rows that make the part of its key that does not turn of a latent; then those for its value."""
+    num_still: int
+    """How many the first are."""
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One layer."""
+    """One layer. Where its cache has latents, `qkv_ND` has the rows for queries, of this rank or of what they are made
+    from, then those for latents, then those for the numbers that turn."""
 
     input_norm_D: Tensor | None
     qkv_ND: Weight
@@ -52,6 +69,7 @@ class LayerWeights:
     qk_norm_J: Tensor | None
     sinks_H: Tensor | None
     """One of each head, in fp32."""
+    latent: LatentWeights | None
     o_DQ: Weight
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None

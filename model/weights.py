@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
+from tercet.model.head_products import reorder_heads
 from tercet.model.linear import reorder_for_cpu
-from tercet.model.rank_weights import MlpWeights, Weights
+from tercet.model.places import Move
+from tercet.model.rank_weights import LatentWeights, MlpWeights, Weights
 from tercet.model.safetensors_files import shown
 from tercet.model.scaled_rows import Kept, ScaledRows
-from tercet.model.shard import LAYERS, LM_HEAD, Move, ShardBuilder
+from tercet.model.shard import LAYERS, LM_HEAD, ShardBuilder
 from tercet.triton_kernels.scaled_weight import (
     MX_MOST,
     ScaledWeight,
@@ -189,6 +191,7 @@ def reordered_for_cpu(weights: Weights) -> Weights:
         replace(
             layer,
             qkv_ND=_reordered(layer.qkv_ND),
+            latent=layer.latent and _reordered_latent(layer.latent),
             o_DQ=_reordered(layer.o_DQ),
             mlp=_reordered_mlp(layer.mlp, weights.interleaved) if isinstance(layer.mlp, MlpWeights) else layer.mlp,
         )
@@ -202,6 +205,15 @@ def reordered_for_cpu(weights: Weights) -> Weights:
 def _reordered_mlp(mlp: MlpWeights, interleaved: bool) -> MlpWeights:
     gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
     return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
+
+
+def _reordered_latent(latent: LatentWeights) -> LatentWeights:
+    query_XQ, up_HXL = latent.query_XQ, latent.up_HXL
+    assert isinstance(up_HXL, Tensor)
+    heads = reorder_heads(up_HXL, latent.num_still)
+    if heads is not up_HXL:
+        up_HXL.untyped_storage().resize_(0)  # others still hold the tensor
+    return replace(latent, query_XQ=None if query_XQ is None else _reordered(query_XQ), up_HXL=heads)
 
 
 def _reordered(weight: Weight) -> Weight:

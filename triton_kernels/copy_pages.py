@@ -20,7 +20,7 @@ _SIZES = ["num_pages"]
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _copy_pages_kernel(cache_ptr, pairs_ptr, num_pages, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (P, layers x 2, tiles of a page): one program copies BLOCK numbers; a pair outside the cache is skipped."""
+    """Grid (P, layers x k/v, tiles of a page): one program copies BLOCK numbers. A pair outside is skipped."""
     source = tl.load(pairs_ptr + 2 * tl.program_id(0)).to(tl.int64)
     target = tl.load(pairs_ptr + 2 * tl.program_id(0) + 1).to(tl.int64)
     if (source >= 0) & (source < num_pages) & (target >= 0) & (target < num_pages):
@@ -37,7 +37,7 @@ def copy_pages(kv_cache: Tensor, pairs_P2: Tensor) -> None:
     A pair that points outside the cache, such as (-1, -1), does nothing. A page that is copied over stands in no other
     pair: the order of copies is open.
     """
-    check_shape("kv_cache", kv_cache, None, 2, None, None, None, None)
+    check_shape("kv_cache", kv_cache, None, None, None, None, None, None)
     check_dtype("kv_cache", kv_cache, *FLOATS, FP8)
     check_contiguous("kv_cache", kv_cache)
     check_shape("pairs", pairs_P2, None, 2)
@@ -47,10 +47,10 @@ def copy_pages(kv_cache: Tensor, pairs_P2: Tensor) -> None:
     if not use_kernels(kv_cache):
         copy_pages_reference(kv_cache, pairs_P2)
     elif pairs_P2.shape[0]:
-        num_layers, _, num_pages, num_kv_heads, page_size, head_dim = kv_cache.shape
+        num_layers, parts, num_pages, num_kv_heads, page_size, head_dim = kv_cache.shape
         page = num_kv_heads * page_size * head_dim
         block = min(_BLOCK, next_power_of_2(page))
-        _copy_pages_kernel[(pairs_P2.shape[0], 2 * num_layers, cdiv(page, block))](
+        _copy_pages_kernel[(pairs_P2.shape[0], parts * num_layers, cdiv(page, block))](
             kv_cache, pairs_P2, num_pages, PAGE=page, BLOCK=block, num_warps=4
         )
 

@@ -66,7 +66,9 @@ def merge_splits(
     `stride`: from one split of a row to the next.
     """
     B, H, D = out_BHD.shape
+    block = next_power_of_2(D)
     _merge_kernel[(H, B)](
         counts_B, starts_B, partial_IHD, stats_IH2, out_BHD,
-        H=H, D=D, STRIDE=stride, BLOCK_D=next_power_of_2(D), FEW=8, MANY=16, num_warps=1, **overlap_options(out_BHD),
+        H=H, D=D, STRIDE=stride, BLOCK_D=block, FEW=8, MANY=16, num_warps=max(1, block // 256),
+        **overlap_options(out_BHD),
     )  # fmt: skip
