@@ -6,6 +6,8 @@ Knows names and numbers; what a field means is in `config_fields.py`.
 from collections.abc import Mapping
 from typing import Any
 
+from tercet.model.config_latents import LATENT_DEFAULTS
+
 FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
@@ -27,13 +29,20 @@ FAMILIES = {
     "Dots1ForCausalLM": "dots1",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "GptOssForCausalLM": "gpt_oss",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
+    "YoutuForCausalLM": "youtu",
+    "MiniCPM3ForCausalLM": "minicpm3",
 }
+OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+"""What some files call a family, as their own code has it."""
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = {
     "Gemma3TextModel" if family == "gemma3_text" else name.replace("ForCausalLM", "Model"): family
     for name, family in FAMILIES.items()
 }
-_NO_CLASSIFIERS = ("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2")
+_NO_CLASSIFIERS = ("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu")
 """Of which transformers has none."""
 # The same with a head that classifies in the place of what makes logits over the vocabulary.
 CLASSIFIERS = {
@@ -205,9 +214,15 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
+    **LATENT_DEFAULTS,
 }
-_TELLING_NULLS = ("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping")
-"""Where null is a choice and not silence: no window, as many as attention heads, no cap."""
+_TELLING_NULLS = (
+    *("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping"),
+    *("q_lora_rank", "v_head_dim", "rope_interleave", "scale_depth", "dim_model_base"),
+    *("norm_topk_prob", "n_group", "topk_group"),
+)
+"""Where null is a choice and not silence: no window, as many as attention heads, no cap, queries from hidden states.
+Where transformers can make nothing of it, or another thing than of silence, it is refused."""
 
 
 def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:

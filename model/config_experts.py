@@ -22,6 +22,9 @@ EXPERT_NAMES = {
     "olmoe": _QWEN,
     "glm4_moe": _GLM,
     "dots1": _GLM,
+    "deepseek_v2": replace(_GLM, bias=""),
+    "deepseek_v3": _GLM,
+    "glm4_moe_lite": _GLM,
     "gpt_oss": _GPT_OSS,
 }
 """What the families that have experts call them."""
@@ -33,6 +36,9 @@ _COUNTS = {
     "olmoe": 64,
     "glm4_moe": 128,
     "gpt_oss": 128,
+    "deepseek_v2": 64,
+    "deepseek_v3": 256,
+    "glm4_moe_lite": 64,
 }
 """Where config.json is silent."""
 
@@ -52,8 +58,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe":
             layers = _sparse_layers(config)
-        case "glm4_moe" | "dots1":
-            layers = frozenset(layer for layer in layers if layer >= _first_sparse(config))
+        case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite":
+            layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
             scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
     if not layers:
         return None
@@ -61,12 +67,15 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     count, each = _count(config, family), positive(config, "num_experts_per_tok")
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
+    groups, best_groups = _groups(config, family, count, each)
     return Experts(
         count=count,
         each=each,
         intermediate_size=size,
         normed=family in ("mixtral", "minimax_m2", "gpt_oss") or flag(config, "norm_topk_prob"),
         scale=scale,
+        groups=groups,
+        best_groups=best_groups,
         shared=_shared_of_size(config, size) if family == "qwen2_moe" else shared,
         shared_gated=family == "qwen2_moe",
         clamp=clamp,
@@ -84,12 +93,47 @@ def _shared_of_size(config: Mapping[str, Any], size: int) -> int:
     return shared // size
 
 
-def _first_sparse(config: Mapping[str, Any]) -> int:
-    """Layers before it have one MLP."""
-    first = config["first_k_dense_replace"]
+def _groups(config: Mapping[str, Any], family: str, count: int, each: int) -> tuple[int, int]:
+    """Into how many parts they fall, and how many of those a token's experts are of."""
+    if family not in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") or config.get("topk_method") == "greedy":
+        return 1, 1
+    groups, best = positive(config, "n_group"), positive(config, "topk_group")
+    if count % groups:
+        raise ValueError(f"config.json: n_group is {groups}; want a divisor of the number of experts ({count})")
+    if best > groups:
+        raise ValueError(f"config.json: topk_group is {best}; want no more than n_group ({groups})")
+    if best == groups:
+        return 1, 1
+    size = count // groups
+    if EXPERT_NAMES[family].bias and size < 2:
+        raise ValueError(f"config.json: n_group is {groups}; want {count // 2} at most: a group's best two count")
+    if each > best * size:
+        wanted = f"want no more than {best} groups of {size} have (topk_group, n_group)"
+        raise ValueError(f"config.json: num_experts_per_tok is {each}; {wanted}")
+    return groups, best
+
+
+def _later_layers(config: Mapping[str, Any], first: int = 0) -> frozenset[int]:
+    """All but so many, which have one MLP. `first`: where nothing is said."""
+    first = config.get("first_k_dense_replace", first)
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise ValueError(f"config.json: first_k_dense_replace is {first!r}; want a whole number")
-    return first
+    return frozenset(range(first, config["num_hidden_layers"]))
+
+
+def _listed_layers(config: Mapping[str, Any]) -> frozenset[int]:
+    """As a list has them; where there is none, as `_later_layers`, and never otherwise than that."""
+    types = config.get("mlp_layer_types")
+    if types is None:
+        return _later_layers(config, 1)
+    known, num_layers = ("dense", "sparse"), config["num_hidden_layers"]
+    if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
+        raise ValueError(f"config.json: mlp_layer_types is {types!r}; want dense or sparse for each layer")
+    listed = frozenset(layer for layer, kind in enumerate(types) if kind == "sparse")
+    if "first_k_dense_replace" in config and _later_layers(config) != listed:
+        said = f"mlp_layer_types is {types!r} and first_k_dense_replace is {config['first_k_dense_replace']!r}"
+        raise ValueError(f"config.json: {said}; want them to agree")
+    return listed
 
 
 def _count(config: Mapping[str, Any], family: str) -> int:

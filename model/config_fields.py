@@ -73,6 +73,19 @@ _GLM_EXPERTS: dict[str, tuple[Any, ...] | None] = {
     # Layers behind the last that guess further tokens: they change nothing of these.
     **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers")),
 }
+_LATENTS: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")),
+    "qk_head_dim": None,  # follows from two of those
+    "attention_bias": (None, False),
+    "mlp_bias": (None, False),
+}
+_LATENTS_EXPERTS: dict[str, tuple[Any, ...] | None] = {
+    **_LATENTS,
+    **_GLM_EXPERTS,
+    **dict.fromkeys(("n_group", "topk_group")),
+    # Of training, and of how other programs deal experts out.
+    **dict.fromkeys(("aux_loss_alpha", "seq_aux", "ep_size")),
+}
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
@@ -102,6 +115,17 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "shared_intermediate_size": (None, 0),
         **dict.fromkeys(("use_mtp", "num_mtp_modules", "mtp_transformer_layers")),
     },
+    "deepseek_v2": {
+        **_LATENTS_EXPERTS,
+        "scoring_func": (None, "softmax"),
+        "topk_method": ("greedy", "group_limited_greedy"),
+        # Transformers does not read it; DeepSeek's own code leaves the scale out where it is true.
+        "norm_topk_prob": (None, False),
+    },
+    "deepseek_v3": {**_LATENTS_EXPERTS, "rope_interleave": None},
+    "glm4_moe_lite": {**_LATENTS_EXPERTS, **dict.fromkeys(("rope_interleave", "mlp_layer_types"))},
+    "youtu": {**_LATENTS, **dict.fromkeys(("rope_interleave", "embedding_initializer_range"))},
+    "minicpm3": {**_LATENTS, **dict.fromkeys(("scale_emb", "scale_depth", "dim_model_base"))},
 }
 
 # Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
@@ -201,6 +225,10 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         "use_sliding_window": (None, False),
         "attention_bias": (None, False),
         "mlp_bias": (None, False),
+    },
+    **{
+        family: {"sliding_window": (None,), "use_sliding_window": (None, False)}
+        for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
     },
 }
 

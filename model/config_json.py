@@ -5,6 +5,7 @@ without a word. Fields that transformers does not read for a family either are n
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import torch
 
 from tercet.model.classifier_config import classifier_of
 from tercet.model.config import DTYPES, MOST_LAYERS, ModelConfig
-from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, traits, with_defaults
+from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, OTHER_NAMES, traits, with_defaults
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
+from tercet.model.config_latents import latent, share_of_head
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
@@ -51,16 +53,16 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     check_fields(config, family)
     num_heads = positive(config, "num_attention_heads")
     hidden_size = positive(config, "hidden_size")
-    if "head_dim" not in config and hidden_size % num_heads:
-        raise ValueError(
-            f"config.json: hidden_size is {hidden_size}; want a multiple of num_attention_heads ({num_heads})"
-        )
+    latents = latent(config, family)
+    if latents is None:
+        head_dim, num_kv_heads = _head_dim(config), positive(config, "num_key_value_heads", num_heads)
+    else:
+        head_dim, num_kv_heads = latents.still + latents.turned, 1
     eps = config.get("rms_norm_eps", 1e-6)
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
         raise ValueError(f"config.json: rms_norm_eps is {eps!r}; want a small positive number")
     max_positions = positive(config, "max_position_embeddings")
     attention_bias = family not in _WITHOUT_BIAS and flag(config, "attention_bias")
-    head_dim = positive(config, "head_dim", hidden_size // num_heads)
     num_layers = positive(config, "num_hidden_layers", most=MOST_LAYERS)
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
@@ -72,6 +74,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     known = traits(family)
     if family == "glm4_moe":
         known["qk_norm"] = flag(config, "use_qk_norm")
+    of_embedding, of_blocks, of_logits = _multipliers(config, family)
     return ModelConfig(
         **known,
         vocab_size=positive(config, "vocab_size"),
@@ -79,13 +82,13 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=positive(config, "intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=positive(config, "num_key_value_heads", num_heads),
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=float(eps),
-        embedding_multiplier=hidden_size**0.5 if is_gemma else number(config, "embedding_multiplier", 1.0),
-        residual_multiplier=number(config, "residual_multiplier", 1.0),
-        logits_scaling=number(config, "logits_scaling", 1.0),
-        attention_scale=_attention_scale(config, head_dim),
+        embedding_multiplier=of_embedding,
+        residual_multiplier=of_blocks,
+        logits_scaling=of_logits,
+        attention_scale=_attention_scale(config, head_dim) * (1.0 if latents is None else rope.score_factor),
         attention_softcap=_cap(config, "attn_logit_softcapping"),
         logit_softcap=_cap(config, "final_logit_softcapping"),
         norm_shift=1.0 if is_gemma else 0.0,
@@ -97,6 +100,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         qkv_bias=flag(config, "qkv_bias") if family == "qwen2_moe" else family == "qwen2" or attention_bias,
         o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
+        latent=latents,
         experts=experts(config, family),
         guessing_layers=_guessing_layers(config),
         layer_windows=layer_windows(config, family),
@@ -113,9 +117,32 @@ def _family(raw: Mapping[str, Any]) -> str:
         supported = f"{', '.join((*FAMILIES, *WHOLES))}, or those {others}"
         raise ValueError(f"config.json: architectures is {architectures!r}; supported: one of {supported}")
     family = by_name[architectures[0]]
-    if raw.get("model_type", family) != family:
-        raise ValueError(f"config.json: model_type is {raw['model_type']!r}; {architectures[0]} wants {family!r}")
+    given = raw.get("model_type", family)
+    if given != family and (not isinstance(given, str) or OTHER_NAMES.get(given) != family):
+        raise ValueError(f"config.json: model_type is {given!r}; {architectures[0]} wants {family!r}")
     return family
+
+
+def _head_dim(config: Mapping[str, Any]) -> int:
+    return positive(config, "head_dim") if "head_dim" in config else share_of_head(config)
+
+
+def _multipliers(config: Mapping[str, Any], family: str) -> tuple[float, float, float]:
+    """Of embeddings and of what blocks add to them; and what logits are divided by."""
+    hidden_size = positive(config, "hidden_size")
+    if family == "minicpm3":
+        of_blocks, of_logits = 1.0, 1.0
+        if config["scale_depth"] is not None:
+            of_blocks = number(config, "scale_depth", 1.0) / math.sqrt(positive(config, "num_hidden_layers"))
+        if config["dim_model_base"] is not None:
+            of_logits = hidden_size / positive(config, "dim_model_base")
+        return number(config, "scale_emb", 1.0), of_blocks, of_logits
+    is_gemma = family in ("gemma2", "gemma3_text")
+    return (
+        hidden_size**0.5 if is_gemma else number(config, "embedding_multiplier", 1.0),
+        number(config, "residual_multiplier", 1.0),
+        number(config, "logits_scaling", 1.0),
+    )
 
 
 def _attention_scale(config: Mapping[str, Any], head_dim: int) -> float:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from tercet.model.config_fields import flag, positive
+from tercet.model.config_latents import LATENT_DEFAULTS
 from tercet.model.rope import Rope, parse_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_UNWINDOWED = ("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2")
+_UNWINDOWED = ("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2", *LATENT_DEFAULTS)
 _ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
 _PARTIAL = ("phi3", "glm4_moe", "minimax_m2")

@@ -32,6 +32,9 @@ class Rope:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0
+    """Of cosines and sines."""
+    score_factor: float = 1.0
+    """Of scores, what does not turn included: where attention reads latents (yarn)."""
     truncate: bool = True
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
@@ -104,6 +107,7 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
             truncate = params.pop("truncate", True)
             if not isinstance(truncate, bool):
                 raise ValueError(f"config.json: rope parameter truncate is {truncate!r}; want true or false")
+            attention_factor, score_factor = _yarn_attention_factors(params, factor)
             rope = Rope(
                 theta,
                 kind,
@@ -111,7 +115,8 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
                 original_length=original,
                 beta_fast=_number(params, "beta_fast", 32.0, or_zero=True) or 32.0,
                 beta_slow=_number(params, "beta_slow", 1.0, or_zero=True) or 1.0,
-                attention_factor=_yarn_attention_factor(params, factor),
+                attention_factor=attention_factor,
+                score_factor=score_factor,
                 truncate=truncate,
             )
         case "longrope":
@@ -201,17 +206,20 @@ def _yarn(rope: Rope, dim: int, exponent_F: Tensor) -> Tensor:
     return (1.0 / (rope.factor * frequency_F)) * (1 - keep_F) + (1.0 / frequency_F) * keep_F
 
 
-def _yarn_attention_factor(params: dict[str, Any], factor: float) -> float:
+def _yarn_attention_factors(params: dict[str, Any], factor: float) -> tuple[float, float]:
+    """Of cosines and sines, and of scores."""
+
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
     mscale = _number(params, "mscale", 0.0, or_zero=True)
     mscale_all_dim = _number(params, "mscale_all_dim", 0.0, or_zero=True)
+    of_scores = scale(mscale_all_dim) ** 2
     if "attention_factor" in params:
-        return _number(params, "attention_factor", or_zero=True)
+        return _number(params, "attention_factor", or_zero=True), of_scores
     if mscale and mscale_all_dim:
-        return scale(mscale) / scale(mscale_all_dim)
-    return scale(1.0)
+        return scale(mscale) / scale(mscale_all_dim), of_scores
+    return scale(1.0), of_scores
 
 
 def _number(
