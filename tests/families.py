@@ -244,7 +244,8 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
     ),
-    "youtu": (YoutuConfig, {**_LATENTS, "q_lora_rank": None, "rope_interleave": False}),
+    # Without padding: transformers makes its row of the embedding zeros when it loads one.
+    "youtu": (YoutuConfig, {**_LATENTS, "q_lora_rank": None, "rope_interleave": False, "pad_token_id": None}),
     "minicpm3": (
         MiniCPM3Config,
         {
