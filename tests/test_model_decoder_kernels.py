@@ -34,6 +34,11 @@ from tercet.triton_kernels.sample import sample
         long("qwen2-moe", False),
         ("glm4-moe", True),
         ("gpt-oss", False),
+        ("deepseek-v2", False),
+        long("deepseek-v3", True),
+        ("glm4-moe-lite", True),
+        long("minicpm3", False),
+        long("youtu", False),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

@@ -76,27 +76,25 @@ def _latent_decode_kernel(
         whole = begin + (end - begin) // TILE * TILE
         for start in tl.range(begin, whole, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
+            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, page * PAGE + start % PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA
-            )
-            latent = latent.to(q.dtype)
+                cache, latents, turned, cell, TILE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, False
+            )  # fmt: skip
             seen = (start + tokens)[:, None] < limits[None, :]
             largest, weight, acc = attend_tile(
-                q, q_turned, latent, behind.to(q.dtype), seen, largest, weight, acc, unit, tokens < TILE,
-                TRIES > 1, False, PRECISION,
-            )  # fmt: skip
-        if whole < end:
-            page = tl.load(pages_ptr + whole // PAGE).to(tl.int64)
-            latent, behind = load_cells(
-                cache, latents, turned, page * PAGE + whole % PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA
+                q, q_turned, latent, behind, seen, largest, weight, acc, unit, TRIES > 1, PRECISION
             )
-            latent = latent.to(q.dtype)
-            inside = whole + tokens < end
-            seen = inside[:, None] & ((whole + tokens)[:, None] < limits[None, :])
-            largest, weight, acc = attend_tile(
-                q, q_turned, latent, behind.to(q.dtype), seen, largest, weight, acc, unit, inside,
-                True, True, PRECISION,
+        # The last cells, if they are no whole tile. A loop, so that they, too, come without a stop in registers.
+        for start in tl.range(whole, end, TILE, num_stages=2):
+            page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
+            cell = page * PAGE + start % PAGE
+            latent, behind = load_cells(
+                cache, latents, turned, cell, end - start, TILE, L, R, BLOCK_L, BLOCK_R, TMA, True
             )  # fmt: skip
+            seen = (start + tokens)[:, None] < tl.minimum(limits, end)[None, :]
+            largest, weight, acc = attend_tile(
+                q, q_turned, latent, behind, seen, largest, weight, acc, unit, True, PRECISION
+            )
         mask = (numbers < L)[:, None] & real[None, :]
         if count == 1:
             if TRIES > 1:  # those that are none have seen nothing

@@ -69,26 +69,23 @@ def _latent_prefill_kernel(
         whole = least // TILE * TILE
         for start in tl.range(0, whole, TILE, num_stages=STAGES):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
+            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, page * PAGE + start % PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA
-            )
-            latent = latent.to(q.dtype)
-            largest, weight, acc = attend_tile(
-                q, q_turned, latent, behind.to(q.dtype), real[None, :], largest, weight, acc, unit, tokens < TILE,
-                False, False, PRECISION,
+                cache, latents, turned, cell, TILE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, False
             )  # fmt: skip
-        for start in range(whole, most, TILE):
+            largest, weight, acc = attend_tile(
+                q, q_turned, latent, behind, real[None, :], largest, weight, acc, unit, False, PRECISION
+            )
+        for start in tl.range(whole, most, TILE, num_stages=2):
             page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
+            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, page * PAGE + start % PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA
-            )
-            latent = latent.to(q.dtype)
-            positions = start + tokens
-            seen = positions[:, None] <= queries[None, :]
-            largest, weight, acc = attend_tile(
-                q, q_turned, latent, behind.to(q.dtype), seen, largest, weight, acc, unit, positions < most,
-                True, True, PRECISION,
+                cache, latents, turned, cell, most - start, TILE, L, R, BLOCK_L, BLOCK_R, TMA, True
             )  # fmt: skip
+            seen = (start + tokens)[:, None] <= queries[None, :]
+            largest, weight, acc = attend_tile(
+                q, q_turned, latent, behind, seen, largest, weight, acc, unit, True, PRECISION
+            )
         tl.store(out_ptrs, (acc / weight[None, :]).to(out_ptr.dtype.element_ty), mask=mask)
 
 

@@ -36,29 +36,37 @@ def load_queries(
 
 @triton.jit
 def load_cells(
-    cache, latents, turned, cell,
+    cache, latents, turned, cell, count,
     TILE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
-    TMA: tl.constexpr,
+    TMA: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """The cells from `cell` on: [C, BLOCK_L] latents, and [C, BLOCK_R] what is behind them."""
-    if TMA:
+    """The cells from `cell` on: [C, BLOCK_L] latents, and [C, BLOCK_R] what is behind them.
+
+    CUT: zeros in place of those behind the first `count`, which may hold anything, NaN too.
+    """
+    if TMA and not CUT:
         latent = latents.load([cell.to(tl.int32), 0])
         behind = turned.load([cell.to(tl.int32), L])
     else:
-        columns, more = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_R)
-        pointers = cache + (cell + tl.arange(0, TILE)).to(tl.int64)[:, None] * (L + R)
-        latent = tl.load(pointers + columns[None, :], mask=(columns < L)[None, :], other=0.0)
-        behind = tl.load(pointers + L + more[None, :], mask=(more < R)[None, :], other=0.0)
+        tokens, columns, more = (
+            tl.arange(0, TILE)[:, None],
+            tl.arange(0, BLOCK_L)[None, :],
+            tl.arange(0, BLOCK_R)[None, :],
+        )
+        pointers = cache + (cell + tokens).to(tl.int64) * (L + R)
+        inside = tokens < count if CUT else tokens < TILE
+        latent = tl.load(pointers + columns, mask=inside & (columns < L), other=0.0)
+        behind = tl.load(pointers + L + more, mask=inside & (more < R), other=0.0)
     return latent, behind
 
 
 @triton.jit
 def attend_tile(
-    q, q_behind, latent, behind, seen, largest, weight, acc, unit, inside,
-    MASKED: tl.constexpr, CUT: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """The sums over one more tile. Scores are in units of log 2. MASKED: not all see all, `seen` [C, G] says who what;
-    CUT: some cells, those that are not `inside` [C], are of nobody, and may hold anything."""
+    q, q_behind, latent, behind, seen, largest, weight, acc, unit, MASKED: tl.constexpr, PRECISION: tl.constexpr
+):
+    """The sums over one more tile. Scores are in units of log 2. MASKED: `seen` [C, G] says who sees what; else all do."""
+    latent = latent.to(q.dtype)
+    behind = behind.to(q.dtype)
     scores = tl.dot(latent, tl.trans(q), input_precision=PRECISION)
     scores = tl.dot(behind, tl.trans(q_behind), scores, input_precision=PRECISION)
     if MASKED:
@@ -69,8 +77,6 @@ def attend_tile(
     weights = tl.exp2(tl.fma(scores, unit, finite[None, :] * -1))
     rescale = tl.exp2(largest - finite)
     weight = tl.fma(weight, rescale, tl.sum(weights, 0))
-    if CUT:
-        latent = tl.where(inside[:, None], latent, 0.0)
     acc = acc * rescale[None, :]
     acc = tl.dot(tl.trans(latent), weights.to(latent.dtype), acc, input_precision=PRECISION)
     return new, weight, acc
