@@ -1,0 +1,150 @@
+"""On a GPU: attention to latents in bf16 against float64, over pages full of NaN where nothing is; a row's own bits."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_attention import distance
+from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.latent_attention import (
+    latent_decode_attention,
+    latent_prefill_attention,
+    plan_latent_decode,
+)
+from tercet.triton_kernels.latent_heads import latent_queries, latent_values
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+NEAR = 5e-3
+SCALE = 192**-0.5
+LENGTHS = [0, 1, 2, 63, 64, 65, 511, 512, 513, 1024, 1777, 2300]
+SIZES = [(16, 512, 64, 64), (20, 512, 64, 64), (128, 512, 64, 64), (5, 512, 64, 16), (40, 256, 32, 64), (7, 96, 16, 16)]
+"""Heads, numbers of a latent, those behind it, tokens of a page."""
+
+
+class Paged:
+    def __init__(self, heads: int, rank: int, turned: int, page: int, cells: torch.dtype) -> None:
+        self.heads, self.rank, self.dim = heads, rank, rank + turned
+        pages_each = max(LENGTHS) // page + 2
+        num_pages = len(LENGTHS) * pages_each + 2
+        cache = torch.full((num_pages, 1, page, self.dim), float("nan"), dtype=torch.bfloat16).to(cells)
+        table = torch.randperm(num_pages - 2)[: len(LENGTHS) * pages_each].view(len(LENGTHS), -1) + 1
+        self.rows = []
+        for slot, length in enumerate(LENGTHS):
+            position = torch.arange(length)
+            rows = torch.randn(length, self.dim).to(cells)
+            cache[table[slot, position // page], 0, position % page] = rows
+            self.rows.append(rows.cuda())
+            table[slot, -(-length // page) :] = num_pages - 1  # which belongs to nobody
+        self.cache, self.table = cache.cuda(), table.int().cuda()
+
+    def queries(self, count: int) -> Tensor:
+        return torch.randn(count, self.heads, self.dim, device="cuda", dtype=torch.bfloat16)
+
+    def exact(self, q_THD: Tensor, slot: int, start: int) -> Tensor:
+        """Of queries at positions `start` and on."""
+        rows = self.rows[slot][: start + len(q_THD)].double()
+        scores = torch.einsum("thd,ld->htl", q_THD.double(), rows) * SCALE
+        hidden = torch.arange(start, start + len(q_THD))[:, None] < torch.arange(len(rows))
+        weights = scores.masked_fill(hidden.cuda(), float("-inf")).softmax(-1)
+        return torch.einsum("htl,ld->thd", weights, rows[:, : self.rank])
+
+    def decode(self, q: Tensor, slots: list[int], deterministic: bool) -> Tensor:
+        rows = ints(slots), ints([LENGTHS[slot] for slot in slots])
+        work = plan_latent_decode(
+            *rows[::-1], self.table, self.cache, self.heads, self.rank, deterministic=deterministic
+        )  # fmt: skip
+        out = q.new_full((len(q), self.heads, self.rank), float("nan"))
+        return latent_decode_attention(q, self.cache, self.table, *rows, SCALE, self.rank, work=work, out=out)
+
+
+def ints(numbers: list[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("cells", [torch.bfloat16, FP8])
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("heads", "rank", "turned", "page"), SIZES)
+def test_decode(heads: int, rank: int, turned: int, page: int, deterministic: bool, cells: torch.dtype) -> None:
+    paged = Paged(heads, rank, turned, page, cells)
+    many = [slot for slot in range(len(LENGTHS)) for _ in range(3)]
+    random.shuffle(many)
+    for slots in (many, [10], [4, 0, 11]):
+        q = paged.queries(len(slots))
+        got = paged.decode(q, slots, deterministic)
+        for row, slot in enumerate(slots):
+            if LENGTHS[slot]:
+                wanted = paged.exact(q[row : row + 1], slot, LENGTHS[slot] - 1)[0]
+                assert distance(got[row], wanted) < NEAR, (slot, LENGTHS[slot])
+            else:
+                assert not got[row].count_nonzero()
+        if deterministic:
+            for row in random.sample(range(len(slots)), min(5, len(slots))):
+                alone = paged.decode(q[row : row + 1], slots[row : row + 1], deterministic)
+                assert torch.equal(alone[0], got[row])
+
+
+@pytest.mark.parametrize("cells", [torch.bfloat16, FP8])
+@pytest.mark.parametrize(("heads", "rank", "turned", "page"), SIZES)
+def test_prefill(heads: int, rank: int, turned: int, page: int, cells: torch.dtype) -> None:
+    paged = Paged(heads, rank, turned, page, cells)
+    ends = [(11, 1000, 1300), (0, 0, 0), (5, 0, 65), (9, 1023, 1), (10, 1500, 277), (8, 1, 512), (3, 2, 3)]
+    middle = [(7, 100, 65), (6, 0, 64), (10, 777, 1), (4, 0, 1)]
+    for chunks, padding in ((ends, 70), (middle, 0), ([(10, 1770, 7)], 9), ([(0, 0, 0)], 5)):
+        q = paged.queries(sum(count for _, _, count in chunks) + padding)
+        got = prefill(paged, q, chunks)
+        token = 0
+        for slot, start, count in chunks:
+            own = slice(token, token + count)
+            assert distance(got[own], paged.exact(q[own], slot, start)) < NEAR, (slot, start, count)
+            token += count
+        assert not got[token:].count_nonzero()
+    # Cut otherwise: the same bits.
+    q = paged.queries(300)
+    whole = prefill(paged, q, [(11, 1000, 300)])
+    for at in (1, 37, 128, 299):
+        parts = prefill(paged, q[:at], [(11, 1000, at)]), prefill(paged, q[at:], [(11, 1000 + at, 300 - at)])
+        assert torch.equal(torch.cat(parts), whole), at
+
+
+def prefill(paged: Paged, q: Tensor, chunks: list[tuple[int, int, int]]) -> Tensor:
+    begins = [0]
+    for _, _, count in chunks:
+        begins.append(begins[-1] + count)
+    slots, starts = (ints([chunk[part] for chunk in chunks]) for part in range(2))
+    out = q.new_full((len(q), paged.heads, paged.rank), float("nan"))
+    places = paged.cache, paged.table, slots, starts, ints(begins)
+    return latent_prefill_attention(q, *places, SCALE, paged.rank, out=out)
+
+
+@pytest.mark.parametrize(
+    ("heads", "still", "value", "rank"), [(16, 128, 128, 512), (20, 192, 256, 512), (5, 24, 20, 96)]
+)
+def test_heads(heads: int, still: int, value: int, rank: int) -> None:
+    turned = 64
+    up = torch.randn(heads, still + value, rank, device="cuda", dtype=torch.bfloat16) * rank**-0.5
+    angles = torch.rand(512, turned // 2, device="cuda") * 6
+    table = torch.cat((angles.cos(), angles.sin()), 1)
+    whole: list[Tensor] = []
+    rows = torch.randn(300, heads * (still + turned) + 64, device="cuda", dtype=torch.bfloat16)
+    attended = torch.randn(300, heads, rank, device="cuda", dtype=torch.bfloat16)
+    positions = torch.randint(0, 512, (300,), device="cuda", dtype=torch.int32)
+    for count in (300, 17, 1):
+        q = rows[:count, : heads * (still + turned)]
+        got = latent_queries(q, up, still, positions[:count], table, in_pairs=True)
+        x = q.unflatten(1, (heads, -1)).double()
+        wanted = torch.einsum("ths,hsl->thl", x[..., :still], up[:, :still].double())
+        assert distance(got[..., :rank], wanted) < NEAR
+        pairs = torch.view_as_complex(x[..., still:].unflatten(-1, (-1, 2)).contiguous())
+        turns = torch.polar(torch.ones_like(angles), angles)[positions[:count].long(), None]
+        product = pairs * turns.to(pairs.dtype)
+        assert distance(got[..., rank:], torch.cat((product.real, product.imag), -1)) < NEAR
+        values = latent_values(attended[:count], up, still)
+        wanted = torch.einsum("thl,hvl->thv", attended[:count].double(), up[:, still:].double())
+        assert distance(values, wanted) < NEAR
+        # A token's bits are its own, in tiles of any size.
+        whole = whole or [got, values]
+        assert torch.equal(got, whole[0][:count])
+        assert torch.equal(values, whole[1][:count])
