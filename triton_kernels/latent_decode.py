@@ -21,6 +21,9 @@ from tercet.triton_kernels.tiles import cdiv, dot_block
 
 _MOST = 64
 """Heads of one program, those of several queries of a row among them."""
+SPLIT_SHARE = 8
+"""A multiprocessor has room for one program, and what it does before and behind its tiles takes as long as some: splits
+are as many times fewer than where many programs run at once."""
 
 
 def latent_blocks(num_heads: int, tries: int = 1) -> int:

@@ -21,7 +21,8 @@ from tercet.triton_kernels.rotary import check_cos_sin
 from tercet.triton_kernels.tiles import cdiv, dot_block, next_power_of_2
 
 _FEW = 16
-"""Tokens up to which tiles are as small as products allow, so that there are more of them."""
+"""Tokens up to which tiles are as small as products allow, so that there are more of them, and a program loads all that
+it needs of a matrix before it waits for the kernel ahead."""
 
 
 @triton.jit(do_not_specialize=["T", "stride", "P"], do_not_specialize_on_alignment=["T", "P"])
@@ -34,21 +35,24 @@ def _queries_kernel(
     """Grid (L / BLOCK_L, H, T / BLOCK_T): one program owns BLOCK_L numbers of one head's queries; the first also turns
     what is behind them."""
     let_next_start(PDL)
+    head = tl.program_id(1)
+    columns = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)[None, :]
+    numbers = tl.arange(0, BLOCK_S)
+    up_ptrs = up_ptr + (head * X + numbers).to(tl.int64)[:, None] * L + columns
+    up = tl.load(up_ptrs, mask=(numbers < S)[:, None] & (columns < L), other=0.0)
     wait_for_previous(PDL)
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr))
-    head = tl.program_id(1)
     tokens = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     inside = (tokens < T)[:, None]
     x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * stride + head * (S + R)
     out_ptrs = out_ptr + (tokens.to(tl.int64) * H + head)[:, None] * (L + R)
-    columns = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)[None, :]
-    acc = tl.zeros((BLOCK_T, BLOCK_L), tl.float32)
-    for start in range(0, S, BLOCK_S):
-        numbers = start + tl.arange(0, BLOCK_S)
-        x = tl.load(x_ptrs + numbers[None, :], mask=inside & (numbers < S)[None, :], other=0.0)
-        up_ptrs = up_ptr + (head * X + numbers).to(tl.int64)[:, None] * L + columns
-        up = tl.load(up_ptrs, mask=(numbers < S)[:, None] & (columns < L), other=0.0)
+    x = tl.load(x_ptrs + numbers[None, :], mask=inside & (numbers < S)[None, :], other=0.0)
+    acc = tl.dot(x, up, input_precision=PRECISION)
+    for start in range(BLOCK_S, S, BLOCK_S):
+        more = (start + numbers) < S
+        x = tl.load(x_ptrs + (start + numbers)[None, :], mask=inside & more[None, :], other=0.0)
+        up = tl.load(up_ptrs + start * L, mask=more[:, None] & (columns < L), other=0.0)
         acc = tl.dot(x, up, acc, input_precision=PRECISION)
     tl.store(out_ptrs + columns, acc.to(out_ptr.dtype.element_ty), mask=inside & (columns < L))
     if tl.program_id(0) == 0:
@@ -64,20 +68,24 @@ def _values_kernel(
 ):  # fmt: skip
     """Grid (V / BLOCK_V, H, T / BLOCK_T): one program owns BLOCK_V numbers of one head's values."""
     let_next_start(PDL)
+    head = tl.program_id(1)
+    values = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    numbers = tl.arange(0, BLOCK_L)
+    up_ptrs = up_ptr + (head * (S + V) + S + values).to(tl.int64)[None, :] * L + numbers[:, None]
+    up = tl.load(up_ptrs, mask=(values < V)[None, :] & (numbers < L)[:, None], other=0.0)
     wait_for_previous(PDL)
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr))
-    head = tl.program_id(1)
     tokens = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
     inside = (tokens < T)[:, None]
     places = (tokens.to(tl.int64) * H + head)[:, None]
-    values = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    up_ptrs = up_ptr + (head * (S + V) + S + values).to(tl.int64)[None, :] * L
-    acc = tl.zeros((BLOCK_T, BLOCK_V), tl.float32)
-    for start in range(0, L, BLOCK_L):
-        numbers = start + tl.arange(0, BLOCK_L)
-        x = tl.load(x_ptr + places * L + numbers[None, :], mask=inside & (numbers < L)[None, :], other=0.0)
-        up = tl.load(up_ptrs + numbers[:, None], mask=(values < V)[None, :] & (numbers < L)[:, None], other=0.0)
+    x_ptrs = x_ptr + places * L + numbers[None, :]
+    x = tl.load(x_ptrs, mask=inside & (numbers < L)[None, :], other=0.0)
+    acc = tl.dot(x, up, input_precision=PRECISION)
+    for start in range(BLOCK_L, L, BLOCK_L):
+        more = (start + numbers) < L
+        x = tl.load(x_ptrs + start, mask=inside & more[None, :], other=0.0)
+        up = tl.load(up_ptrs + start, mask=(values < V)[None, :] & more[:, None], other=0.0)
         acc = tl.dot(x, up, acc, input_precision=PRECISION)
     mask = inside & (values < V)[None, :]
     tl.store(out_ptr + places * V + values[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
@@ -107,11 +115,11 @@ def latent_queries(
         return latent_queries_reference(q_TQ, up_HXL, num_still, positions_T, cos_sin_PR, in_pairs=in_pairs)
     out_THD = torch.empty(T, H, L + R, dtype=q_TQ.dtype, device=q_TQ.device)
     if T:
-        block_t, block_l = _tile(T), min(128, dot_block(L))
+        block_t, block_l, block_s = _tile(q_TQ, L, num_still)
         _queries_kernel[(cdiv(L, block_l), H, cdiv(T, block_t))](
             q_TQ, up_HXL, positions_T, cos_sin_PR, out_THD, positions_T if rows is None else rows, T, q_TQ.stride(0),
             cos_sin_PR.shape[0], H=H, S=num_still, X=X, L=L, R=R, BLOCK_T=block_t, BLOCK_L=block_l,
-            BLOCK_S=min(64, dot_block(num_still)), BLOCK_HALF=next_power_of_2(R // 2), IN_PAIRS=in_pairs,
+            BLOCK_S=block_s, BLOCK_HALF=next_power_of_2(R // 2), IN_PAIRS=in_pairs,
             PRECISION=_precision(q_TQ), HAS_ROWS=rows is not None, num_warps=4, **overlap_options(q_TQ),
         )  # fmt: skip
     return out_THD
@@ -132,19 +140,21 @@ def latent_values(attended_THL: Tensor, up_HXL: Tensor, num_still: int, rows: Te
         return latent_values_reference(attended_THL, up_HXL, num_still)
     out_THV = torch.empty(T, H, V, dtype=attended_THL.dtype, device=attended_THL.device)
     if T:
-        block_t, block_v = _tile(T), min(64 if T <= _FEW else 128, dot_block(V))
+        block_t, block_v, block_l = _tile(attended_THL, V, L)
         _values_kernel[(cdiv(V, block_v), H, cdiv(T, block_t))](
             attended_THL, up_HXL, out_THV, up_HXL if rows is None else rows, T,
-            H=H, S=num_still, V=V, L=L, BLOCK_T=block_t, BLOCK_V=block_v, BLOCK_L=min(64, dot_block(L)),
+            H=H, S=num_still, V=V, L=L, BLOCK_T=block_t, BLOCK_V=block_v, BLOCK_L=block_l,
             PRECISION=_precision(attended_THL), HAS_ROWS=rows is not None, num_warps=4,
             **overlap_options(attended_THL),
         )  # fmt: skip
     return out_THV
 
 
-def _tile(num_tokens: int) -> int:
-    """Tokens of a program. A token's bits do not follow it: a product sums in the same order in tiles of any size."""
-    return 16 if num_tokens <= _FEW else 64
+def _tile(x: Tensor, num_out: int, num_in: int) -> tuple[int, int, int]:
+    """Tokens of a program, numbers that it makes of each, and those it reads at once. A token's bits follow none of
+    them: a product sums in the same order in tiles of any size."""
+    block_t, block_out, block_in = (16, 32, 512) if len(x) <= _FEW else (64, 128, 64)
+    return block_t, min(block_out, dot_block(num_out)), min(block_in * 2 // x.itemsize, dot_block(num_in))
 
 
 def _precision(x: Tensor) -> str:

@@ -64,7 +64,7 @@ def load_cells(
 def attend_tile(
     q, q_behind, latent, behind, seen, largest, weight, acc, unit, MASKED: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """The sums over one more tile. Scores are in units of log 2. MASKED: `seen` [C, G] says who sees what; else all do."""
+    """The sums over one more tile. Scores are in units of log 2. MASKED: `seen` [C, G] says who sees what; else all."""
     latent = latent.to(q.dtype)
     behind = behind.to(q.dtype)
     scores = tl.dot(latent, tl.trans(q), input_precision=PRECISION)
