@@ -15,6 +15,7 @@ from tercet.model.checkpoint import parse_settings
 from tercet.model.config import Latent, ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.rope import rotary_table
+from weight_sizes import num_in_matrices
 
 TINY = ["deepseek-v2", "deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
 PUBLIC = {
@@ -51,6 +52,7 @@ def agree(ours: ModelConfig, model: Any) -> None:
     assert ours.logits_scaling == getattr(theirs, "logits_scaling", 1.0)
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert (ours.layer_windows, ours.qk_norm, ours.qkv_bias, ours.o_bias) == ((0,) * ours.num_layers, *[False] * 3)
+    assert num_in_matrices(ours) == sum(parameter.numel() for parameter in model.parameters() if parameter.ndim > 1)
     sparse = {index for index, layer in enumerate(model.model.layers) if hasattr(layer.mlp, "experts")}
     if (experts := ours.experts) is None:
         assert not sparse
@@ -146,6 +148,11 @@ def test_what_follows_from_other_fields_is_not_read() -> None:
     assert not halves.latent.in_pairs
 
 
+def test_other_names_of_families() -> None:
+    assert parse_config({**MOONLIGHT, "model_type": "kimi_k2"}) == parse_config(MOONLIGHT)
+    assert parse_config({**YOUTU, "model_type": "youtu_llm"}) == parse_config(YOUTU)
+
+
 def test_nulls_that_are_choices() -> None:
     config = parse_config({**MINICPM3, "scale_depth": None, "dim_model_base": None, "v_head_dim": None})
     assert (config.residual_multiplier, config.logits_scaling) == (1.0, 1.0)
@@ -179,6 +186,7 @@ GROUPS = {**MOONLIGHT, "n_group": 8, "topk_group": 2}
 @pytest.mark.parametrize(
     ("config", "fields", "message"),
     [
+        (YOUTU, {"model_type": "youtu_vl"}, "model_type is 'youtu_vl'; YoutuForCausalLM wants 'youtu'"),
         (MOONLIGHT, {"model_type": "kimi_k3"}, "model_type is 'kimi_k3'; DeepseekV3ForCausalLM wants 'deepseek_v3'"),
         (DEEPSEEK_V2, {"model_type": "kimi_k2"}, "model_type is 'kimi_k2'; DeepseekV2ForCausalLM wants 'deepseek_v2'"),
         (MOONLIGHT, {"model_type": ["kimi_k2"]}, "model_type is \\['kimi_k2'\\]"),
