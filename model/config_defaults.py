@@ -35,7 +35,7 @@ FAMILIES = {
     "YoutuForCausalLM": "youtu",
     "MiniCPM3ForCausalLM": "minicpm3",
 }
-OTHER_NAMES = {"kimi_k2": "deepseek_v3"}
+OTHER_NAMES = {"kimi_k2": "deepseek_v3", "youtu_llm": "youtu"}
 """What some files call a family, as their own code has it."""
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = {

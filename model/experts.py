@@ -41,6 +41,8 @@ def go_through_experts(
         shared=experts.shared,
         gated=experts.shared_gated,
         paired=len(weights.router_LD) == 2 * experts.count,
+        groups=experts.groups,
+        best_groups=experts.best_groups,
         rows=rows,
     )
     tile = expert_tile(

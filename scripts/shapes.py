@@ -105,6 +105,35 @@ def _gpt_oss(layers: int, experts: int) -> dict[str, Any]:
     }
 
 
+def _latents(family: str, hidden: int, intermediate: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    """Many MLPs in all layers but the first, and attention that reads latents."""
+    architectures = {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3", "glm4_moe_lite": "Glm4MoeLite"}
+    return {
+        "architectures": [f"{architectures[family]}ForCausalLM"],
+        "model_type": family,
+        "attention_bias": False,
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "kv_lora_rank": 512,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": heads,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "topk_group": 1,
+        "torch_dtype": "bfloat16",
+        "v_head_dim": 128,
+        **more,
+    }
+
+
 def _fp8(plain: dict[str, Any]) -> dict[str, Any]:
     """The same with a scale for each block of its projections' numbers."""
     blocks = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -124,6 +153,64 @@ _30B_A3B = _experts(
     moe_intermediate_size=768,
     norm_topk_prob=True,
 )
+_DEEPSEEK_V2_LITE = _latents(
+    *("deepseek_v2", 2048, 10944, 27, 16),
+    bos_token_id=100000,
+    eos_token_id=100001,
+    max_position_embeddings=163840,
+    moe_intermediate_size=1408,
+    n_shared_experts=2,
+    norm_topk_prob=False,
+    num_experts_per_tok=6,
+    rms_norm_eps=1e-6,
+    rope_scaling={
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "factor": 40,
+        "mscale": 0.707,
+        "mscale_all_dim": 0.707,
+        "original_max_position_embeddings": 4096,
+        "type": "yarn",
+    },
+    rope_theta=10000,
+    routed_scaling_factor=1.0,
+    scoring_func="softmax",
+    topk_method="greedy",
+    vocab_size=102400,
+)
+_MOONLIGHT = _latents(
+    *("deepseek_v3", 2048, 11264, 27, 16),
+    bos_token_id=163584,
+    eos_token_id=163585,
+    max_position_embeddings=8192,
+    moe_intermediate_size=1408,
+    n_shared_experts=2,
+    norm_topk_prob=True,
+    num_experts_per_tok=6,
+    rope_theta=50000.0,
+    routed_scaling_factor=2.446,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    vocab_size=163840,
+)
+_GLM_FLASH = _latents(
+    *("glm4_moe_lite", 2048, 10240, 47, 20),
+    eos_token_id=[154820, 154827, 154829],
+    max_position_embeddings=202752,
+    moe_intermediate_size=1536,
+    n_shared_experts=1,
+    norm_topk_prob=True,
+    num_experts_per_tok=4,
+    num_nextn_predict_layers=1,
+    pad_token_id=154820,
+    q_lora_rank=768,
+    qk_nope_head_dim=192,
+    rope_theta=1000000,
+    routed_scaling_factor=1.8,
+    topk_method="noaux_tc",
+    v_head_dim=256,
+    vocab_size=154880,
+)
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, tied=True),
     "qwen3-0.6b-fp8": _fp8(_qwen3(1024, 3072, 28, 16, tied=True)),
@@ -138,12 +225,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b-awq": _awq(_30B_A3B),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "deepseek-v2-lite": _DEEPSEEK_V2_LITE,
+    "moonlight-16b-a3b": _MOONLIGHT,
+    "glm-4.7-flash": _GLM_FLASH,
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
 }
 
-PLAIN_SHAPES = sorted(name for name, shape in SHAPES.items() if "quantization_config" not in shape)
-"""Those whose products are of plain numbers."""
+PLAIN_SHAPES = sorted(
+    name for name, shape in SHAPES.items() if "quantization_config" not in shape and "kv_lora_rank" not in shape
+)
+"""Those whose products are of plain numbers, and whose attention has one for queries, keys and values."""
 
 
 def write_shape(name: str, folder: Path) -> Path:

@@ -259,6 +259,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
                 short_factor=[1.0, 1.2, 1.5, 2.0],
                 long_factor=[1.0, 2.0, 4.0, 8.0],
                 attention_factor=1.2,
+                factor=1.0,  # transformers 5.17 wants one
             ),
         },
     ),

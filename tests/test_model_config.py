@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import AutoConfig, Olmo3Config
 
 import checkpoints
 from checkpoints import checkpoint, reference_model
 from families import FAMILIES
 from llama_fields import LLAMA
+from tercet.model.config_defaults import CLASSIFIERS, HEADLESS
 from tercet.model.config_defaults import FAMILIES as ARCHITECTURES
 from tercet.model.config_json import parse_config, read_config_json
 from weight_sizes import num_in_matrices
@@ -55,6 +57,12 @@ def test_null_key_value_heads_are_as_many_as_heads(architecture: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, theirs = parse_config(read_config_json(tmp_path)), AutoConfig.from_pretrained(tmp_path)
     assert ours.num_kv_heads == theirs.num_key_value_heads == 4
+
+
+@pytest.mark.parametrize(("ending", "names"), [("Model", HEADLESS), ("ForSequenceClassification", CLASSIFIERS)])
+def test_other_heads_are_those_that_transformers_has(ending: str, names: dict[str, str]) -> None:
+    begin = {name.removesuffix("ForCausalLM") for name in ARCHITECTURES} - {"Gemma3"} | {"Gemma3Text"}
+    assert set(names) == {name + ending for name in begin if hasattr(transformers, name + ending)}
 
 
 GEMMA: dict[str, Any] = {**LLAMA, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}

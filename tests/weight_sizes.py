@@ -5,11 +5,15 @@ from tercet.model.config import ModelConfig
 
 def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
     """On each rank."""
-    query, kv = config.num_heads // num_ranks * config.head_dim, config.kv_heads_per_rank(num_ranks) * config.head_dim
-    heads, mlp = 2 * query + 2 * kv, 3 * config.intermediate_size // num_ranks
+    num_heads, mlp = config.num_heads // num_ranks, 3 * config.intermediate_size // num_ranks
+    heads, of_latents = 2 * (num_heads + config.kv_heads_per_rank(num_ranks)) * config.head_dim, 0
+    if (latent := config.latent) is not None:
+        query = num_heads * config.head_dim
+        heads = latent.dim + (latent.q_rank or query) + num_heads * latent.value
+        of_latents = latent.q_rank * query + latent.rank * num_heads * (latent.still + latent.value)
     inner = config.num_layers * (heads + mlp)
     if (experts := config.experts) is not None:
-        many = experts.count * (1 + 3 * experts.intermediate_size // num_ranks)
+        many = experts.count + experts.all * 3 * experts.intermediate_size // num_ranks
         inner += len(experts.layers) * (many - mlp)
     vocab = config.hidden_size * config.vocab_per_rank(num_ranks) * (1 if config.tie_word_embeddings else 2)
-    return config.hidden_size * inner + vocab
+    return config.hidden_size * inner + config.num_layers * of_latents + vocab
