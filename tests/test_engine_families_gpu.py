@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
+LATENTS = ["deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
+FAMILIES += LATENTS
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 
@@ -43,10 +45,18 @@ def larger(family: str, folder: Path) -> Path:
         "minimax-m2": {"num_local_experts": 256, "num_experts_per_tok": 8, "rotary_dim": 64},
         "gpt-oss": {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128},
         "qwen3-moe": {"num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
+        "deepseek-v2-groups": {"n_routed_experts": 160, "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
+        "deepseek-v3": {"n_routed_experts": 256, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
+        "glm4-moe-lite": {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
     }.get(family, {})
     heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
     if family in ("phi3", "olmo3"):
         heads = {"num_attention_heads": 4}  # with a window, and as wide as Hopper's kernels want them
+    if family in LATENTS:
+        heads = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        heads["num_key_value_heads"] = 8
+    if family == "minicpm3":
+        heads |= {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rope_parameters": None}
     return make_checkpoint(family, folder, **{**MANY, **heads, **experts})
 
 
