@@ -57,15 +57,17 @@ class DecodeWork:
 def make_decode_work(
     num_rows: int, num_pages: int, page_size: int, num_q_heads: int, num_kv_heads: int, head_dim: int,
     device: torch.device, *, deterministic: bool, window: int = 0, tries: int = 1, lengths_T: Tensor | None = None,
+    most: int = 0,
 ) -> DecodeWork:  # fmt: skip
     """Memory for any step of `num_rows` decode rows that hold `num_pages` at most, a shared page counted for each.
 
-    `window`: of the layers that it is for; `tries`, `lengths_T`: queries of a row, and what each of several sees.
+    `window`: of the layers that it is for; `tries`, `lengths_T`: queries of a row, and what each of several sees;
+    `most`: as `plan_decode_work` is told.
     """
     if deterministic:
         capacity = num_rows + num_pages * page_size // _FIXED_SPLIT
     else:
-        capacity = num_rows + _most_splits(num_rows, device, num_kv_heads)
+        capacity = num_rows + (most or _most_splits(num_rows, device, num_kv_heads))
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -135,15 +137,21 @@ def _work_kernel(
             tl.store(items_ptr + (empty + rows) * 8, -1, mask=empty + rows < capacity)
 
 
-def plan_decode_work(decode_lengths_B: Tensor, decode_slots_B: Tensor, work: DecodeWork, num_kv_heads: int) -> None:
-    """Cut a step's rows into splits. Graph-safe: once per step, before the first layer."""
+def plan_decode_work(
+    decode_lengths_B: Tensor, decode_slots_B: Tensor, work: DecodeWork, num_kv_heads: int, *, most: int = 0
+) -> None:
+    """Cut a step's rows into splits. Graph-safe: once per step, before the first layer.
+
+    `most`: how many there are of much, and twice as many as of little; 0: as many as go with several programs a
+    multiprocessor.
+    """
     B = decode_lengths_B.shape[0]
-    most = _most_splits(B, decode_lengths_B.device, num_kv_heads)
-    few = (
-        most
-        if B >= _MANY_ROWS
-        else max(1, _SPLITS_PER_MULTIPROCESSOR // 4 * multiprocessors(decode_lengths_B.device) // num_kv_heads)
-    )
+    few = max(1, most // 2)
+    if not most:
+        most = _most_splits(B, decode_lengths_B.device, num_kv_heads)
+        few = max(1, _SPLITS_PER_MULTIPROCESSOR // 4 * multiprocessors(decode_lengths_B.device) // num_kv_heads)
+    if B >= _MANY_ROWS:
+        few = most
     _work_kernel[(1,)](
         decode_lengths_B, decode_slots_B, work.items_I8, work.counts_B, work.starts_B, work.num_items_1, B,
         few, most, _FIXED_SPLIT if work.fixed else 0, work.window, work.items_I8.shape[0],

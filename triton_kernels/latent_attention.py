@@ -17,8 +17,8 @@ from tercet.triton_kernels.attention_reference import (
 )
 from tercet.triton_kernels.checks import FLOATS, FP8, check_dtype, check_indices, check_same, check_shape
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
-from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.latent_decode import SPLIT_SHARE, latent_blocks, launch_latent_decode
+from tercet.triton_kernels.dispatch import multiprocessors, use_kernels
+from tercet.triton_kernels.latent_decode import latent_blocks, launch_latent_decode
 from tercet.triton_kernels.latent_prefill import latent_query_tile, launch_latent_prefill
 from tercet.triton_kernels.prefill_work import PrefillWork, make_prefill_work, plan_prefill_work
 
@@ -77,12 +77,14 @@ def plan_latent_decode(
     """Cut a step's rows into splits. Graph-safe: once per step, before the first layer."""
     B = len(decode_slots_B)
     # Not the cache's pages: with shared prefixes the rows can be longer, all together, than the cache.
-    num_pages, blocks = B * page_table_SM.shape[1], latent_blocks(num_heads, tries) * SPLIT_SHARE
+    num_pages, blocks = B * page_table_SM.shape[1], latent_blocks(num_heads, tries)
+    # A multiprocessor has room for one program, and what that does around its tiles takes as long as some of them.
+    most = max(1, multiprocessors(cache.device) // blocks)
     work = make_decode_work(
         B, num_pages, cache.shape[2], num_heads, blocks, rank, cache.device, deterministic=deterministic, tries=tries,
-        lengths_T=lengths_T,
+        lengths_T=lengths_T, most=most,
     )  # fmt: skip
-    plan_decode_work(decode_lengths_B, decode_slots_B, work, blocks)
+    plan_decode_work(decode_lengths_B, decode_slots_B, work, blocks, most=most)
     return work
 
 

@@ -19,11 +19,8 @@ from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, dot_block
 
-_MOST = 64
+_MOST = 32
 """Heads of one program, those of several queries of a row among them."""
-SPLIT_SHARE = 8
-"""A multiprocessor has room for one program, and what it does before and behind its tiles takes as long as some: splits
-are as many times fewer than where many programs run at once."""
 
 
 def latent_blocks(num_heads: int, tries: int = 1) -> int:
@@ -130,7 +127,7 @@ def launch_latent_decode(
         page_table_SM.shape[1], num_programs,
         H=H, L=L, R=D - L, PAGE=page_size, TILE=tile, TRIES=work.tries, BLOCKS=blocks, BLOCK_G=block_g,
         BLOCK_L=dot_block(L), BLOCK_R=dot_block(D - L), PERSISTENT=work.fixed,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3, TMA=tma, num_warps=4,
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=2, TMA=tma, num_warps=4,
         **overlap_options(q_THD),
     )  # fmt: skip
     rows = out_THL.view(T // work.tries, heads, L)

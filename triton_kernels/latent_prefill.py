@@ -100,6 +100,6 @@ def launch_latent_prefill(
     _latent_prefill_kernel[(cdiv(work.block_q * H, _ROWS), work.num_tiles)](
         q_THD, cache, latents, turned, page_table_SM, work.tiles_N8, out_THL, scale, page_table_SM.shape[1],
         H=H, L=L, R=D - L, PAGE=page_size, TILE=tile, ROWS=_ROWS, BLOCK_L=dot_block(L), BLOCK_R=dot_block(D - L),
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3, TMA=tma, RECORD=RECORD, num_warps=4,
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=2, TMA=tma, RECORD=RECORD, num_warps=4,
         **overlap_options(q_THD),
     )  # fmt: skip
