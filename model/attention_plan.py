@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tercet.model.config import Latent
 from tercet.triton_kernels.attention import most_deep, plan_last_queries, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.fused_decode import FusedPlan, can_fuse_decode, plan_fused_decode
-from tercet.triton_kernels.latent_attention import plan_latent_decode, plan_latent_prefill
+from tercet.triton_kernels.latent_attention import LatentPrefill, plan_latent_chunks, plan_latent_decode
+from tercet.triton_kernels.latent_room import room_for
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 
@@ -26,30 +28,30 @@ class AttentionPlan:
 
     decode: dict[int, DecodeWork | FusedPlan]
     """By the layers' window. All but work is for the kernels that take q, k, v rows as they are."""
-    prefill: dict[int, PrefillWork]
+    prefill: dict[int, PrefillWork | LatentPrefill]
     """By the layers' window."""
-    last_queries: PrefillWork | None
+    last_queries: PrefillWork | LatentPrefill | None
     """For the last layer: of chunks that are not `deep` no more than what their last tokens need."""
 
     @classmethod
     def of_step(
         cls, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, num_heads: int, rotary_dim: int,
         scorings: Sequence[Scoring], deterministic: bool, longest: int, deep: int,
-        fuses: bool = True, latent_rank: int = 0,
+        fuses: bool = True, latent: Latent | None = None,
     ) -> "AttentionPlan":  # fmt: skip
         """`num_heads`: q heads of this rank; `scorings`: each layer's, which differ by their windows alone; `longest`,
-        `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart; `latent_rank`: of what the
-        cache holds in place of keys and values. Graph-safe."""
+        `deep`: see `Decoder.forward`; without `fuses` what comes before attention is apart; `latent`: what the cache
+        holds in place of keys and values. Graph-safe."""
         num_rows, tries = inputs.decode_slots_B.shape[0], inputs.tries
         num_tokens = inputs.input_ids_T.shape[0] - num_rows * tries
         decode: dict[int, DecodeWork | FusedPlan] = {}
-        prefill: dict[int, PrefillWork] = {}
+        prefill: dict[int, PrefillWork | LatentPrefill] = {}
         last_queries = None
         if not use_kernels(kv_cache):
             return cls(decode, prefill, None)
         k_cache = kv_cache[0, 0]
-        if latent_rank:
-            return cls._of_latents(inputs, k_cache, page_table_SM, num_heads, latent_rank, num_tokens, deterministic)
+        if latent is not None:
+            return cls._of_latents(inputs, k_cache, page_table_SM, num_heads, latent, num_tokens, deterministic)
         if num_rows:
             rows = inputs.decode_lengths_B, inputs.decode_slots_B
             for scoring in dict.fromkeys(scorings):
@@ -67,18 +69,19 @@ class AttentionPlan:
                     )  # fmt: skip
         if num_tokens:
             chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
-            prefill = {
+            works = {
                 scoring.window: plan_prefill(*chunks, num_tokens, num_heads, k_cache, scoring, deep=deep)
                 for scoring in dict.fromkeys(scorings)
             }
             # Few tokens are attended to in parts sooner than some of them whole.
-            last = prefill[scorings[-1].window]
+            last = works[scorings[-1].window]
+            prefill |= works
             last_queries = plan_last_queries(*chunks, last) if last.parts is None else last
         return cls(decode, prefill, last_queries)
 
     @classmethod
     def _of_latents(
-        cls, inputs: StepInputs, cache: Tensor, page_table_SM: Tensor, num_heads: int, rank: int, num_tokens: int,
+        cls, inputs: StepInputs, cache: Tensor, page_table_SM: Tensor, num_heads: int, latent: Latent, num_tokens: int,
         deterministic: bool,
     ) -> "AttentionPlan":  # fmt: skip
         """For `num_tokens` of chunks and all decode rows. All layers see all."""
@@ -86,14 +89,20 @@ class AttentionPlan:
         if len(inputs.decode_slots_B):
             rows = inputs.decode_lengths_B, inputs.decode_slots_B, page_table_SM
             decode[0] = plan_latent_decode(
-                *rows, cache, num_heads, rank, deterministic=deterministic, tries=inputs.tries,
+                *rows, cache, num_heads, latent.rank, deterministic=deterministic, tries=inputs.tries,
                 lengths_T=inputs.lengths_T,
             )  # fmt: skip
         if not num_tokens:
             return cls(decode, {}, None)
-        chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
-        work = plan_latent_prefill(*chunks, num_tokens, num_heads)
-        return cls(decode, {0: work}, plan_last_queries(*chunks, work))
+        chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1, inputs.num_tokens_1
+        room = None
+        if not deterministic:  # whether there is room depends on the step
+            longest = page_table_SM.shape[1] * cache.shape[2]
+            sizes = latent.still, latent.turned, latent.value
+            room = room_for(num_tokens, len(inputs.chunk_slots_C), longest, num_heads, *sizes, cache)
+        num_decodes = len(inputs.decode_slots_B) * inputs.tries
+        whole, last = plan_latent_chunks(*chunks, num_decodes, num_tokens, num_heads, room)
+        return cls(decode, {0: whole}, last)
 
 
 def minds_length(

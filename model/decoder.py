@@ -183,11 +183,11 @@ class Decoder:
         deep: int = 0,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
-        shard_VD, latent = self._weights.embedding_VD, self.config.latent
+        shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
             scorings=self._scorings, deterministic=self.deterministic, longest=longest, deep=deep,
-            fuses=self._fuses, latent_rank=latent.rank if latent else 0,
+            fuses=self._fuses, latent=self.config.latent,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
         first = self.group.rank * shard_VD.shape[0]

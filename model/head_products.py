@@ -33,11 +33,11 @@ def reorder_heads(up_HXL: Tensor, num_still: int) -> Tensor | ReorderedHeads:
 
 def queries_to_latents(
     q_TQ: Tensor, up: Tensor | ReorderedHeads, num_still: int, positions_T: Tensor, cos_sin_PR: Tensor, *,
-    in_pairs: bool, rows: Tensor | None,
+    in_pairs: bool, rows: Tensor | None, few: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """See `latent_queries`."""
     if isinstance(up, Tensor):
-        return latent_queries(q_TQ, up, num_still, positions_T, cos_sin_PR, in_pairs=in_pairs, rows=rows)
+        return latent_queries(q_TQ, up, num_still, positions_T, cos_sin_PR, in_pairs=in_pairs, rows=rows, few=few)
     still_THS, turned_THR = q_TQ.unflatten(1, (len(up.keys), -1)).tensor_split([num_still], 2)
     queries_THL = _products(still_THS, up.keys)
     turned_THR = turned_reference(turned_THR, positions_T, cos_sin_PR, in_pairs=in_pairs)

@@ -15,28 +15,34 @@ from tercet.model.head_products import queries_to_latents, values_of_latents
 from tercet.model.linear import linear
 from tercet.model.rank_weights import LatentWeights
 from tercet.triton_kernels.decode_work import DecodeWork
-from tercet.triton_kernels.latent_attention import latent_decode_attention, latent_prefill_attention
+from tercet.triton_kernels.latent_attention import LatentPrefill, latent_decode_attention, latent_prefill_attention
+from tercet.triton_kernels.latent_hopper import attend_in_room
 from tercet.triton_kernels.latent_prologue import latent_prologue
-from tercet.triton_kernels.prefill_work import PrefillWork
+from tercet.triton_kernels.latent_room import expand_latents
 from tercet.triton_kernels.prepare import StepInputs
 
 
 def attend_to_latents(
     x_TN: Tensor, inputs: StepInputs, page_table_SM: Tensor, cache: Tensor, plan: AttentionPlan,
-    prefill: PrefillWork | None, *, latent: Latent, weights: LatentWeights, cos_sin_PR: Tensor, scale: float,
+    prefill: LatentPrefill | None, *, latent: Latent, weights: LatentWeights, cos_sin_PR: Tensor, scale: float,
     deterministic: bool,
 ) -> Tensor:  # fmt: skip
-    """[T, N] -> [T, H V]. `cache`: this layer's, [page, 1, token, dim], to which the tokens' latents go."""
+    """[T, N] -> [T, H V]. `cache`: this layer's, [page, 1, token, dim], to which the tokens' latents go; `prefill`: the
+    part of the plan for chunks."""
     # Only prefill is padded so much that it pays to look how many tokens there are.
     rows = inputs.num_tokens_1 if len(inputs.chunk_slots_C) else None
-    turns = inputs.positions_T, cos_sin_PR
+    room = prefill.room if prefill else None
+    by_latents = room.latent_rows_1 if room else rows
     q_TQ = latent_prologue(
         x_TN, inputs.positions_T, inputs.kv_slots_T, cos_sin_PR, weights.latent_norm_L, weights.query_norm_Q,
         latent.eps, cache, in_pairs=latent.in_pairs, rows=rows,
     )  # fmt: skip
     if weights.query_XQ is not None:
         q_TQ = linear(q_TQ, weights.query_XQ, None, deterministic=deterministic, rows=rows)
-    q_THD = queries_to_latents(q_TQ, weights.up_HXL, weights.num_still, *turns, in_pairs=latent.in_pairs, rows=rows)
+    q_THD = queries_to_latents(
+        q_TQ, weights.up_HXL, weights.num_still, inputs.positions_T, cos_sin_PR, in_pairs=latent.in_pairs, rows=rows,
+        few=by_latents,
+    )  # fmt: skip
     num_tokens, num_heads, _ = q_THD.shape
     num_decodes = len(inputs.decode_slots_B) * inputs.tries
     out_THL = q_THD.new_empty(num_tokens, num_heads, latent.rank)
@@ -56,17 +62,31 @@ def attend_to_latents(
             lengths_T=inputs.lengths_T,
             out=out_THL[:num_decodes],
         )
+    chunks = page_table_SM, inputs.chunk_slots_C, inputs.chunk_starts_C
     if num_decodes < num_tokens:
         latent_prefill_attention(
             q_THD[num_decodes:],
             cache,
-            page_table_SM,
-            inputs.chunk_slots_C,
-            inputs.chunk_starts_C,
+            *chunks,
             inputs.query_starts_C1,
             scale,
             latent.rank,
-            work=prefill,
+            work=prefill.by_latents if prefill else None,
             out=out_THL[num_decodes:],
         )
-    return values_of_latents(out_THL, weights.up_HXL, weights.num_still, rows).flatten(1)
+    out_THV = values_of_latents(out_THL, weights.up_HXL, weights.num_still, by_latents)
+    if prefill and room and prefill.in_room:
+        assert isinstance(weights.up_HXL, Tensor)
+        expand_latents(cache, weights.up_HXL, *chunks, inputs.query_starts_C1, room)
+        attend_in_room(
+            q_TQ[num_decodes:],
+            q_THD[num_decodes:],
+            cache,
+            page_table_SM,
+            scale,
+            weights.num_still,
+            prefill.in_room,
+            room,
+            out_THV[num_decodes:],
+        )
+    return out_THV.flatten(1)

@@ -27,6 +27,7 @@ from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.fused_decode import FusedPlan, fused_decode_attention
 from tercet.triton_kernels.gelu_and_mul import gelu_and_mul
+from tercet.triton_kernels.latent_attention import LatentPrefill
 from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prologue
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
@@ -55,7 +56,7 @@ class Layer:
 
     def attend(
         self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan,
-        prefill: PrefillWork | None,
+        prefill: PrefillWork | LatentPrefill | None,
     ) -> Tensor:  # fmt: skip
         """What attention makes of the tokens in `residual`: [T, H]. `kv`: this layer's cache, [k/v, page, kv head,
         token, dim], to which their K and V go, or latents.
@@ -64,11 +65,13 @@ class Layer:
         """
         weights, latent = self.weights, self.config.latent
         if weights.latent is not None and latent is not None:
+            assert not isinstance(prefill, PrefillWork)
             x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
             return attend_to_latents(
                 x_TN, inputs, page_table_SM, kv[0], plan, prefill, latent=latent, weights=weights.latent,
                 cos_sin_PR=self.cos_sin_PR, scale=self.scoring.scale, deterministic=self.deterministic,
             )  # fmt: skip
+        assert not isinstance(prefill, LatentPrefill)
         qkv_ND = self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T)
         num_tokens, num_decodes = len(inputs.positions_T), len(inputs.decode_slots_B) * inputs.tries
         # Decode rows may be attended to straight from their q, k, v rows; for all others there are queries.

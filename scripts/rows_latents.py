@@ -14,11 +14,14 @@ from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.latent_attention import (
     latent_decode_attention,
     latent_prefill_attention,
+    plan_latent_chunks,
     plan_latent_decode,
     plan_latent_prefill,
 )
 from tercet.triton_kernels.latent_heads import latent_queries, latent_values
+from tercet.triton_kernels.latent_hopper import attend_in_room
 from tercet.triton_kernels.latent_prologue import latent_prologue
+from tercet.triton_kernels.latent_room import expand_latents, room_for
 
 _RANK, _TURNED, _PAGE = 512, 64, 64
 _DIM = _RANK + _TURNED
@@ -38,6 +41,12 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
                 yield _decode_row(stopwatch, name, lengths, num_heads, cells)
     for num_heads, length, batch in ((16, 1024, 8), (16, 8192, 1), (20, 8192, 1), (128, 4096, 1)):
         yield _prefill_row(stopwatch, num_heads, length, batch)
+    for num_heads, still, value, length, batch in (
+        (16, 128, 128, 1024, 8),
+        (16, 128, 128, 8192, 1),
+        (20, 192, 256, 8192, 1),
+    ):
+        yield from _room_rows(stopwatch, num_heads, still, value, length, batch)
     for num_heads, still, value, query in ((16, 128, 128, 0), (20, 192, 256, 768)):
         for num_tokens in (1, 8, 64, 8192):
             yield from _heads_rows(stopwatch, num_heads, still, value, num_tokens)
@@ -77,6 +86,34 @@ def _prefill_row(stopwatch: Stopwatch, num_heads: int, length: int, batch: int) 
     flops = 1.0 * batch * num_heads * length * length * (_DIM + _RANK)
     num_bytes = 2.0 * (q.numel() + out.numel())
     return Row("latent_prefill_attention", f"S={length} B={batch} H={num_heads}", run, 1, num_bytes, flops, nodes=4)
+
+
+def _room_rows(stopwatch: Stopwatch, num_heads: int, still: int, value: int, length: int, batch: int) -> Iterator[Row]:
+    """The same by keys and values that are made first: what makes them, and attention to them."""
+    pages_each, num_tokens = length // _PAGE, length * batch
+    cache = _cache(stopwatch, 0, batch * pages_each + 1, torch.bfloat16)
+    table, up = _pages(batch, pages_each), stopwatch.cut(5, num_heads, still + value, _RANK)
+    slots, starts, begins = _integers(range(batch)), _integers([0] * batch), _integers(range(0, num_tokens + 1, length))
+    room = room_for(num_tokens, batch, length, num_heads, still, _TURNED, value, cache)
+    if room is None:
+        return
+    tokens = _integers([num_tokens])
+    work = plan_latent_chunks(slots, starts, begins, tokens, 0, num_tokens, num_heads, room)[0].in_room
+    assert work is not None
+    q = stopwatch.cut(3, num_tokens, num_heads * (still + _TURNED))
+    turned, out = stopwatch.cut(11, num_tokens, num_heads, _DIM), _empty(num_tokens, num_heads, value)
+
+    def expand(index: int) -> None:
+        expand_latents(cache, up, table, slots, starts, begins, room)
+
+    def attend(index: int) -> None:
+        attend_in_room(q, turned, cache, table, _SCALE, still, work, room, out)
+
+    name = f"S={length} B={batch} H={num_heads} {still}+{value}"
+    made = num_heads * (still + value)
+    yield Row("expand_latents", name, expand, 1, 2.0 * num_tokens * made, 2.0 * num_tokens * made * _RANK, nodes=4)
+    flops = 1.0 * batch * num_heads * length * length * (still + _TURNED + value)
+    yield Row("attend_in_room", name, attend, 1, 2.0 * (q.numel() + out.numel()), flops, nodes=4)
 
 
 def _heads_rows(stopwatch: Stopwatch, num_heads: int, still: int, value: int, num_tokens: int) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """On a GPU: attention to latents in bf16 against float64, over pages full of NaN where nothing is; a row's own bits."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +12,12 @@ from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.latent_attention import (
     latent_decode_attention,
     latent_prefill_attention,
+    plan_latent_chunks,
     plan_latent_decode,
 )
 from tercet.triton_kernels.latent_heads import latent_queries, latent_values
+from tercet.triton_kernels.latent_hopper import attend_in_room
+from tercet.triton_kernels.latent_room import expand_latents, room_for
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -7,9 +7,12 @@ Shape suffixes: B decode rows, C chunks, C1 = C + 1, T prefill tokens or queries
 a query and of a cell, L those of a latent, S slots, M pages of a slot; the cache is [page, 1, token of the page, D].
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from tercet.triton_kernels.attention import plan_last_queries
 from tercet.triton_kernels.attention_reference import (
     Scoring,
     decode_attention_reference,
@@ -19,7 +22,9 @@ from tercet.triton_kernels.checks import FLOATS, FP8, check_dtype, check_indices
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import multiprocessors, use_kernels
 from tercet.triton_kernels.latent_decode import latent_blocks, launch_latent_decode
+from tercet.triton_kernels.latent_hopper import room_query_tile
 from tercet.triton_kernels.latent_prefill import latent_query_tile, launch_latent_prefill
+from tercet.triton_kernels.latent_room import Room, plan_room
 from tercet.triton_kernels.prefill_work import PrefillWork, make_prefill_work, plan_prefill_work
 
 
@@ -130,6 +135,36 @@ def plan_latent_prefill(
     work = make_prefill_work(num_tokens, len(chunk_slots_C), latent_query_tile(num_heads), chunk_slots_C.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
     return work
+
+
+@dataclass(frozen=True)
+class LatentPrefill:
+    """How a step's chunks, or their last tokens, are attended to."""
+
+    by_latents: PrefillWork
+    room: Room | None
+    in_room: PrefillWork | None
+    """Where there is room: then either this or that has all tiles, and the other none."""
+
+
+def plan_latent_chunks(
+    chunk_slots_C: Tensor, chunk_starts_C: Tensor, query_starts_C1: Tensor, num_tokens_1: Tensor, num_decodes: int,
+    num_tokens: int, num_heads: int, room: Room | None,
+) -> tuple[LatentPrefill, LatentPrefill]:  # fmt: skip
+    """Cut a step's chunks into tiles, of all tokens and of the last ones. Graph-safe: once per step, before the first
+    layer. `num_decodes`: tokens of the step ahead of the `num_tokens` of chunks."""
+    starts, in_room, last_in_room = query_starts_C1, None, None
+    if room is not None:
+        plan_room(chunk_starts_C, query_starts_C1, num_tokens_1, num_decodes, room)
+        starts = room.latent_starts_C1
+        places = chunk_slots_C, chunk_starts_C, room.expanded_starts_C1
+        tile = room_query_tile(num_tokens, num_heads, chunk_slots_C.device)
+        in_room = make_prefill_work(num_tokens, len(chunk_slots_C), tile, chunk_slots_C.device)
+        plan_prefill_work(*places, num_tokens, in_room)
+        last_in_room = plan_last_queries(*places, in_room)
+    by_latents = plan_latent_prefill(chunk_slots_C, chunk_starts_C, starts, num_tokens, num_heads)
+    last = plan_last_queries(chunk_slots_C, chunk_starts_C, starts, by_latents)
+    return LatentPrefill(by_latents, room, in_room), LatentPrefill(last, room, last_in_room)
 
 
 def _output(q_THD: Tensor, rank: int, out: Tensor | None) -> Tensor:

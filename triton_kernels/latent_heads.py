@@ -27,10 +27,10 @@ it needs of a matrix before it waits for the kernel ahead."""
 
 @triton.jit(do_not_specialize=["T", "stride", "P"], do_not_specialize_on_alignment=["T", "P"])
 def _queries_kernel(
-    x_ptr, up_ptr, positions_ptr, cos_sin_ptr, out_ptr, rows_ptr, T, stride, P,
+    x_ptr, up_ptr, positions_ptr, cos_sin_ptr, out_ptr, rows_ptr, few_ptr, T, stride, P,
     H: tl.constexpr, S: tl.constexpr, X: tl.constexpr, L: tl.constexpr, R: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_L: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_HALF: tl.constexpr, IN_PAIRS: tl.constexpr,
-    PRECISION: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    PRECISION: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_FEW: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (L / BLOCK_L, H, T / BLOCK_T): one program owns BLOCK_L numbers of one head's queries; the first also turns
     what is behind them."""
@@ -47,14 +47,18 @@ def _queries_kernel(
     inside = (tokens < T)[:, None]
     x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * stride + head * (S + R)
     out_ptrs = out_ptr + (tokens.to(tl.int64) * H + head)[:, None] * (L + R)
-    x = tl.load(x_ptrs + numbers[None, :], mask=inside & (numbers < S)[None, :], other=0.0)
-    acc = tl.dot(x, up, input_precision=PRECISION)
-    for start in range(BLOCK_S, S, BLOCK_S):
-        more = (start + numbers) < S
-        x = tl.load(x_ptrs + (start + numbers)[None, :], mask=inside & more[None, :], other=0.0)
-        up = tl.load(up_ptrs + start * L, mask=more[:, None] & (columns < L), other=0.0)
-        acc = tl.dot(x, up, acc, input_precision=PRECISION)
-    tl.store(out_ptrs + columns, acc.to(out_ptr.dtype.element_ty), mask=inside & (columns < L))
+    few = T
+    if HAS_FEW:
+        few = tl.minimum(T, tl.load(few_ptr))
+    if tl.program_id(2) * BLOCK_T < few:
+        x = tl.load(x_ptrs + numbers[None, :], mask=inside & (numbers < S)[None, :], other=0.0)
+        acc = tl.dot(x, up, input_precision=PRECISION)
+        for start in range(BLOCK_S, S, BLOCK_S):
+            more = (start + numbers) < S
+            x = tl.load(x_ptrs + (start + numbers)[None, :], mask=inside & more[None, :], other=0.0)
+            up = tl.load(up_ptrs + start * L, mask=more[:, None] & (columns < L), other=0.0)
+            acc = tl.dot(x, up, acc, input_precision=PRECISION)
+        tl.store(out_ptrs + columns, acc.to(out_ptr.dtype.element_ty), mask=inside & (columns < L))
     if tl.program_id(0) == 0:
         positions = tl.load(positions_ptr + tokens[:, None], mask=inside, other=0)
         turn(x_ptrs + S, out_ptrs + L, positions, cos_sin_ptr, P, inside, inside, R, BLOCK_HALF, IN_PAIRS)
@@ -93,12 +97,13 @@ def _values_kernel(
 
 def latent_queries(
     q_TQ: Tensor, up_HXL: Tensor, num_still: int, positions_T: Tensor, cos_sin_PR: Tensor, *, in_pairs: bool,
-    rows: Tensor | None = None,
+    rows: Tensor | None = None, few: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """[T, H (S + R)] -> [T, H, L + R]: of each head the first S numbers times the first `num_still` rows of its
     matrix, and the others turned, in halves. Rows of q may be part of longer ones. fp32 inside, rounded once.
 
-    `in_pairs`, `rows`: as in `latent_prologue`. Graph-safe.
+    `in_pairs`, `rows`: as in `latent_prologue`; `few`: like `rows`, of how many tokens the first numbers are wanted.
+    Graph-safe.
     """
     H, X, L = up_HXL.shape
     T, R = len(q_TQ), cos_sin_PR.shape[1]
@@ -117,10 +122,11 @@ def latent_queries(
     if T:
         block_t, block_l, block_s = _tile(q_TQ, L, num_still)
         _queries_kernel[(cdiv(L, block_l), H, cdiv(T, block_t))](
-            q_TQ, up_HXL, positions_T, cos_sin_PR, out_THD, positions_T if rows is None else rows, T, q_TQ.stride(0),
-            cos_sin_PR.shape[0], H=H, S=num_still, X=X, L=L, R=R, BLOCK_T=block_t, BLOCK_L=block_l,
-            BLOCK_S=block_s, BLOCK_HALF=next_power_of_2(R // 2), IN_PAIRS=in_pairs,
-            PRECISION=_precision(q_TQ), HAS_ROWS=rows is not None, num_warps=4, **overlap_options(q_TQ),
+            q_TQ, up_HXL, positions_T, cos_sin_PR, out_THD, positions_T if rows is None else rows,
+            positions_T if few is None else few, T, q_TQ.stride(0), cos_sin_PR.shape[0],
+            H=H, S=num_still, X=X, L=L, R=R, BLOCK_T=block_t, BLOCK_L=block_l, BLOCK_S=block_s,
+            BLOCK_HALF=next_power_of_2(R // 2), IN_PAIRS=in_pairs, PRECISION=_precision(q_TQ),
+            HAS_ROWS=rows is not None, HAS_FEW=few is not None, num_warps=4, **overlap_options(q_TQ),
         )  # fmt: skip
     return out_THD
 

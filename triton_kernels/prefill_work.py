@@ -38,9 +38,10 @@ class PrefillWork:
 
     tiles_N8: Tensor
     """int32 records: first token, number of queries, position of the first, slot, tokens that the last query sees
-    (0: padding), tokens of the sequence that the cache holds. One record more has the number of tiles of chunks, and
-    that number with those of padding. Of tiles that are cut by keys there is a record for each part: what it ends with
-    instead of what the last query sees, the tile of keys it begins with, in how many parts the tile is cut."""
+    (0: padding), tokens of the sequence that the cache holds, the chunk. One record more has the number of tiles of
+    chunks, and that number with those of padding. Of tiles that are cut by keys there is a record for each part: what
+    it ends with instead of what the last query sees, the tile of keys it begins with, in how many parts the tile is
+    cut."""
     block_q: int
     parts: PartialSums | None = None
     """Where tiles are cut by keys too."""
@@ -115,6 +116,7 @@ def _cut_kernel(
     tl.store(record_ptr + 3, tl.load(slots_ptr + own, mask=real & mask, other=0), mask=mask)
     tl.store(record_ptr + 4, tl.where(real, seen, 0), mask=mask)
     tl.store(record_ptr + 5, start + count, mask=mask)
+    tl.store(record_ptr + 6, tl.where(real, own, 0), mask=mask)
     if tl.program_id(0) == 0:
         tl.store(tiles_ptr + N * RECORD, num_tiles)
         padded = tl.maximum(T - tl.load(query_starts_ptr + C), 0)
@@ -145,6 +147,7 @@ def _last_tiles_kernel(
     tl.store(record_ptr + 3, tl.load(slots_ptr + chunks, mask=real, other=0), mask=mask)
     tl.store(record_ptr + 4, tl.where(real, start + count, 0), mask=mask)
     tl.store(record_ptr + 5, start + count, mask=mask)
+    tl.store(record_ptr + 6, chunks, mask=mask)
     tl.store(tiles_ptr + C * RECORD, num_tiles)
     tl.store(tiles_ptr + C * RECORD + 1, num_tiles)
 
