@@ -124,6 +124,72 @@ def prefill(paged: Paged, q: Tensor, chunks: list[tuple[int, int, int]]) -> Tens
 
 
 @pytest.mark.parametrize(
+    ("heads", "still", "value", "rank", "page"),
+    [(16, 128, 128, 512, 64), (20, 192, 256, 512, 64), (3, 64, 128, 128, 128), (5, 128, 256, 256, 64)],
+)
+def test_in_room(heads: int, still: int, value: int, rank: int, page: int) -> None:
+    """Keys and values made first: as when they are made in float64."""
+    paged = Paged(heads, rank, 64, page, torch.bfloat16)
+    up = torch.randn(heads, still + value, rank, device="cuda", dtype=torch.bfloat16) * rank**-0.5
+    ends = [(11, 1000, 1300), (0, 0, 0), (5, 0, 65), (9, 1023, 1), (10, 1500, 277), (8, 1, 512), (3, 2, 3)]
+    for chunks, padding in ((ends, 70), ([(7, 100, 258)], 6), ([(10, 1400, 377), (6, 0, 511), (0, 0, 0)], 0)):
+        q = torch.randn(sum(chunk[2] for chunk in chunks) + padding, heads * (still + 64), device="cuda").bfloat16()
+        turned = paged.queries(len(q))
+        got, last, few = in_room(paged, up, still, q, turned, chunks)
+        token = 0
+        for slot, start, count in chunks:
+            own = slice(token, token + count)
+            wanted = exact_in_heads(paged, up, still, q[own], turned[own], slot, start)
+            assert distance(got[own], wanted) < NEAR, (slot, start, count)
+            if count:
+                assert torch.equal(last[token + count - 1], got[token + count - 1])
+            token += count
+        assert got[token:].isnan().all()
+        assert few.isnan().all()  # where there is no room for all, for none
+
+
+def in_room(
+    paged: Paged, up: Tensor, still: int, q: Tensor, turned: Tensor, chunks: list[tuple[int, int, int]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """All tokens', the last of chunks' alone, and all with too little room."""
+    begins = [0]
+    for _, _, count in chunks:
+        begins.append(begins[-1] + count)
+    slots, starts = (ints([chunk[part] for chunk in chunks]) for part in range(2))
+    heads, value = len(up), up.shape[1] - still
+    answers = []
+    for which in ("whole", "last", "few"):
+        room = room_for(len(q), len(chunks), 2400, heads, still, 64, value, paged.cache)
+        assert room is not None
+        room.pages_WHPX.fill_(float("nan"))
+        if which == "few":
+            seen = sum(-(-(start + count) // 128) for _, start, count in chunks if count)
+            room = replace(room, pages_WHPX=room.pages_WHPX[: seen - 1])
+        works = plan_latent_chunks(slots, starts, ints(begins), ints([begins[-1] + 8]), 8, len(q), heads, room)
+        work = works[which == "last"].in_room
+        assert work is not None
+        assert int(room.latent_rows_1) == (begins[-1] + 8 if which == "few" else 8)
+        expand_latents(paged.cache, up, paged.table, slots, starts, ints(begins), room)
+        out = q.new_full((len(q), heads, value), float("nan"))
+        attend_in_room(q, turned, paged.cache, paged.table, SCALE, still, work, room, out)
+        answers.append(out)
+    return answers[0], answers[1], answers[2]
+
+
+def exact_in_heads(paged: Paged, up: Tensor, still: int, q: Tensor, turned: Tensor, slot: int, start: int) -> Tensor:
+    rows = paged.rows[slot][: start + len(q)].double()
+    latents, behind = rows[:, : paged.rank], rows[:, paged.rank :]
+    keys = torch.einsum("ld,hsd->lhs", latents, up[:, :still].double())
+    values = torch.einsum("ld,hvd->lhv", latents, up[:, still:].double())
+    heads = q.unflatten(1, (len(up), -1)).double()[..., :still]
+    scores = torch.einsum("ths,lhs->htl", heads, keys)
+    scores += torch.einsum("thr,lr->htl", turned[..., paged.rank :].double(), behind)
+    hidden = torch.arange(start, start + len(q))[:, None] < torch.arange(len(rows))
+    weights = (scores * SCALE).masked_fill(hidden.cuda(), float("-inf")).softmax(-1)
+    return torch.einsum("htl,lhv->thv", weights, values)
+
+
+@pytest.mark.parametrize(
     ("heads", "still", "value", "rank"), [(16, 128, 128, 512), (20, 192, 256, 512), (5, 24, 20, 96)]
 )
 def test_heads(heads: int, still: int, value: int, rank: int) -> None:
