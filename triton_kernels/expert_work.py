@@ -26,7 +26,7 @@ _BLOCK_OF_FEW, _BLOCK = 64, 256
 """Pairs that one program deals out."""
 _SOME = tl.constexpr(64)
 """Pairs that it deals out at once, and rows of counts that it adds up."""
-_MANY = tl.constexpr(256)
+_MANY = tl.constexpr(2048)
 """Pairs that it counts at once."""
 
 
@@ -44,15 +44,14 @@ class ExpertWork:
 
 
 @triton.jit
-def _count(experts_ptr, start, end, E: tl.constexpr, BLOCK_E: tl.constexpr):
+def _count(experts_ptr, start, end, E: tl.constexpr, BLOCK_E: tl.constexpr, SOME: tl.constexpr):
     """Of each expert, how many of these pairs it has."""
-    columns = tl.arange(0, BLOCK_E)
     counts = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(start, end, _MANY):
-        pairs = first + tl.arange(0, _MANY)
-        experts = tl.load(experts_ptr + pairs, mask=pairs < end, other=E)
-        counts += tl.sum((experts[:, None] == columns[None, :]).to(tl.int32), 0)
-    return tl.where(columns < E, counts, 0)
+    for first in range(start, end, SOME):
+        pairs = first + tl.arange(0, SOME)
+        experts = tl.load(experts_ptr + pairs, mask=pairs < end, other=-1)
+        counts += tl.histogram(experts, BLOCK_E, mask=(experts >= 0) & (experts < E))
+    return counts
 
 
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
@@ -63,7 +62,7 @@ def _count_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     block = tl.program_id(0)
-    counts = _count(experts_ptr, block * BLOCK, tl.minimum((block + 1) * BLOCK, num_pairs), E, BLOCK_E)
+    counts = _count(experts_ptr, block * BLOCK, tl.minimum((block + 1) * BLOCK, num_pairs), E, BLOCK_E, BLOCK)
     columns = tl.arange(0, BLOCK_E)
     tl.store(counts_ptr + block * E + columns, counts, mask=columns < E)
 
@@ -110,8 +109,8 @@ def _deal_kernel(
             totals += tl.sum(counts, 0)
             before += tl.sum(tl.where((blocks < block)[:, None], counts, 0), 0)
     else:
-        totals = _count(experts_ptr, 0, num_pairs, E, BLOCK_E)
-        before += _count(experts_ptr, 0, tl.minimum(start, num_pairs), E, BLOCK_E)
+        totals = _count(experts_ptr, 0, num_pairs, E, BLOCK_E, _MANY)
+        before += _count(experts_ptr, 0, tl.minimum(start, num_pairs), E, BLOCK_E, _MANY)
     tiles = (totals + TILE - 1) // TILE
     ends = tl.cumsum(tiles, 0)
     if block == num_blocks:

@@ -35,22 +35,27 @@ def _queries_kernel(
     """Grid (L / BLOCK_L, H, T / BLOCK_T): one program owns BLOCK_L numbers of one head's queries; the first also turns
     what is behind them."""
     let_next_start(PDL)
-    head = tl.program_id(1)
-    columns = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)[None, :]
-    numbers = tl.arange(0, BLOCK_S)
-    up_ptrs = up_ptr + (head * X + numbers).to(tl.int64)[:, None] * L + columns
-    up = tl.load(up_ptrs, mask=(numbers < S)[:, None] & (columns < L), other=0.0)
-    wait_for_previous(PDL)
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr))
-    tokens = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
-    inside = (tokens < T)[:, None]
-    x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * stride + head * (S + R)
-    out_ptrs = out_ptr + (tokens.to(tl.int64) * H + head)[:, None] * (L + R)
     few = T
     if HAS_FEW:
         few = tl.minimum(T, tl.load(few_ptr))
-    if tl.program_id(2) * BLOCK_T < few:
+    first = tl.program_id(2) * BLOCK_T
+    turns = (tl.program_id(0) == 0) & (first < T)
+    # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
+    if (first >= few) & ~turns & (tl.program_id(0) + tl.program_id(1) + tl.program_id(2) > 0):
+        return
+    head = tl.program_id(1)
+    tokens = first + tl.arange(0, BLOCK_T)
+    inside = (tokens < T)[:, None]
+    x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * stride + head * (S + R)
+    out_ptrs = out_ptr + (tokens.to(tl.int64) * H + head)[:, None] * (L + R)
+    columns = tl.program_id(0) * BLOCK_L + tl.arange(0, BLOCK_L)[None, :]
+    numbers = tl.arange(0, BLOCK_S)
+    up_ptrs = up_ptr + (head * X + numbers).to(tl.int64)[:, None] * L + columns
+    up = tl.load(up_ptrs, mask=(numbers < S)[:, None] & (columns < L) & (first < few), other=0.0)
+    wait_for_previous(PDL)
+    if first < few:
         x = tl.load(x_ptrs + numbers[None, :], mask=inside & (numbers < S)[None, :], other=0.0)
         acc = tl.dot(x, up, input_precision=PRECISION)
         for start in range(BLOCK_S, S, BLOCK_S):
@@ -59,7 +64,7 @@ def _queries_kernel(
             up = tl.load(up_ptrs + start * L, mask=more[:, None] & (columns < L), other=0.0)
             acc = tl.dot(x, up, acc, input_precision=PRECISION)
         tl.store(out_ptrs + columns, acc.to(out_ptr.dtype.element_ty), mask=inside & (columns < L))
-    if tl.program_id(0) == 0:
+    if turns:
         positions = tl.load(positions_ptr + tokens[:, None], mask=inside, other=0)
         turn(x_ptrs + S, out_ptrs + L, positions, cos_sin_ptr, P, inside, inside, R, BLOCK_HALF, IN_PAIRS)
 
@@ -72,15 +77,18 @@ def _values_kernel(
 ):  # fmt: skip
     """Grid (V / BLOCK_V, H, T / BLOCK_T): one program owns BLOCK_V numbers of one head's values."""
     let_next_start(PDL)
+    if HAS_ROWS:
+        T = tl.minimum(T, tl.load(rows_ptr))
+    first = tl.program_id(2) * BLOCK_T
+    if (first >= T) & (tl.program_id(0) + tl.program_id(1) + tl.program_id(2) > 0):
+        return
     head = tl.program_id(1)
     values = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     numbers = tl.arange(0, BLOCK_L)
     up_ptrs = up_ptr + (head * (S + V) + S + values).to(tl.int64)[None, :] * L + numbers[:, None]
     up = tl.load(up_ptrs, mask=(values < V)[None, :] & (numbers < L)[:, None], other=0.0)
     wait_for_previous(PDL)
-    if HAS_ROWS:
-        T = tl.minimum(T, tl.load(rows_ptr))
-    tokens = tl.program_id(2) * BLOCK_T + tl.arange(0, BLOCK_T)
+    tokens = first + tl.arange(0, BLOCK_T)
     inside = (tokens < T)[:, None]
     places = (tokens.to(tl.int64) * H + head)[:, None]
     x_ptrs = x_ptr + places * L + numbers[None, :]
@@ -103,7 +111,7 @@ def latent_queries(
     matrix, and the others turned, in halves. Rows of q may be part of longer ones. fp32 inside, rounded once.
 
     `in_pairs`, `rows`: as in `latent_prologue`; `few`: like `rows`, of how many tokens the first numbers are wanted.
-    Graph-safe.
+    Both are read before the wait (see overlap.py). Graph-safe.
     """
     H, X, L = up_HXL.shape
     T, R = len(q_TQ), cos_sin_PR.shape[1]
@@ -133,7 +141,7 @@ def latent_queries(
 
 def latent_values(attended_THL: Tensor, up_HXL: Tensor, num_still: int, rows: Tensor | None = None) -> Tensor:
     """[T, H, L] -> [T, H, V]: times the rows of each head's matrix that are behind the first `num_still`. fp32 inside,
-    rounded once; graph-safe."""
+    rounded once; graph-safe. `rows`: as in `latent_queries`."""
     H, X, L = up_HXL.shape
     T, V = len(attended_THL), X - num_still
     check_dtype("attended", attended_THL, *FLOATS)

@@ -39,10 +39,13 @@ def _latent_prefill_kernel(
 ):  # fmt: skip
     """Grid (tokens of a tile x H / ROWS, tiles): one program owns ROWS rows of a tile; of padding it writes zeros."""
     let_next_start(PDL)
-    wait_for_previous(PDL)
     cell_type: tl.constexpr = cache.dtype.element_ty
     record_ptr = tiles_ptr + tl.program_id(1) * RECORD
     num_queries = tl.load(record_ptr + 1)
+    # Who has nothing to do makes room; but not all: the next kernel would find this one at its end too soon.
+    if (tl.program_id(0) * ROWS >= num_queries * H) & (tl.program_id(0) + tl.program_id(1) > 0):
+        return
+    wait_for_previous(PDL)
     length = tl.load(record_ptr + 4)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     real = rows < num_queries * H
@@ -53,7 +56,7 @@ def _latent_prefill_kernel(
     mask = (numbers < L)[:, None] & real[None, :]
     if length == 0:
         tl.store(out_ptrs, tl.zeros((BLOCK_L, ROWS), out_ptr.dtype.element_ty), mask=mask)
-    elif tl.program_id(0) * ROWS < num_queries * H:
+    else:
         first_query = tl.load(record_ptr + 2)
         queries = first_query + rows // H
         # What the first of these rows sees, and what the last does.
@@ -92,7 +95,8 @@ def _latent_prefill_kernel(
 def launch_latent_prefill(
     q_THD: Tensor, cache: Tensor, page_table_SM: Tensor, scale: float, work: PrefillWork, out_THL: Tensor
 ) -> None:
-    """Graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned."""
+    """Graph-safe: the grid covers any way of cutting T tokens into chunks; `work` is planned, and read before the wait
+    (see overlap.py)."""
     _, H, D = q_THD.shape
     L, page_size = out_THL.shape[2], cache.shape[2]
     tile = cells_of_tile(cache)
