@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.decode_work import DecodeWork
 from tercet.triton_kernels.dispatch import multiprocessors
+from tercet.triton_kernels.latent_decode_hopper import can_use_hopper, launch_splits
 from tercet.triton_kernels.latent_tile import attend_tile, cell_boxes, cells_of_tile, load_cells, load_queries
 from tercet.triton_kernels.merge_splits import merge_splits
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -112,15 +113,28 @@ def launch_latent_decode(
     q_THD: Tensor, cache: Tensor, page_table_SM: Tensor, scale: float, work: DecodeWork, out_THL: Tensor
 ) -> None:
     """Two launches: the splits, and their merge. Graph-safe; `work` is planned for `latent_blocks` heads."""
-    T, H, D = q_THD.shape
-    L, page_size = out_THL.shape[2], cache.shape[2]
+    T, H, L = out_THL.shape
     heads, blocks = work.tries * H, latent_blocks(H, work.tries)
+    block_g = dot_block(cdiv(heads, blocks))
+    if can_use_hopper(cache, L):
+        launch_splits(q_THD, cache, page_table_SM, scale, work, out_THL, blocks, block_g)
+    else:
+        _launch_splits(q_THD, cache, page_table_SM, scale, work, out_THL, blocks, block_g)
+    rows = out_THL.view(T // work.tries, heads, L)
+    merge_splits(work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, rows)
+
+
+def _launch_splits(
+    q_THD: Tensor, cache: Tensor, page_table_SM: Tensor, scale: float, work: DecodeWork, out_THL: Tensor, blocks: int,
+    block_g: int,
+) -> None:  # fmt: skip
+    _, H, D = q_THD.shape
+    L, page_size = out_THL.shape[2], cache.shape[2]
     num_programs = multiprocessors(q_THD.device)
     if not work.fixed:
         num_programs = work.items_I8.shape[0] * blocks
     tile = cells_of_tile(cache)
     latents, turned, tma = cell_boxes(cache, L, tile)
-    block_g = dot_block(cdiv(heads, blocks))
     _latent_decode_kernel[(num_programs,)](
         q_THD, cache, latents, turned, page_table_SM, work.items_I8, work.num_items_1,
         work.items_I8 if work.lengths_T is None else work.lengths_T, work.partial_IHD, work.stats_IH2, out_THL, scale,
@@ -130,5 +144,3 @@ def launch_latent_decode(
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=2, TMA=tma, num_warps=4,
         **overlap_options(q_THD),
     )  # fmt: skip
-    rows = out_THL.view(T // work.tries, heads, L)
-    merge_splits(work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, rows)
