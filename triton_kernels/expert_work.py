@@ -20,7 +20,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
-_FEW = 2048
+_FEW = 8192
 """Up to so many pairs each program counts them all by itself; of more each counts its own ahead, for all."""
 _BLOCK_OF_FEW, _BLOCK = 64, 256
 """Pairs that one program deals out."""
