@@ -106,7 +106,8 @@ def test_several_ranks_keep_the_same_guesses(cases: Cases) -> None:
         assert settled(llm).num_right_guesses > 0
 
 
-@pytest.mark.parametrize("options", [{"deterministic": True}, long({}), long({"tensor_parallel_size": 2})])
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{"deterministic": True}, {}, {"tensor_parallel_size": 2}])
 def test_rows_of_several_tries_attend_to_latents(options: dict[str, Any]) -> None:
     model = repetitive(family="deepseek-v3")
     prompts, _ = draws()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from checkpoints import checkpoint, random_prompts, reference_greedy
+from covering import long
 from paged_sequences import CPU, make_decoder
 from plan_driver import GREEDY, Job, RandomMasks, masked_jobs, pack, run_jobs
 from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
@@ -61,7 +62,7 @@ def test_masks_that_come_after_their_step_is_begun(tmp_path: Path) -> None:
     assert said[0] != outputs(make_runner(), prompts, [job.sampling for job in masked_jobs(prompts)], seed=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2", "deepseek-v3"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2", long("deepseek-v3")])
 def test_greedy_is_transformers_whatever_the_schedule(family: str) -> None:
     prompts = random_prompts(9, 1, 70, seed=7)
     wanted = reference_greedy(checkpoint(family), prompts, NUM_TOKENS)
