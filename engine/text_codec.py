@@ -34,6 +34,9 @@ _SHORT_CHARACTERS = 2000
 _TURN_ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 """They end a turn wherever a GGUF file has them, which often names what ends a text alone."""
 
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "smollm3", "granite", "olmo2", "gemma2", "gemma3", "qwen3moe")
+"""Those of `model/gguf_names.py`, which no process but a worker loads."""
+
 _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 """They show that a folder has a tokenizer, in a form that is not read."""
 
@@ -136,6 +139,9 @@ def _from_gguf(path: Path, pair_template: str | None) -> TextCodec:
     count = metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:  # only the first part has the tokenizer
         raise UnsupportedModel(f"{path} is one of {count} parts; want them merged (llama-gguf-split --merge)")
+    # A worker would say the same, but later than its tokenizer is refused, which may be as strange.
+    if (architecture := metadata.get("general.architecture")) not in GGUF_ARCHITECTURES:
+        raise UnsupportedModel(f"{path}: architecture is {architecture!r}; supported: {', '.join(GGUF_ARCHITECTURES)}")
     tokenizer = build_tokenizer(metadata)
     names = {}
     for name, kind in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):

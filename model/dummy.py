@@ -20,6 +20,8 @@ from tercet.triton_kernels.checks import FP8, FP8_MOST
 from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
 
 _STANDARD_DEVIATION = 0.02
+_QUANTIZED = "_proj.weight", "_proj_with_mqa.weight"
+"""How the names of matrices end that are not plain where config.json says so."""
 _FP8_DEVIATION = 64.0
 """Of numbers in FP8: nearly none is beyond the largest, or so small that it has fewer digits."""
 _FOUR_BITS_DEVIATION = 3.0
@@ -48,10 +50,7 @@ class DummyCheckpoint:
         """And how many rows share a scale."""
         if quantization is not None:
             for name, shape in self._shapes.items():
-                if (
-                    name.endswith("_proj.weight")
-                    and (how := _stored_as(quantization, name, shape[1], dtype)) is not None
-                ):
+                if name.endswith(_QUANTIZED) and (how := _stored_as(quantization, name, shape[1], dtype)) is not None:
                     self._scaled[name] = how
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

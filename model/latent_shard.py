@@ -10,6 +10,8 @@ from tercet.model.places import Places
 from tercet.model.rank_weights import LatentWeights
 from tercet.triton_kernels.scaled_weight import Weight
 
+OF_HEADS = "kv_b_proj.weight"
+"""Whose rows are matrices of each head's own, which are plain whatever the checkpoint has."""
 _LATENTS = "kv_a_proj_with_mqa.weight"
 
 
@@ -41,7 +43,7 @@ def latent_weights(places: Places, config: ModelConfig, prefix: str) -> LatentWe
     heads, each = config.num_heads // places.size, latent.still + latent.value
     up_HXL = places.empty(heads, each, latent.rank)
     rows = up_HXL.view(heads * each, latent.rank)
-    places.rows(f"{prefix}kv_b_proj.weight", config.num_heads * each, places.rank * len(rows), rows)
+    places.rows(f"{prefix}{OF_HEADS}", config.num_heads * each, places.rank * len(rows), rows)
     return LatentWeights(
         query_norm_Q=places.norm(f"{prefix}q_a_layernorm", latent.q_rank) if latent.q_rank else None,
         query_XQ=query_XQ,

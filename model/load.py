@@ -17,6 +17,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
+from tercet.model.latent_shard import OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.scaled_rows import Kept
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
@@ -126,7 +127,11 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
     fitting = (dtype, torch.float16) if dtype.itemsize == 2 else ()
     if dtype is torch.bfloat16:
         fitting = (*fitting, E8M0)
-    kept = {name: way for name, way in tensors.stored_as().items() if way.bits == 8 or way.scales in fitting}
+    kept = {
+        name: way
+        for name, way in tensors.stored_as().items()
+        if (way.bits == 8 or way.scales in fitting) and not name.endswith(OF_HEADS)
+    }
     if gpu is None:
         return kept
     if dtype.itemsize != 2:  # products in fp32 would expand weights at each step

@@ -61,10 +61,13 @@ def flags(folders: Mapping[str | None, Path | None]) -> tuple[str, ...]:
 def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:
     """Rows and columns of those that an adapter may change, by the names of a tiny checkpoint."""
     with safe_open(model_path / "model.safetensors", "pt") as weights:
+        names = list(weights.keys())
+        of_latents = any("kv_b_proj" in name for name in names)
+        left = ("expert", "self_attn.q", "self_attn.kv") if of_latents else ("expert",)
         return {
             name.removesuffix(".weight"): tuple(weights.get_slice(name).get_shape())
-            for name in weights.keys()  # noqa: SIM118  it is no mapping
-            if name.endswith("_proj.weight") and "expert" not in name
+            for name in names
+            if name.endswith("_proj.weight") and not any(part in name for part in left)
         }
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.checkpoint import open_model
-from tercet.model.rank_weights import ExpertWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import ExpertWeights, LatentWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.weights import ScaledCheckpoint, load_weights
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.widen import plain
@@ -33,13 +33,13 @@ def load(
     return load_weights(tensors, config, rank=rank, size=size, **options)
 
 
-def tensors_of(part: LayerWeights | MlpWeights | ExpertWeights) -> Iterator[Weight]:
+def tensors_of(part: LayerWeights | LatentWeights | MlpWeights | ExpertWeights) -> Iterator[Weight]:
     """All that are there."""
     for field in fields(part):
         match getattr(part, field.name):
             case Tensor() | ScaledWeight() as tensor:
                 yield tensor
-            case MlpWeights() | ExpertWeights() as block:
+            case LatentWeights() | MlpWeights() | ExpertWeights() as block:
                 yield from tensors_of(block)
 
 
@@ -55,7 +55,14 @@ def matrices(weights: Weights, index: int) -> dict[str, Weight]:
     match layer.mlp:
         case MlpWeights(gate_up_2FD=gate_up, down_DF=down) | ExpertWeights(gate_up_E2FD=gate_up, down_EDF=down):
             pass
-    return {"qkv": layer.qkv_ND, "o": layer.o_DQ, "gate_up": gate_up, "down": down}
+    query = layer.latent.query_XQ if layer.latent is not None else None
+    return {
+        "qkv": layer.qkv_ND,
+        **({"query": query} if query is not None else {}),
+        "o": layer.o_DQ,
+        "gate_up": gate_up,
+        "down": down,
+    }
 
 
 def check_same(ours: Weights, theirs: Weights) -> None:

@@ -27,6 +27,8 @@ LARGE: dict[str, Any] = {
     "num_key_value_heads": 8,
 }
 """Sizes of a model whose matrices are kept as stored on a GPU, with few layers: plain ones are on disk in fp32."""
+QUANTIZED = "_proj.weight", "_proj_with_mqa.weight"
+"""How the names of matrices end that are quantized, unless a test wants less."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ class Way:
     quantize: Callable[[Tensor, np.random.Generator], Quantized]
 
 
-def quantized(path: Path, way: Way, folder: Path, seed: int = 0) -> tuple[Path, Path]:
-    """The checkpoint with quantized matrices; and the plain one of the numbers that they stand for."""
+def quantized(
+    path: Path, way: Way, folder: Path, seed: int = 0, *, wanted: Callable[[str], bool] = lambda name: True
+) -> tuple[Path, Path]:
+    """The checkpoint with quantized matrices, of those that `wanted` names; and the plain one of the numbers that they
+    stand for."""
     rng = np.random.default_rng(seed)
     stored, plain = (Path(shutil.copytree(path, folder / name)) for name in ("stored", "plain"))
     parts: dict[str, Tensor] = {}
     meant: dict[str, Tensor] = {}
     for name, tensor in load_file(path / "model.safetensors").items():
-        if name.endswith("_proj.weight"):
+        if name.endswith(QUANTIZED) and wanted(name):
             module = name.removesuffix("weight")
             pieces, meant[name] = way.quantize(tensor.float(), rng)
             parts |= {module + part: piece.contiguous() for part, piece in pieces.items()}

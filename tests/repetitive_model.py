@@ -19,11 +19,11 @@ CYCLE = 9
 
 
 @functools.cache
-def repetitive(loudness: float = 0.002, **overrides: Any) -> Path:
+def repetitive(loudness: float = 0.002, family: str = FAMILY, **overrides: Any) -> Path:
     """Its head wants one token after the other; its layers say little against it. `overrides`: of its config.json."""
     folder = Path(tempfile.mkdtemp(prefix="tercet-repetitive-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = make_checkpoint(FAMILY, folder, **overrides) / "model.safetensors"
+    path = make_checkpoint(family, folder, **overrides) / "model.safetensors"
     tensors = load_file(path)
     ids = torch.arange(VOCAB_SIZE)
     following = torch.where(ids % CYCLE == CYCLE - 1, ids - CYCLE + 1, (ids + 1).clamp(max=VOCAB_SIZE - 1))

@@ -27,7 +27,7 @@ def told(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> li
     return answers
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "minicpm3"])
 def test_in_any_company(family: str, tmp_path: Path) -> None:
     model = make_checkpoint(family, tmp_path / "model", **SHAPE)
     adapter = (f"one={make_adapter(tmp_path / 'one', model, 1)}",)

@@ -33,6 +33,8 @@ async def ask_together(address: str, prompts: list[list[int]]) -> list[Any]:
         ("qwen3", {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3}),
         pytest.param("gemma2", {}, marks=pytest.mark.long),
         pytest.param("mistral", {"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param("deepseek-v3", {"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        pytest.param("minicpm3", {}, marks=pytest.mark.long),
     ],
 )
 def test_as_transformers(family: str, options: dict[str, Any], tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ from whole_engine import (
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
-FEW = ("llama3", "qwen3", "mistral")
-RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2}
+FEW = ("llama3", "qwen3", "mistral", "deepseek-v3")
+RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2, "glm4-moe-lite": 2}
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
 VARIANTS = ("llama-", "qwen2-window")
 IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
-IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2")
+IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2", "deepseek-v2", "youtu")
 ALONE = [family for family in FAMILIES if family not in RANKS and not family.startswith(IN_THE_DECODER)]
 
 
@@ -113,7 +113,7 @@ def test_prefix_hits(alone: tuple[str, LLM]) -> None:
     wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize("family", ["mistral", long("qwen3")])
+@pytest.mark.parametrize("family", ["mistral", long("qwen3"), long("deepseek-v3")])
 def test_chunks_of_a_tiny_budget(family: str) -> None:
     prompts, answers = some_cases(family)
     with tiny_engine(family, max_num_batched_tokens=7, max_num_seqs=5, enable_prefix_caching=False) as llm:
@@ -122,7 +122,9 @@ def test_chunks_of_a_tiny_budget(family: str) -> None:
     assert not any(output.usage.num_cached_tokens for output in outputs)
 
 
-@pytest.mark.parametrize(("family", "caching"), [("llama3", True), ("qwen3", False), ("mistral", True)])
+@pytest.mark.parametrize(
+    ("family", "caching"), [("llama3", True), ("qwen3", False), ("mistral", True), ("deepseek-v3", True)]
+)
 def test_preempted(family: str, caching: bool) -> None:
     prompts, answers = some_cases(family)
     memory = bytes_of_pages(family, 24)
@@ -160,9 +162,11 @@ def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
         wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize(("family", "ranks"), [long(*one) if one[0] != "smollm2" else one for one in RANKS.items()])
+@pytest.mark.parametrize(
+    ("family", "ranks"), [long(*one) if one[0].startswith("llama") else one for one in RANKS.items()]
+)
 def test_ranks(family: str, ranks: int) -> None:
-    """The vocabulary is divisible by neither; four ranks share two KV heads."""
+    """The vocabulary is divisible by neither; four ranks share two KV heads, and all have the same latents."""
     prompts, answers = greedy_cases(family)
     with tiny_engine(family, tensor_parallel_size=ranks) as llm:
         assert generate(llm, prompts, shorter(24)) == [answer[:24] for answer in answers]

@@ -13,8 +13,9 @@ from tercet.engine.generation_defaults import GenerationDefaults, defaults_of_gg
 from tercet.engine.gguf_metadata import read_metadata
 from tercet.engine.gguf_tokenizer import build_tokenizer
 from tercet.engine.model_files import demo_model
-from tercet.engine.text_codec import load_codec
+from tercet.engine.text_codec import GGUF_ARCHITECTURES, load_codec
 from tercet.ipc.messages import ChatMessage, ChatOptions
+from tercet.model.gguf_names import ARCHITECTURES
 
 GGUF_TOKENIZER: dict[str, Any] = {
     "tokenizer.ggml.model": "gpt2",
@@ -63,6 +64,23 @@ def test_one_part_of_a_split_gguf_file(tmp_path: Path) -> None:
     for part in parts:
         with pytest.raises(UnsupportedModel, match=f"{part.name} is one of 2 parts; want them merged"):
             load_codec(part)
+
+
+@pytest.mark.parametrize(("architecture", "name"), [("deepseek2", "deepseek-v3"), ("minicpm3", "default")])
+def test_a_gguf_file_of_another_architecture(architecture: str, name: str, tmp_path: Path) -> None:
+    """Is refused for that, and not for its tokenizer."""
+    writer = GGUFWriter(tmp_path / "model.gguf", architecture)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(name)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModel, match=f"architecture is '{architecture}'; supported: llama, qwen2"):
+        load_codec(tmp_path / "model.gguf")
+
+
+def test_the_gguf_architectures_are_the_model_s() -> None:
+    assert tuple(ARCHITECTURES) == GGUF_ARCHITECTURES
 
 
 def test_what_ends_a_text_of_a_gguf_file(tmp_path: Path) -> None:

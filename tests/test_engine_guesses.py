@@ -16,7 +16,7 @@ from repetitive_model import CYCLE, FAMILY, repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.answers import EngineInfo
 from tercet.ipc.messages import SamplingParams
-from whole_engine import bytes_of_pages, info, tiny_engine, wait_until_empty
+from whole_engine import bytes_of_pages, generate, info, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
@@ -104,6 +104,18 @@ def test_several_ranks_keep_the_same_guesses(cases: Cases) -> None:
     with tiny_engine(repetitive(), speculative_config=THREE, tensor_parallel_size=2) as llm:
         assert answers(llm, prompts[:6], params[:6]) == said[:6]
         assert settled(llm).num_right_guesses > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [{"deterministic": True}, {}, {"tensor_parallel_size": 2}])
+def test_rows_of_several_tries_attend_to_latents(options: dict[str, Any]) -> None:
+    model = repetitive(family="deepseek-v3")
+    prompts, _ = draws()
+    greedy = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with tiny_engine(model, speculative_config=THREE, **options) as llm:
+        assert generate(llm, prompts[:4], greedy) == reference_greedy(model, prompts[:4], 40)
+        gauges = settled(llm)
+    assert 0 < gauges.num_right_guesses < gauges.num_guesses
 
 
 def test_text_ends_where_a_stop_string_begins() -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from checkpoints import make_checkpoint, random_prompts, reference_greedy
 from covering import long
 from fp8_cache import fp8_greedy
-from quantized_checkpoints import Way, awq, fp8, quantized
+from quantized_checkpoints import QUANTIZED, Way, awq, fp8, quantized
 from tercet.engine import llm as module
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.llm import LLM
@@ -34,7 +34,14 @@ def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("family", "num_layers", "options"),
-    [("qwen3", 1, {}), long("mistral", 1, {"deterministic": True}), long("qwen3", 1, {"kv_cache_dtype": "fp8"})],
+    [
+        ("qwen3", 1, {}),
+        long("mistral", 1, {"deterministic": True}),
+        long("qwen3", 1, {"kv_cache_dtype": "fp8"}),
+        long("youtu", 1, {}),
+        long("minicpm3", 1, {"deterministic": True}),
+        long("youtu", 1, {"kv_cache_dtype": "fp8"}),
+    ],
 )
 def test_greedy_is_transformers(family: str, num_layers: int, options: dict[str, Any], tmp_path: Path) -> None:
     model = make_checkpoint(family, tmp_path, num_hidden_layers=num_layers)
@@ -59,16 +66,24 @@ def test_greedy_is_transformers(family: str, num_layers: int, options: dict[str,
 
 FP8 = Way({"quant_method": "fp8", "weight_block_size": [48, 64]}, fp8(48, 64))
 AWQ = Way({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True}, awq(64))
+LATENTS = {"hidden_size": 128, "q_lora_rank": 128, "kv_lora_rank": 64, "v_head_dim": 32}
 
 
 @pytest.mark.parametrize(
-    ("way", "sizes", "num_bytes"), [long(FP8, {}, 1 + 4 / 64), (AWQ, {"hidden_size": 128}, 1 / 2 + 4 / 64)]
+    ("family", "way", "sizes", "num_bytes"),
+    [
+        long("qwen3", FP8, {}, 1 + 4 / 64),
+        ("qwen3", AWQ, {"hidden_size": 128}, 1 / 2 + 4 / 64),
+        long("youtu", AWQ, LATENTS, 1 / 2 + 4 / 64),
+        long("youtu", FP8, LATENTS, 1 + 4 / 64),
+    ],
 )
 def test_weights_are_kept_as_stored(
-    way: Way, sizes: dict[str, int], num_bytes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, way: Way, sizes: dict[str, int], num_bytes: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And answers are those of the numbers that they stand for: in fp16, of which products read them so."""
-    model = make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=1, intermediate_size=128, **sizes)
+    """And answers are those of the numbers that they stand for: in fp16, of which products read them so. But matrices
+    of each head's own are plain."""
+    model = make_checkpoint(family, tmp_path / "model", num_hidden_layers=1, intermediate_size=128, **sizes)
     stored, plain = quantized(model, way, tmp_path)
     prompts, told = random_prompts(2, 5, 12, seed=9), list[Progress]()
     monkeypatch.setattr(module, "EngineProcess", lambda config: EngineProcess(config, told.append))
@@ -76,5 +91,6 @@ def test_weights_are_kept_as_stored(
     with LLM(str(stored), device="cpu", dtype="float16", **limits) as llm:  # type: ignore[arg-type]
         assert generate(llm, prompts, replace(GREEDY, max_tokens=2)) == reference_greedy(plain, prompts, 2)
     tensors = load_file(plain / "model.safetensors")
-    total = sum(t.numel() * (num_bytes if name.endswith("_proj.weight") else 2) for name, t in tensors.items())
+    kept = {name for name in tensors if name.endswith(QUANTIZED) and "kv_b_proj" not in name}
+    total = sum(tensor.numel() * (num_bytes if name in kept else 2) for name, tensor in tensors.items())
     assert {one.total for one in told if one.what == "bytes of weights"} == {total}

@@ -1,6 +1,7 @@
 """--kv-cache-dtype: tokens are those of transformers with a cache in FP8, whatever the engine does meanwhile, and where
 one token in float32 has its place there is room for four. fp32 on the CPU, real processes."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,28 +11,36 @@ from fp8_cache import fp8_greedy
 from tercet.engine.config import EngineConfig
 from whole_engine import GREEDY, NUM_TOKENS, bytes_of_pages, disturbances, generate, greedy_cases, info, tiny_engine
 
-FAMILY = "qwen3"
+FAMILY, WITH_LATENTS = "qwen3", "deepseek-v3"
 
 
-@pytest.fixture(scope="module")
-def cases() -> tuple[list[list[int]], list[list[int]]]:
+@functools.cache
+def cases(family: str) -> tuple[list[list[int]], list[list[int]]]:
     """Prompts, and what is said to them: not always what an exact cache makes of them."""
-    prompts, exact = greedy_cases(FAMILY)
-    answers = fp8_greedy(checkpoint(FAMILY), prompts[:12], NUM_TOKENS)
+    prompts, exact = greedy_cases(family)
+    answers = fp8_greedy(checkpoint(family), prompts[:12], NUM_TOKENS)
     assert sum(answer != other for answer, other in zip(answers, exact, strict=False)) > 3
     return prompts[:12], answers
 
 
-@pytest.mark.parametrize("options", disturbances(FAMILY))
-def test_greedy_is_that_of_rounded_keys_and_values(
-    options: dict[str, Any], cases: tuple[list[list[int]], list[list[int]]]
-) -> None:
+def check_greedy(family: str, options: dict[str, Any]) -> None:
     if "kv_cache_memory" in options:
         options = options | {"kv_cache_memory": options["kv_cache_memory"] // 4}  # as few pages
-    prompts, answers = cases
-    with tiny_engine(FAMILY, kv_cache_dtype="fp8", **options) as llm:
+    prompts, answers = cases(family)
+    with tiny_engine(family, kv_cache_dtype="fp8", **options) as llm:
         assert generate(llm, prompts, GREEDY) == answers
         assert generate(llm, prompts[:2], GREEDY) == answers[:2]  # behind what the prefix cache has
+
+
+@pytest.mark.parametrize("options", disturbances(FAMILY))
+def test_greedy_is_that_of_rounded_keys_and_values(options: dict[str, Any]) -> None:
+    check_greedy(FAMILY, options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", disturbances(WITH_LATENTS))
+def test_greedy_is_that_of_rounded_latents(options: dict[str, Any]) -> None:
+    check_greedy(WITH_LATENTS, options)
 
 
 def test_four_tokens_in_the_room_of_one() -> None:

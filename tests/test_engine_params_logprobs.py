@@ -40,10 +40,10 @@ def params_of(index: int) -> SamplingParams:
 
 
 @torch.inference_mode()
-def reference(ids: Sequence[int]) -> torch.Tensor:
+def reference(ids: Sequence[int], family: str = FAMILY) -> torch.Tensor:
     """Row i: log-probabilities of what follows the first i + 1 tokens."""
     torch.set_num_threads(1)
-    return reference_model(checkpoint(FAMILY))(torch.tensor([list(ids)])).logits[0].double().log_softmax(-1)
+    return reference_model(checkpoint(family))(torch.tensor([list(ids)])).logits[0].double().log_softmax(-1)
 
 
 def check_row(row: Sequence[TokenLogprob], expected: torch.Tensor, token_id: int, num_top: int) -> None:
@@ -69,10 +69,10 @@ def check_dict(row: dict[int, TokenLogprob], expected: torch.Tensor, token_id: i
         assert one.rank == int((expected > expected[other]).sum()) + 1
 
 
-def check_output(prompt: list[int], params: SamplingParams, output: RequestOutput) -> None:
+def check_output(prompt: list[int], params: SamplingParams, output: RequestOutput, family: str = FAMILY) -> None:
     (completion,) = output.outputs
     assert len(completion.token_ids) == NUM_TOKENS
-    expected = reference(prompt + completion.token_ids)
+    expected = reference(prompt + completion.token_ids, family)
     if params.logprobs is None:
         assert completion.logprobs is None
         assert completion.cumulative_logprob is None
@@ -113,15 +113,25 @@ def test_among_others_and_after_prefix_hits(engine: LLM) -> None:
     wait_until_empty(engine.address)
 
 
-@pytest.mark.parametrize("options", disturbances(FAMILY))
-def test_under_disturbance(options: dict[str, Any]) -> None:
+def under_disturbance(family: str, options: dict[str, Any]) -> None:
     params = [params_of(index) for index in range(len(PROMPTS))]
-    with tiny_engine(FAMILY, **options) as llm:
+    with tiny_engine(family, **options) as llm:
         outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     for prompt, one, output in zip(PROMPTS, params, outputs, strict=True):
-        check_output(prompt, one, output)
+        check_output(prompt, one, output, family)
     if "kv_cache_memory" in options:
         assert sum(output.usage.num_preemptions for output in outputs) > 0
+
+
+@pytest.mark.parametrize("options", disturbances(FAMILY))
+def test_under_disturbance(options: dict[str, Any]) -> None:
+    under_disturbance(FAMILY, options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", disturbances("minicpm3"))
+def test_of_a_model_with_latents(options: dict[str, Any]) -> None:
+    under_disturbance("minicpm3", options)
 
 
 async def test_streamed(engine: LLM) -> None:

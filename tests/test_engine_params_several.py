@@ -9,6 +9,7 @@ import pytest
 from msgspec import structs
 
 from checkpoints import random_prompts
+from covering import long
 from raw_client import RawClient
 from tercet.engine.llm import LLM
 from tercet.ipc.client import Client, RequestRefused
@@ -22,6 +23,7 @@ OTHERS = {
     "mistral": {"max_num_seqs": 3},
     # So few pages that answers are interrupted.
     "qwen3": {"deterministic": True, "kv_cache_memory": bytes_of_pages("qwen3", 18)},
+    "deepseek-v3": {"kv_cache_memory": bytes_of_pages("deepseek-v3", 18)},
 }
 
 
@@ -32,7 +34,7 @@ def plain(nan_memory: None) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(params=["plain", *OTHERS])
+@pytest.fixture(params=["plain", "mistral", "qwen3", long("deepseek-v3")])
 def engine(nan_memory: None, request: pytest.FixtureRequest) -> Iterator[LLM]:
     if request.param == "plain":
         yield request.getfixturevalue("plain")
@@ -102,9 +104,9 @@ async def test_streams_of_several(plain: LLM) -> None:
                 assert piece.generation.token_ids == ids[piece.index] == whole[piece.index].token_ids
                 assert piece.generation.logprobs == whole[piece.index].logprobs
         assert all(ids)
-        long = SamplingParams(n=8, max_tokens=400, ignore_eos=True, seed=3)
+        endless = SamplingParams(n=8, max_tokens=400, ignore_eos=True, seed=3)
         seen = set()
-        stream = client.stream(PROMPTS[1], long)
+        stream = client.stream(PROMPTS[1], endless)
         async for piece in stream:
             seen.add(piece.index)
             assert piece.generation is None

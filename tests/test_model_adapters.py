@@ -1,6 +1,7 @@
 """Tokens of several adapters in one step against transformers with each merged into the weights; and bad folders."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,14 @@ from safetensors.torch import load_file, save_file
 
 from adapter_folders import PREFIX, linear_modules, make_adapter, merged_model, says
 from checkpoints import checkpoint, greedy, random_prompts
+from covering import long
 from paged_sequences import Sequences, make_decoder
 from tercet.model.adapter_file import AdapterFile
 from tercet.model.adapters import ranks_of
 from tercet.model.checkpoint import read_config
 
 FAMILIES = ["llama", "llama-bias-tied", "qwen3", "phi3", "gemma2", "gemma3", "olmo2", "granite", "qwen3-moe", "mixtral"]
+FAMILIES += ["deepseek-v3", "minicpm3"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -41,10 +44,10 @@ def test_rows_of_one_step_go_through_their_own(family: str, layout: str, tmp_pat
     assert not differ[1]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_share_an_adapter(size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "size"), [("llama", 2), ("llama", 4), long("deepseek-v3", 2)])
+def test_ranks_share_an_adapter(family: str, size: int, tmp_path: Path) -> None:
     """With fewer KV heads than ranks, too."""
-    path = checkpoint("llama")
+    path = checkpoint(family)
     folder = make_adapter(tmp_path / "a", path, 5)
     (prompt,) = random_prompts(1, 40, 40, seed=size)
     script = Path(__file__).with_name("adapter_rank.py")
@@ -142,6 +145,32 @@ def test_dense_modules_of_a_layer_with_experts_are_refused(tmp_path: Path) -> No
     assert any("mlp.down_proj" in name for name in linear_modules(path))
     with pytest.raises(ValueError, match="fits no linear layer"):
         ranks_of([AdapterFile(folder)], read_config(checkpoint("qwen3-moe")))
+
+
+@pytest.mark.parametrize(
+    ("family", "module"),
+    [
+        ("deepseek-v3", "self_attn.q_a_proj"),
+        ("deepseek-v3", "self_attn.q_b_proj"),
+        ("deepseek-v3", "self_attn.kv_a_proj_with_mqa"),
+        ("deepseek-v3", "self_attn.kv_b_proj"),
+        ("deepseek-v3", "mlp.gate_proj"),  # of a layer with experts
+        ("deepseek-v2", "self_attn.q_proj"),
+    ],
+)
+def test_what_makes_latents_is_left_to_the_model(family: str, module: str, tmp_path: Path) -> None:
+    path = checkpoint(family)
+    folder = make_adapter(tmp_path, path, 1, wanted=lambda name: name == "model.layers.2.self_attn.o_proj")
+    ranks_of([AdapterFile(folder)], read_config(path))
+    file, name = folder / "adapter_model.safetensors", f"{PREFIX}model.layers.1.{module}.lora_{{}}.weight"
+    num_out, num_in = (
+        load_file(path / "model.safetensors").get(f"model.layers.1.{module}.weight", torch.empty(96, 64)).shape
+    )
+    pair = {name.format("A"): torch.zeros(8, num_in), name.format("B"): torch.zeros(num_out, 8)}
+    save_file({**load_file(file), **pair}, file)
+    dense = "self_attn.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj of layers 0 to 2, and no experts"
+    with pytest.raises(ValueError, match=re.escape(f"{name.format('A')} fits no linear layer; want modules {dense}")):
+        ranks_of([AdapterFile(folder)], read_config(path))
 
 
 def test_other_spellings_of_names_are_the_same(tmp_path: Path) -> None:

@@ -21,10 +21,11 @@ def rewrite(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "seed-oss", "gemma2", "gemma3", "qwen3-moe"],
-)
+FAMILIES = ["llama", "mistral", "qwen2", "qwen3", "phi3", "smollm3", "olmo2", "seed-oss", "gemma2", "gemma3"]
+FAMILIES += ["qwen3-moe", "deepseek-v2", "deepseek-v3", "minicpm3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families(family: str, tmp_path: Path) -> None:
     model = classifier(family, tmp_path, seed=len(family), num_labels=3, final_logit_softcapping=None)
     config, _ = open_model(tmp_path)
@@ -37,6 +38,7 @@ def test_families(family: str, tmp_path: Path) -> None:
         hidden_D = model.model(torch.tensor([ids])).last_hidden_state[0, -1]
     (got,) = Sequences(decoder, 1).step({}, {0: ids})  # the embedding stands in for a head, and says all of it
     wanted = hidden_D @ model.model.embed_tokens.weight.detach().T
+    got = got * config.logits_scaling  # which is for logits of tokens
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 

@@ -95,14 +95,16 @@ group.close()
 """
 
 
+ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2"]
 WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
+WITH_LATENTS = ["deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
 
 
 @pytest.mark.parametrize(
     ("size", "families"),
     [
-        (2, ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2", *WITH_EXPERTS]),
-        long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2"]),
+        (2, [*ON_TWO, *WITH_EXPERTS, *WITH_LATENTS]),
+        long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2", "deepseek-v2", "deepseek-v3"]),
     ],
 )
 def test_ranks_give_the_same_logits(size: int, families: list[str], tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_one_part_of_a_split_file(tmp_path: Path) -> None:
             GgufCheckpoint(part)
 
 
-@pytest.mark.parametrize("arch", ["gemma", "llama4"])
+@pytest.mark.parametrize("arch", ["gemma", "llama4", "deepseek2", "minicpm3"])
 def test_refuses_other_architectures(arch: str, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", arch)
     writer.write_header_to_file()

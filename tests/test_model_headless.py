@@ -23,7 +23,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("family", ["llama-mha-head-dim", "mistral", "qwen3", "gemma3", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama-mha-head-dim", "mistral", "qwen3", "gemma3", "qwen3-moe", "glm4-moe-lite"])
 def test_hidden_states_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = headless(family, tmp_path, seed=6)
     (ids,) = random_prompts(1, 43, 43, seed=len(family))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from checkpoints import checkpoint, random_prompts, reference_greedy
+from covering import long
 from paged_sequences import CPU, make_decoder
 from plan_driver import GREEDY, Job, RandomMasks, masked_jobs, pack, run_jobs
 from tercet.ipc.step_messages import Adjustments, Enter, Sampling, Step
@@ -61,7 +62,7 @@ def test_masks_that_come_after_their_step_is_begun(tmp_path: Path) -> None:
     assert said[0] != outputs(make_runner(), prompts, [job.sampling for job in masked_jobs(prompts)], seed=0)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2", long("deepseek-v3")])
 def test_greedy_is_transformers_whatever_the_schedule(family: str) -> None:
     prompts = random_prompts(9, 1, 70, seed=7)
     wanted = reference_greedy(checkpoint(family), prompts, NUM_TOKENS)
@@ -91,8 +92,8 @@ def test_seeded_sampling_does_not_depend_on_the_schedule() -> None:
     assert all(a != b for a, b in zip(outputs(runner, prompts, other_seed, seed=3), first, strict=True))
 
 
-@pytest.mark.parametrize("num_guesses", [1, 4])
-def test_guesses_change_no_token(num_guesses: int) -> None:
+@pytest.mark.parametrize(("family", "num_guesses"), [("llama", 1), ("llama", 4), ("deepseek-v3", 3)])
+def test_guesses_change_no_token(family: str, num_guesses: int) -> None:
     """Greedy and drawn, with stop ids, penalties and log-probabilities and without; prompts that repeat themselves, so
     that there is much to guess."""
     prompts = [prompt * 3 for prompt in random_prompts(8, 3, 20, seed=9)]
@@ -103,14 +104,14 @@ def test_guesses_change_no_token(num_guesses: int) -> None:
                  logprobs=(None, 2)[index % 5 == 3])
         for index in range(8)
     ]  # fmt: skip
-    runner = make_runner("llama")
+    runner = make_runner(family)
     plain = outputs(runner, prompts, sampling, seed=3)
     for index in (2, 3, 6):  # ends early, at a token that may also be guessed
         sampling[index] = msgspec.structs.replace(sampling[index], stop_ids=pack(plain[index][20]), min_tokens=8)
     plain = outputs(runner, prompts, sampling, seed=3)
     assert len({len(tokens) for tokens in plain}) > 3
     guessing = make_runner(
-        "llama", guesses=GuessSettings(num_guesses=num_guesses, shortest=1, longest=4, most_slots=MAX_SEQS)
+        family, guesses=GuessSettings(num_guesses=num_guesses, shortest=1, longest=4, most_slots=MAX_SEQS)
     )  # fmt: skip
     for seed, how in enumerate(({}, {"max_lease": 1}, {"budget": 7})):
         assert outputs(guessing, prompts, sampling, seed=seed, num_guesses=num_guesses, **how) == plain
@@ -202,7 +203,7 @@ def test_uneven_memory_is_reported(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert "rank 0 has room for 80 pages, another for 50: " in caplog.text
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "minicpm3"])
 def test_a_copied_page_serves_another_answer(family: str) -> None:
     """Two answers to one prompt part in the middle of a page; the second enters while the first is under way."""
     (prompt,) = random_prompts(1, 2 * PAGE + 5, 2 * PAGE + 5, seed=17)

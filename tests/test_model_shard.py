@@ -99,6 +99,41 @@ def test_ranks_together_are_the_whole(family: str, size: int) -> None:
             assert torch.equal(bias, layer.qkv_bias_N[:queries])
 
 
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("family", ["deepseek-v2", "deepseek-v3", "minicpm3"])
+def test_ranks_together_are_the_whole_of_what_attends_to_latents(family: str, size: int) -> None:
+    """Each makes all latents, and queries and values of its own heads."""
+    path = checkpoint(family)
+    latent = read_config(path).latent
+    assert latent is not None
+    whole, ranks = load(path), [load(path, rank, size) for rank in range(size)]
+    raw = load_file(path / "model.safetensors")
+    for index, layer in enumerate(whole.layers):
+        parts = [rank.layers[index] for rank in ranks]
+        attention = {name.split("self_attn.")[1]: one for name, one in raw.items() if f".{index}.self_attn." in name}
+        first, latents = layer.qkv_ND.tensor_split([-latent.dim])
+        assert torch.equal(latents, attention["kv_a_proj_with_mqa.weight"])
+        assert torch.equal(first, attention["q_a_proj.weight" if latent.q_rank else "q_proj.weight"])
+        mine = [part.qkv_ND.tensor_split([-latent.dim]) for part in parts]
+        for one, own_latents in mine:
+            assert torch.equal(own_latents, latents)
+            assert not latent.q_rank or torch.equal(one, first)
+        assert layer.latent is not None
+        of_ranks = [part.latent for part in parts if part.latent is not None]
+        if latent.q_rank:
+            assert torch.equal(layer.latent.query_XQ, attention["q_b_proj.weight"])
+            assert torch.equal(torch.cat([one.query_XQ for one in of_ranks]), layer.latent.query_XQ)
+            assert all(torch.equal(one.query_norm_Q, attention["q_a_layernorm.weight"]) for one in of_ranks)
+        else:
+            assert torch.equal(torch.cat([one for one, _ in mine]), first)
+            assert all(one.query_XQ is None and one.query_norm_Q is None for one in of_ranks)
+        assert torch.equal(layer.latent.up_HXL.flatten(0, 1), attention["kv_b_proj.weight"])
+        assert torch.equal(torch.cat([one.up_HXL for one in of_ranks]), layer.latent.up_HXL)
+        assert all(torch.equal(one.latent_norm_L, attention["kv_a_layernorm.weight"]) for one in of_ranks)
+        assert {one.num_still for one in of_ranks} == {latent.still}
+        assert torch.equal(torch.cat([part.o_DQ for part in parts], 1), attention["o_proj.weight"])
+
+
 def test_stacked_tensors_are_those_of_the_file() -> None:
     path = checkpoint("phi3")
     raw, weights = load_file(path / "model.safetensors"), load(path)

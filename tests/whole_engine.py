@@ -31,8 +31,7 @@ def tiny_engine(family: str | Path, **options: Any) -> LLM:
 def bytes_of_pages(family: str, num_pages: int) -> int:
     """What `num_pages` pages of a tiny checkpoint's cache take in fp32, on one rank."""
     config = reference_model(checkpoint(family)).config
-    per_token = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * head_dim(config)
-    return num_pages * PAGE_SIZE * per_token
+    return num_pages * PAGE_SIZE * 4 * config.num_hidden_layers * numbers_in_cache(config)
 
 
 def disturbances(family: str) -> list[Any]:
@@ -46,8 +45,12 @@ def disturbances(family: str) -> list[Any]:
     ]
 
 
-def head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+def numbers_in_cache(config: Any) -> int:
+    """Of a token, in a layer."""
+    if hasattr(config, "kv_lora_rank"):
+        return config.kv_lora_rank + config.qk_rope_head_dim
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_key_value_heads * head_dim
 
 
 @functools.cache
