@@ -1,6 +1,8 @@
 """Adapters on a GPU: answers of merged weights in fp32; in bf16 the same bits whatever else is in the batch."""
 
+import copy
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,24 +75,35 @@ def test_bf16_has_the_same_bits_in_any_company(tmp_path: Path) -> None:
 
 
 def test_bf16_is_near_merged_weights(tmp_path: Path) -> None:
-    """In default mode, with graphs of many sizes: as near as the model alone is to its own."""
+    """In default mode, with graphs of many sizes: no farther from merged weights in fp32 than those are in bf16. Some
+    adapters make much more of what is rounded than others."""
     model = make_checkpoint("llama", tmp_path / "model", **REAL_HEADS, max_position_embeddings=1024)
     folders = adapters(tmp_path, model)
     prompts = random_prompts(20, 1, 700, seed=random.randrange(2**31))
     names = [NAMES[index % 3] for index in range(len(prompts))]
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=0)
     each = [structs.replace(params, adapter=name) for name in names]
-    off: dict[str | None, list[float]] = {name: [] for name in NAMES}
     with LLM(str(model), device="cuda", dtype="bfloat16", adapter=flags(folders), **SIZES) as llm:
         outputs = llm.generate(prompts, each, use_tqdm=False)
+    ours: dict[str | None, list[float]] = {name: [] for name in NAMES}
+    theirs: dict[str | None, list[float]] = {name: [] for name in NAMES}
+    merged = {name: merged_model(model, folder).cuda() for name, folder in folders.items()}
+    rounded = {name: copy.deepcopy(one).bfloat16() for name, one in merged.items()}
     for name, prompt, output in zip(names, prompts, outputs, strict=True):
         answer = output.outputs[0]
         assert answer.logprobs is not None
-        with torch.inference_mode():
-            ids = torch.tensor([[*prompt, *answer.token_ids]])
-            logs = merged_model(model, folders[name])(ids).logits[0].log_softmax(-1)
-        wanted = logs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+        exact, near = (told_by(models[name], prompt, answer.token_ids) for models in (merged, rounded))
         told = [log[token].logprob for log, token in zip(answer.logprobs, answer.token_ids, strict=True)]
-        off[name] += [abs(one - other) for one, other in zip(told, wanted, strict=True)]
-    mean = {name: sum(each) / len(each) for name, each in off.items()}
-    assert max(mean.values()) < 2 * mean[None], mean
+        ours[name] += [abs(one - other) for one, other in zip(told, exact, strict=True)]
+        theirs[name] += [abs(one - other) for one, other in zip(near, exact, strict=True)]
+    for name in NAMES:
+        assert sum(ours[name]) < 1.5 * sum(theirs[name]), name
+
+
+def told_by(model: Any, prompt: list[int], answer: Sequence[int]) -> list[float]:
+    """Log-probabilities of the answer's tokens."""
+    ids = torch.tensor([[*prompt, *answer]], device="cuda")
+    with torch.inference_mode():
+        logs = model(ids).logits[0].float().log_softmax(-1)
+    told: list[float] = logs[len(prompt) - 1 : -1].gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return told
