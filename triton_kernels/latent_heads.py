@@ -20,9 +20,9 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.rotary import check_cos_sin
 from tercet.triton_kernels.tiles import cdiv, dot_block, next_power_of_2
 
-_FEW = 16
-"""Tokens up to which tiles are as small as products allow, so that there are more of them, and a program loads all that
-it needs of a matrix before it waits for the kernel ahead."""
+_TILES = {16: (16, 32, 512), 128: (64, 32, 128), 512: (64, 64, 64), 2**31: (64, 128, 64)}
+"""By tokens at most: see `_tile`. Few heads and few tokens want small tiles, so that there are more of them; of up to 16
+tokens a program loads all that it needs of a matrix before it waits for the kernel ahead."""
 
 
 @triton.jit(do_not_specialize=["T", "stride", "P"], do_not_specialize_on_alignment=["T", "P"])
@@ -167,7 +167,7 @@ def latent_values(attended_THL: Tensor, up_HXL: Tensor, num_still: int, rows: Te
 def _tile(x: Tensor, num_out: int, num_in: int) -> tuple[int, int, int]:
     """Tokens of a program, numbers that it makes of each, and those it reads at once. A token's bits follow none of
     them: a product sums in the same order in tiles of any size."""
-    block_t, block_out, block_in = (16, 32, 512) if len(x) <= _FEW else (64, 128, 64)
+    block_t, block_out, block_in = next(tile for most, tile in _TILES.items() if len(x) <= most)
     return block_t, min(block_out, dot_block(num_out)), min(block_in * 2 // x.itemsize, dot_block(num_in))
 
 
