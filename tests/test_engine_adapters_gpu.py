@@ -87,7 +87,7 @@ def test_bf16_is_near_merged_weights(tmp_path: Path) -> None:
         outputs = llm.generate(prompts, each, use_tqdm=False)
     ours: dict[str | None, list[float]] = {name: [] for name in NAMES}
     theirs: dict[str | None, list[float]] = {name: [] for name in NAMES}
-    merged = {name: merged_model(model, folder).cuda() for name, folder in folders.items()}
+    merged = {name: copy.deepcopy(merged_model(model, folder)).cuda() for name, folder in folders.items()}
     rounded = {name: copy.deepcopy(one).bfloat16() for name, one in merged.items()}
     for name, prompt, output in zip(names, prompts, outputs, strict=True):
         answer = output.outputs[0]

@@ -20,7 +20,7 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.rotary import check_cos_sin
 from tercet.triton_kernels.tiles import cdiv, dot_block, next_power_of_2
 
-_TILES = {16: (16, 32, 512), 128: (64, 32, 128), 512: (64, 64, 64), 2**31: (64, 128, 64)}
+_TILES = {16: (16, 32, 512), 128: (64, 32, 64), 512: (64, 64, 64), 2**31: (64, 128, 64)}
 """By tokens at most: see `_tile`. Few heads and few tokens want small tiles, so that there are more of them; of up to 16
 tokens a program loads all that it needs of a matrix before it waits for the kernel ahead."""
 
