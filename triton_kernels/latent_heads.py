@@ -8,6 +8,8 @@ Shape suffixes: T tokens, H heads, L numbers of a latent, S numbers of a head's 
 value, X both, R those of a head that turn, P positions.
 """
 
+from collections.abc import Mapping
+
 import torch
 import triton
 import triton.language as tl
@@ -20,9 +22,13 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.rotary import check_cos_sin
 from tercet.triton_kernels.tiles import cdiv, dot_block, next_power_of_2
 
-_TILES = {16: (16, 32, 512), 128: (64, 32, 64), 512: (64, 64, 64), 2**31: (64, 128, 64)}
-"""By tokens at most: see `_tile`. Few heads and few tokens want small tiles, so that there are more of them; of up to 16
-tokens a program loads all that it needs of a matrix before it waits for the kernel ahead."""
+_FEW, _MANY = (16, 32, 512), (64, 128, 64)
+"""Tokens of a program, numbers that it makes of each, and those it reads at once. Few tokens want small tiles, so that
+there are more of them; of up to 16 a program loads all that it needs of a matrix before it waits for the kernel ahead.
+A token's bits follow none of them: a product sums in the same order in tiles of any size."""
+_QUERY_TILES = {16: _FEW, 2**31: _MANY}
+_VALUE_TILES = {16: _FEW, 128: (64, 32, 128), 512: (64, 64, 64), 2**31: _MANY}
+"""By tokens at most."""
 
 
 @triton.jit(do_not_specialize=["T", "stride", "P"], do_not_specialize_on_alignment=["T", "P"])
@@ -128,7 +134,7 @@ def latent_queries(
         return latent_queries_reference(q_TQ, up_HXL, num_still, positions_T, cos_sin_PR, in_pairs=in_pairs)
     out_THD = torch.empty(T, H, L + R, dtype=q_TQ.dtype, device=q_TQ.device)
     if T:
-        block_t, block_l, block_s = _tile(q_TQ, L, num_still)
+        block_t, block_l, block_s = _tile(_QUERY_TILES, q_TQ, L, num_still)
         _queries_kernel[(cdiv(L, block_l), H, cdiv(T, block_t))](
             q_TQ, up_HXL, positions_T, cos_sin_PR, out_THD, positions_T if rows is None else rows,
             positions_T if few is None else few, T, q_TQ.stride(0), cos_sin_PR.shape[0],
@@ -154,7 +160,7 @@ def latent_values(attended_THL: Tensor, up_HXL: Tensor, num_still: int, rows: Te
         return latent_values_reference(attended_THL, up_HXL, num_still)
     out_THV = torch.empty(T, H, V, dtype=attended_THL.dtype, device=attended_THL.device)
     if T:
-        block_t, block_v, block_l = _tile(attended_THL, V, L)
+        block_t, block_v, block_l = _tile(_VALUE_TILES, attended_THL, V, L)
         _values_kernel[(cdiv(V, block_v), H, cdiv(T, block_t))](
             attended_THL, up_HXL, out_THV, up_HXL if rows is None else rows, T,
             H=H, S=num_still, V=V, L=L, BLOCK_T=block_t, BLOCK_V=block_v, BLOCK_L=block_l,
@@ -164,10 +170,10 @@ def latent_values(attended_THL: Tensor, up_HXL: Tensor, num_still: int, rows: Te
     return out_THV
 
 
-def _tile(x: Tensor, num_out: int, num_in: int) -> tuple[int, int, int]:
-    """Tokens of a program, numbers that it makes of each, and those it reads at once. A token's bits follow none of
-    them: a product sums in the same order in tiles of any size."""
-    block_t, block_out, block_in = next(tile for most, tile in _TILES.items() if len(x) <= most)
+def _tile(
+    tiles: Mapping[int, tuple[int, int, int]], x: Tensor, num_out: int, num_in: int
+) -> tuple[int, int, int]:  # fmt: skip
+    block_t, block_out, block_in = next(tile for most, tile in tiles.items() if len(x) <= most)
     return block_t, min(block_out, dot_block(num_out)), min(block_in * 2 // x.itemsize, dot_block(num_in))
 
 
