@@ -18,7 +18,7 @@ from tercet.triton_kernels.prefill_work import RECORD, PrefillWork
 from tercet.triton_kernels.tiles import cdiv, dot_block
 
 _ROWS = 32
-"""Of one program."""
+"""Of one program; in fp32 half as many, or they fill a small card's shared memory."""
 _MOST_TOKENS = 16
 
 
@@ -101,9 +101,10 @@ def launch_latent_prefill(
     L, page_size = out_THL.shape[2], cache.shape[2]
     tile = cells_of_tile(cache)
     latents, turned, tma = cell_boxes(cache, L, tile)
-    _latent_prefill_kernel[(cdiv(work.block_q * H, _ROWS), work.num_tiles)](
+    rows = _ROWS if q_THD.dtype.itemsize == 2 else _ROWS // 2
+    _latent_prefill_kernel[(cdiv(work.block_q * H, rows), work.num_tiles)](
         q_THD, cache, latents, turned, page_table_SM, work.tiles_N8, out_THL, scale, page_table_SM.shape[1],
-        H=H, L=L, R=D - L, PAGE=page_size, TILE=tile, ROWS=_ROWS, BLOCK_L=dot_block(L), BLOCK_R=dot_block(D - L),
+        H=H, L=L, R=D - L, PAGE=page_size, TILE=tile, ROWS=rows, BLOCK_L=dot_block(L), BLOCK_R=dot_block(D - L),
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=2, TMA=tma, RECORD=RECORD, num_warps=4,
         **overlap_options(q_THD),
     )  # fmt: skip

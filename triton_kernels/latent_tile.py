@@ -84,8 +84,9 @@ def attend_tile(
 
 def cells_of_tile(cache: Tensor) -> int:
     """Cells that kernels take at a time."""
-    small = cache.dtype.itemsize == 4 or has_little_shared_memory(cache.device)
-    return min(cache.shape[2], 32 if small else 64)
+    if cache.dtype.itemsize == 4:
+        return 16  # whose products are written out number by number: of more they take a minute to compile
+    return min(cache.shape[2], 32 if has_little_shared_memory(cache.device) else 64)
 
 
 def cell_boxes(
