@@ -37,12 +37,12 @@ def ints(*shape: int) -> Tensor:
     ("capability", "heads", "rank", "turned", "dtype", "cells", "tries", "deterministic"),
     [
         (90, 16, 512, 64, BF16, BF16, 1, False),
-        (90, 128, 512, 64, BF16, BF16, 1, True),
+        long(90, 128, 512, 64, BF16, BF16, 1, True),
         long(90, 20, 512, 64, torch.float16, torch.float16, 5, False),
-        (90, 40, 256, 32, BF16, BF16, 3, False),
+        long(90, 40, 256, 32, BF16, BF16, 3, False),
         long(90, 16, 512, 64, BF16, FP8, 1, False),
         long(90, 16, 512, 64, FP32, FP32, 1, False),
-        (80, 16, 512, 64, BF16, BF16, 1, False),
+        long(80, 16, 512, 64, BF16, BF16, 1, False),
         long(80, 128, 512, 64, FP32, FP32, 1, True),
         (89, 32, 512, 64, BF16, BF16, 3, True),
         long(89, 16, 512, 64, BF16, FP8, 1, False),
@@ -100,9 +100,15 @@ def test_products_around_it(
     assert len(kernels) == 3 * len(counts)
 
 
-@pytest.mark.parametrize("num_tokens", [256, 8192])
 @pytest.mark.parametrize(
-    ("heads", "still", "value", "rank"), [(16, 128, 128, 512), (20, 192, 256, 512), long(8, 64, 128, 256)]
+    ("heads", "still", "value", "rank", "num_tokens"),
+    [
+        (16, 128, 128, 512, 8192),
+        long(16, 128, 128, 512, 256),
+        (20, 192, 256, 512, 256),
+        long(20, 192, 256, 512, 8192),
+        long(8, 64, 128, 256, 8192),
+    ],
 )
 def test_in_room(heads: int, still: int, value: int, rank: int, num_tokens: int) -> None:
     cache, table, rows, starts = meta(100, 1, 64, rank + 64), ints(9, 640), ints(5), ints(6)
