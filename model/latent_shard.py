@@ -12,7 +12,9 @@ from tercet.triton_kernels.scaled_weight import Weight
 
 OF_HEADS = "kv_b_proj.weight"
 """Whose rows are matrices of each head's own, which are plain whatever the checkpoint has."""
-_LATENTS = "kv_a_proj_with_mqa.weight"
+_LATENTS, _QUERIES_FIRST = "kv_a_proj_with_mqa.weight", "q_a_proj.weight"
+OF_ALL_RANKS = _LATENTS, _QUERIES_FIRST
+"""Which each rank has whole."""
 
 
 def first_product(places: Places, config: ModelConfig, prefix: str) -> Weight:
@@ -54,7 +56,7 @@ def latent_weights(places: Places, config: ModelConfig, prefix: str) -> LatentWe
 
 
 def _first_name(q_rank: int) -> str:
-    return "q_a_proj.weight" if q_rank else "q_proj.weight"
+    return _QUERIES_FIRST if q_rank else "q_proj.weight"
 
 
 def _queries(places: Places, config: ModelConfig) -> tuple[int, int, int]:

@@ -17,7 +17,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
-from tercet.model.latent_shard import OF_HEADS
+from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.scaled_rows import Kept
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
@@ -138,8 +138,8 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
         return {}
     kept = {name: way for name, way in kept.items() if gpu.capability >= _LEAST_CAPABILITY[way.bits]}
     shapes, experts = tensors.shapes(), {name for name in kept if _OF_EXPERTS.search(name)}  # small ones, but many
-    num_numbers = sum(math.prod(shapes[name]) for name in kept.keys() - experts)
-    pays = num_numbers >= _LEAST_NUMBERS * size * (len(kept) - len(experts))
+    parts = {name: 1 if name.endswith(OF_ALL_RANKS) else size for name in kept.keys() - experts}
+    pays = sum(math.prod(shapes[name]) / ranks for name, ranks in parts.items()) >= _LEAST_NUMBERS * len(parts)
     return kept if pays else {name: way for name, way in kept.items() if name in experts}
 
 

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import checkpoint
+from hub_latents import DEEPSEEK_V3
 from paged_sequences import Sequences
 from shapes import SHAPES, write_shape
 from tercet.model import load as load_module
@@ -153,3 +154,17 @@ def test_weights_of_small_matrices_are_not_kept_as_stored(tmp_path: Path, monkey
         monkeypatch.undo()
         assert bool(opened_for(90, large, tensor_parallel_size=size).kept) == (size < 4)
         assert not opened_for(90, small, tensor_parallel_size=size).kept
+
+
+def test_what_each_rank_has_whole_counts_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-V3's latents and what its queries are made from, among matrices of which eight ranks have an eighth."""
+    config = {**DEEPSEEK_V3, "num_hidden_layers": 2, "first_k_dense_replace": 2, "num_nextn_predict_layers": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    hidden, heads, mlp = 7168, 128, 18432
+    whole = hidden * (1536 + 576)
+    cut = 1536 * heads * 192 + heads * 128 * hidden + 3 * hidden * mlp
+    for least, stays in (((whole + cut // 8) // 7, True), ((whole + cut // 8) // 7 + 1, False)):
+        monkeypatch.setattr(load_module, "_LEAST_NUMBERS", least)
+        assert bool(opened_for(90, tmp_path, tensor_parallel_size=8).kept) == stays
+    monkeypatch.undo()
+    assert opened_for(90, tmp_path, tensor_parallel_size=8).kept
