@@ -13,7 +13,13 @@ from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.dispatch import INTERPRETED
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-SHAPES = [(1, 2, 5, 1, 1, 3), (3, 2, 9, 2, 16, 24), (2, 2, 12, 3, 64, 80), (36, 2, 12, 8, 64, 128)]
+SHAPES = [
+    (1, 2, 5, 1, 1, 3),
+    (3, 2, 9, 2, 16, 24),
+    (2, 2, 12, 3, 64, 80),
+    (3, 1, 9, 1, 16, 72),
+    (36, 2, 12, 8, 64, 128),
+]
 """The last is that of a real model, for GPUs."""
 
 
@@ -49,7 +55,7 @@ def test_copies(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None
     wanted = bits(cache).clone()
     for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
         for layer in range(shape[0]):
-            for which in range(2):
+            for which in range(shape[1]):
                 wanted[layer, which, target] = wanted[layer, which, source]
     pairs = [[-1, -1], *torch.stack((sources, targets), 1).tolist(), [-1, 0], [0, num_pages], [2**31 - 1, -(2**31)]]
     copy_pages(cache, torch.tensor(pairs, dtype=torch.int32, device=device))

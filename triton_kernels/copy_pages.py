@@ -1,6 +1,7 @@
-"""Copy whole pages of the KV cache, keys and values of all layers at once: answers to one prompt part on a page.
+"""Copy whole pages of the KV cache, of all layers at once: answers to one prompt part on a page.
 
-Knows the cache's shape, [layer, k/v, page, kv head, token, dim]; whose pages they are, and why, is the plan's matter.
+Knows the cache's shape, [layer, k/v, page, kv head, token, dim], or with one part in place of two; whose pages they are,
+and why, is the plan's matter.
 
 Shape suffixes: P pairs of pages.
 """
@@ -37,7 +38,8 @@ def copy_pages(kv_cache: Tensor, pairs_P2: Tensor) -> None:
     A pair that points outside the cache, such as (-1, -1), does nothing. A page that is copied over stands in no other
     pair: the order of copies is open.
     """
-    check_shape("kv_cache", kv_cache, None, None, None, None, None, None)
+    parts = 1 if kv_cache.ndim == 6 and kv_cache.shape[1] == 1 else 2
+    check_shape("kv_cache", kv_cache, None, parts, None, None, None, None)
     check_dtype("kv_cache", kv_cache, *FLOATS, FP8)
     check_contiguous("kv_cache", kv_cache)
     check_shape("pairs", pairs_P2, None, 2)
@@ -47,7 +49,7 @@ def copy_pages(kv_cache: Tensor, pairs_P2: Tensor) -> None:
     if not use_kernels(kv_cache):
         copy_pages_reference(kv_cache, pairs_P2)
     elif pairs_P2.shape[0]:
-        num_layers, parts, num_pages, num_kv_heads, page_size, head_dim = kv_cache.shape
+        num_layers, _, num_pages, num_kv_heads, page_size, head_dim = kv_cache.shape
         page = num_kv_heads * page_size * head_dim
         block = min(_BLOCK, next_power_of_2(page))
         _copy_pages_kernel[(pairs_P2.shape[0], parts * num_layers, cdiv(page, block))](
