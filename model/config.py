@@ -68,6 +68,8 @@ class Experts:
     """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
     shared_gated: bool = False
     """Those count by a sigmoid of the token's own; else one."""
+    scored_in_float32: bool = False
+    """What 16 bits do not tell apart is told apart for the choice."""
     clamp: Clamp | None = None
     """How gates are kept within limits; all matrices have biases then, that of what chooses too. None: gates are
     SiLU's, and nothing has a bias."""

@@ -80,6 +80,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         shared_gated=family == "qwen2_moe",
         clamp=clamp,
         layers=layers,
+        scored_in_float32=family == "deepseek_v2" or bool(EXPERT_NAMES[family].bias),
         names=EXPERT_NAMES[family],
     )
 

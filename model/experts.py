@@ -29,7 +29,7 @@ def go_through_experts(
     """What its experts make of each token, this rank's part: [T, D]. `rows`: see `linear.py`. `counts_biases`: those of
     what they end with count here; on one rank they do."""
     out_TL = None
-    if experts.biased:  # such a bias tells apart what 16 bits do not
+    if experts.scored_in_float32:
         out_TL = x_TD.new_empty(len(x_TD), len(weights.router_LD), dtype=torch.float32)
     logits_TL = linear(x_TD, weights.router_LD, weights.router_bias_L, out_TL, deterministic=deterministic, rows=rows)
     chosen_TK, counts_TK = route(

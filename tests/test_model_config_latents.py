@@ -63,6 +63,7 @@ def agree(ours: ModelConfig, model: Any) -> None:
     assert block.experts.down_proj.shape == (experts.count, ours.hidden_size, experts.intermediate_size)
     assert block.shared_experts.up_proj.weight.shape[0] == experts.shared * experts.intermediate_size
     assert experts.biased == hasattr(router, "e_score_correction_bias")
+    assert experts.scored_in_float32
     assert experts.normed == getattr(router, "norm_topk_prob", False)
     limited = router.num_group != router.topk_group and getattr(router, "topk_method", "") != "greedy"
     assert (experts.groups, experts.best_groups) == ((router.num_group, router.topk_group) if limited else (1, 1))
