@@ -43,6 +43,7 @@ class ChatReader:
         else:
             self._reader = _TaggedReader(reasoning_format, tool_format, schemas, marks)
         self._most_calls = most_calls
+        self._given_ids: set[str] = set()
         self.num_calls = 0
 
     @property
@@ -83,8 +84,11 @@ class ChatReader:
     def _named(self, call: Call) -> CallOut:
         index = self.num_calls
         self.num_calls += 1
-        # Nine letters and digits: the only form that every family's template takes back.
-        return CallOut(index=index, id=uuid.uuid4().hex[:9], function=FunctionOut(call.name, call.arguments))
+        # The model's own, which its template shows it again, unless it has written that twice: clients tell calls by
+        # it. Else nine letters and digits: the only form that the template of every other family takes back.
+        call_id = call.id if call.id is not None and call.id not in self._given_ids else uuid.uuid4().hex[:9]
+        self._given_ids.add(call_id)
+        return CallOut(index=index, id=call_id, function=FunctionOut(call.name, call.arguments))
 
 
 class _TaggedReader(AnswerReader):
