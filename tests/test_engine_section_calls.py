@@ -149,3 +149,28 @@ async def test_kimi_s_ids_go_back_as_the_model_wrote_them(tmp_path: Path) -> Non
             _, prompt = await chat(engine, client, "Noon.", messages=turns, tools=[TOOL])
             shown = "".join(f"<|im_tool|>tool<|im_middle|>## Return of {one}\n12:00<|im_end|>" for one in ids)
             assert f"So: {written}<|im_end|>{shown}" in prompt
+
+
+async def test_reasoning_that_deepseek_s_template_opens_but_not_behind_results(tmp_path: Path) -> None:
+    call: Any = {"id": "abc123xyz", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
+    turn = {"role": "user", "content": "hi"}
+    result = [
+        turn,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "7"},
+    ]
+    with (
+        tokenizer_process(byte_checkpoint(tmp_path, FENCED), max_model_len=4096) as engine,
+        http_process(engine) as url,
+    ):
+        async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+            for turns, says, wanted in [
+                ([turn], "Hm.</think>Yes", ("Hm.", "Yes")),
+                (result, "Yes", (None, "Yes")),
+                (result, "<think>Hm.</think>Yes", ("Hm.", "Yes")),
+            ]:
+                for more in ({}, {"tools": [TOOL]}):
+                    answer, prompt = await chat(engine, client, says, messages=turns, **more)
+                    message = answer.choices[0].message
+                    assert (getattr(message, "reasoning_content", None), message.content) == wanted
+                    assert prompt.endswith("<think>\n") is (turns == [turn])
