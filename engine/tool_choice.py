@@ -145,11 +145,12 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
             more = f" ({opening} call)*" if several else ""
             return f"calls: call{more}\n{_named_call(tools, marks)}"
         case "qwen3_coder" | "glm" | "minimax":
-            closing = named(_CLOSINGS[tool_format], marks)
             if tool_format in _EACH_CLOSED:
-                more = f' ("\\n" {opening} call)*' if several else ""
-                calls = f"calls: call{more}\ncall: marked {closing}\n"
+                between = r"/\n?/" if tool_format == "glm" else r'"\n"'  # GLM's newer models have none
+                more = f" ({between} {opening} marked)*" if several else ""
+                calls = f"calls: marked{more}\n"
             else:
+                closing = named(_CLOSINGS[tool_format], marks)
                 calls = f'calls: "\\n" marked{"+" if several else ""} {closing}\n'
             return calls + marked_rules(tools, STYLES[tool_format], marks)
         case "deepseek" | "deepseek_fenced" | "kimi":
