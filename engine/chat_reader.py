@@ -13,6 +13,7 @@ from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_answers import CallOut, ChatDelta, FunctionOut
 from tercet.engine.reasoning import CLOSE, ReasoningReader, Thought
 from tercet.engine.said import AnswerReader, Said, Span
+from tercet.engine.section_calls import KIMI
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 
@@ -97,7 +98,8 @@ class _TaggedReader(AnswerReader):
     def __init__(
         self, reasoning_format: ReasoningFormat, tool_format: ToolFormat, schemas: Schemas, marks: Marks
     ) -> None:
-        self._reasoning = None if reasoning_format == "none" else ReasoningReader(reasoning_format == "think_opened")
+        opened, call = reasoning_format == "think_opened", KIMI.opening if tool_format == "kimi" else None
+        self._reasoning = None if reasoning_format == "none" else ReasoningReader(opened, call)
         self._tools = tool_reader(tool_format, schemas)
         self._reads_tools = tool_format != "none"
         self._close = marks.get(CLOSE)

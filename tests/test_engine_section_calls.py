@@ -24,6 +24,7 @@ from tercet.engine.tool_choice import call_or, forced_call, strict_calls
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import ChatMessage, FunctionCall, Structured, ToolCall
 from test_engine_http_tools import TOOL, chat
+from test_engine_tool_calls import cuts
 from tokenizer_process import byte_checkpoint, tokenizer_process
 
 SPECIAL = {"bos_token": "<s>"}
@@ -53,7 +54,7 @@ def tools(*, strict: bool | None = None) -> list[Tool]:
 def test_templates_show_how_calls_are_written(source: str, formats: tuple[str, str]) -> None:
     template = ChatTemplate(source, SPECIAL)
     assert (template.tool_format, template.reasoning_format) == formats
-    way = "kimi" if source == KIMI else "deepseek"
+    way: ToolFormat = "kimi" if source == KIMI else "deepseek"
     assert answer_formats(template, EngineConfig(model="demo", tool_call_parser=way)) == formats
     other = EngineConfig(model="demo", tool_call_parser="hermes")
     assert answer_formats(template, other)[0] == "hermes"
@@ -130,6 +131,21 @@ def test_an_id_that_the_model_writes_twice_names_one_call() -> None:
     deltas = [*reader.feed(as_kimi(ONE) + as_kimi(ONE)), *reader.finish()]
     first, second = (call.id for delta in deltas for call in delta.tool_calls or ())
     assert (first, len(second)) == ("functions.get:0", 9)
+
+
+@pytest.mark.parametrize("end", ["</think>", "</think>\n\n", ""])
+def test_a_call_of_kimi_s_ends_the_reasoning(end: str) -> None:
+    """However the text is cut. Of other models it is part of what they think."""
+    text = f"<think>Hm. <|tool_call </thin {end}{as_kimi(ONE)}"
+    for pieces in cuts(text):
+        reader = ChatReader("think", "kimi", None)
+        deltas = [*(delta for piece in pieces for delta in reader.feed(piece)), *reader.finish()]
+        assert "".join(delta.reasoning_content or "" for delta in deltas) == "Hm. <|tool_call </thin ", pieces
+        assert [call.id for delta in deltas for call in delta.tool_calls or ()] == ["functions.get:0"], pieces
+        assert not any(delta.content for delta in deltas), pieces
+    thought = f"Hm. {as_plain(ONE)} "
+    deltas = ChatReader("think_opened", "deepseek", None).feed(f"{thought}</think>Yes")
+    assert [(delta.reasoning_content, delta.content) for delta in deltas] == [(thought, None), (None, "Yes")]
 
 
 async def test_kimi_s_ids_go_back_as_the_model_wrote_them(tmp_path: Path) -> None:
