@@ -13,6 +13,7 @@ from tercet.engine.marked_calls import Schemas
 from tercet.engine.openai_answers import CallOut, ChatDelta, FunctionOut
 from tercet.engine.reasoning import CLOSE, ReasoningReader, Thought
 from tercet.engine.said import AnswerReader, Said, Span
+from tercet.engine.section_calls import KIMI
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 
@@ -43,6 +44,7 @@ class ChatReader:
         else:
             self._reader = _TaggedReader(reasoning_format, tool_format, schemas, marks)
         self._most_calls = most_calls
+        self._given_ids: set[str] = set()
         self.num_calls = 0
 
     @property
@@ -83,8 +85,11 @@ class ChatReader:
     def _named(self, call: Call) -> CallOut:
         index = self.num_calls
         self.num_calls += 1
-        # Nine letters and digits: the only form that every family's template takes back.
-        return CallOut(index=index, id=uuid.uuid4().hex[:9], function=FunctionOut(call.name, call.arguments))
+        # The model's own, which its template shows it again, unless it has written that twice: clients tell calls by
+        # it. Else nine letters and digits: the only form that the template of every other family takes back.
+        call_id = call.id if call.id is not None and call.id not in self._given_ids else uuid.uuid4().hex[:9]
+        self._given_ids.add(call_id)
+        return CallOut(index=index, id=call_id, function=FunctionOut(call.name, call.arguments))
 
 
 class _TaggedReader(AnswerReader):
@@ -93,7 +98,8 @@ class _TaggedReader(AnswerReader):
     def __init__(
         self, reasoning_format: ReasoningFormat, tool_format: ToolFormat, schemas: Schemas, marks: Marks
     ) -> None:
-        self._reasoning = None if reasoning_format == "none" else ReasoningReader(reasoning_format == "think_opened")
+        opened, call = reasoning_format == "think_opened", KIMI.opening if tool_format == "kimi" else None
+        self._reasoning = None if reasoning_format == "none" else ReasoningReader(opened, call)
         self._tools = tool_reader(tool_format, schemas)
         self._reads_tools = tool_format != "none"
         self._close = marks.get(CLOSE)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -20,6 +20,7 @@ from tercet.engine.errors import UnsupportedModel
 from tercet.engine.harmony import CHANNEL, MESSAGE
 from tercet.engine.harmony_turns import EFFORTS, described, harmony_turns
 from tercet.engine.refusal import short
+from tercet.engine.section_calls import DEEPSEEK, KIMI
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
 
@@ -27,12 +28,22 @@ TEMPLATE_KWARGS = ("enable_thinking", "thinking", "reasoning_effort")
 """What a request may tell the template; any other name could replace what the template relies on."""
 _THINKS = TEMPLATE_KWARGS[:2]
 _NO_OPTIONS = ChatOptions()
+_SHOWN_ARGUMENTS = {"x": "y"}
 _MARK = "\uf8ff"
 """Of no script: a turn's text is cut where it stands."""
 
 
 class TemplateRefused(ValueError):
     """The template cannot make a prompt of this conversation; the message is what it said."""
+
+
+class _CallWish(NamedTuple):
+    """How a template wants a turn with calls."""
+
+    as_json: bool = False
+    """The arguments, which it joins to other text as they are; else an object."""
+    content: str | None = None
+    """What is said besides, where nothing is."""
 
 
 class ChatTemplate:
@@ -46,13 +57,16 @@ class ChatTemplate:
         with_tools = source if tool_use is None else tool_use
         self._takes_tools = "tools" in with_tools
         self._is_harmony = CHANNEL in source and MESSAGE in source
+        self._wish = _CallWish()
+        if "tool_calls" in with_tools:
+            self._wish = self._find_wish()
         self.tool_format = self._find_tool_format(with_tools)
         self.reasoning_format = self._find_reasoning_format(source)
 
     def render(self, messages: Sequence[ChatMessage], options: ChatOptions = _NO_OPTIONS) -> str:
         """The prompt for the assistant's next turn, or as `options.ending` says."""
         template_kwargs = _heard(options.template_kwargs)
-        turns = [_as_dict(message) for message in messages]
+        turns = [_as_dict(message, self._wish) for message in messages]
         tools = [dict(tool) for tool in options.tools]
         if self._is_harmony:
             turns, tools = harmony_turns(turns), [*described(tools)]
@@ -84,25 +98,40 @@ class ChatTemplate:
         if "<minimax:tool_call>" in source:
             return "minimax"
         if "[TOOL_CALLS]" in source:
-            return "mistral_named" if self._shows_named_calls() else "mistral"
+            return "mistral_named" if re.search(r"\[TOOL_CALLS\]\s*f\b", self._shown_call() or "") else "mistral"
+        if DEEPSEEK.opening in source:
+            return "deepseek_fenced" if "```json" in source else "deepseek"
+        if KIMI.opening in source:
+            return "kimi"
         if "<|python_tag|>" in source or "Environment: ipython" in source:
             return "llama3"
         return "none"
 
-    def _shows_named_calls(self) -> bool:
-        """Whether a call's name follows `[TOOL_CALLS]`, and not a list of calls."""
-        tool = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
-        call = ToolCall(id="000000000", function=FunctionCall("f", {}))  # such templates want nine letters and digits
+    def _find_wish(self) -> _CallWish:
+        """The first with which it neither refuses a call nor shows Python's notation of its arguments."""
+        for content in (None, ""):
+            for as_json in (False, True):
+                self._wish = _CallWish(as_json, content)
+                shown = self._shown_call()
+                if shown is not None and str(_SHOWN_ARGUMENTS) not in shown:
+                    return self._wish
+        return _CallWish()
+
+    def _shown_call(self) -> str | None:
+        """A prompt with a call of `f`; None: the template refuses it."""
+        function = {"name": "f", "description": "x", "parameters": {"type": "object", "properties": {}}}
+        tools = ({"type": "function", "function": function},) if self._takes_tools else ()
+        # Some templates want nine letters and digits.
+        call = ToolCall(id="000000000", function=FunctionCall("f", _SHOWN_ARGUMENTS))
         turns = [
             ChatMessage("user", "x"),
             ChatMessage("assistant", tool_calls=(call,)),
             ChatMessage("tool", "x", tool_call_id=call.id),
         ]
         try:
-            prompt = self.render(turns, ChatOptions(tools=({"type": "function", "function": tool},)))
+            return self.render(turns, ChatOptions(tools=tools))
         except TemplateRefused:
-            return False
-        return re.search(r"\[TOOL_CALLS\]\s*f\b", prompt) is not None
+            return None
 
     def _find_reasoning_format(self, source: str) -> ReasoningFormat:
         if self._is_harmony:
@@ -181,15 +210,20 @@ def _check_shown(turns: Sequence[dict[str, Any]], prompt: str) -> None:
             )
 
 
-def _as_dict(message: ChatMessage) -> dict[str, Any]:
+def _as_dict(message: ChatMessage, wish: _CallWish) -> dict[str, Any]:
     """As templates know messages: what is not there has no key."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
+        if message.content is None:
+            turn["content"] = wish.content
         turn["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.id,
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
+                "function": {
+                    "name": call.function.name,
+                    "arguments": _to_json(call.function.arguments) if wish.as_json else call.function.arguments,
+                },
             }
             for call in message.tool_calls
         ]

@@ -16,8 +16,8 @@ from tercet.engine.structured_check import check_form
 from tercet.engine.tool_choice import MARKS, call_or, chosen, forced_call, loosened, strict_calls
 from tercet.ipc.messages import SamplingParams, Structured
 
-_SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named")
-"""Their calls are marked by special tokens, which are otherwise left out of the text."""
+_SPECIAL_TOOL_FORMATS = ("llama3", "mistral", "mistral_named", "deepseek", "deepseek_fenced", "kimi")
+"""Their calls are marked by tokens that may be special, which are otherwise left out of the text."""
 
 
 async def with_tools(params: SamplingParams, body: ChatCompletionRequest, door: Door) -> SamplingParams:

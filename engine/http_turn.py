@@ -3,7 +3,7 @@
 It knows what a chat's request means; nothing of the shapes of answers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -54,6 +54,8 @@ async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
         reasoning = _goes_on(messages[-1].content or "", door)
     else:
         reasoning = answer_format(door.info.reasoning_format, _thinks(body))
+        if reasoning == "think_opened" and _goes_on_from_results(messages, door):
+            reasoning = "think"
     with as_http({"prompt": "tools"}):
         marks = await marks_of(door) if reasoning == "harmony" else {}
         params = await _params(body, door, reasoning, may_think=not goes_on and _may_think(body, door))
@@ -118,6 +120,11 @@ def _goes_on(begun: str, door: Door) -> ReasoningFormat:
         return "harmony"
     opened = begun.rfind(OPEN) > begun.rfind(CLOSE)
     return "think_opened" if opened and door.info.reasoning_format != "none" else "none"
+
+
+def _goes_on_from_results(messages: Sequence[ChatMessage], door: Door) -> bool:
+    """DeepSeek's templates open no turn behind the results of tools, and so no reasoning."""
+    return messages[-1].role == "tool" and door.info.tool_format in ("deepseek", "deepseek_fenced")
 
 
 def _may_think(body: ChatCompletionRequest, door: Door) -> bool:

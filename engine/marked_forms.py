@@ -19,7 +19,10 @@ from tercet.ipc.answers import ToolFormat
 
 
 class Style(NamedTuple):
-    """How a call is written, names in place of {}, with white space as models have seen it. Marks may be tokens."""
+    """How a call is written, names in place of {}, with white space as models have seen it. Marks may be tokens.
+
+    Where `_MAYBE_LINE` stands, some models of the family end a line, as their templates do, and others do not.
+    """
 
     head: str
     argument: str
@@ -27,9 +30,15 @@ class Style(NamedTuple):
     tail: str
 
 
+_CLOSING, _MAYBE_LINE = "</tool_call>", "\1"
 STYLES: Mapping[ToolFormat, Style] = {
-    "qwen3_coder": Style("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", "</function>\n"),
-    "glm": Style("{}\n", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n", ""),
+    "qwen3_coder": Style("\n<function={}>\n", "<parameter={}>\n", "\n</parameter>\n", f"</function>\n{_CLOSING}"),
+    "glm": Style(
+        "{}",
+        f"{_MAYBE_LINE}<arg_key>{{}}</arg_key>{_MAYBE_LINE}<arg_value>",
+        "</arg_value>",
+        f"{_MAYBE_LINE}{_CLOSING}",
+    ),
     "minimax": Style('<invoke name="{}">\n', '<parameter name="{}">', "</parameter>\n", "</invoke>\n"),
 }
 MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
@@ -137,15 +146,16 @@ def _is_token(style: Style, marks: Marks) -> bool:
 def _written(text: str, marks: Marks) -> str:
     """As part of a rule: its marks by their ids, and what is between them in one piece: of pieces that may come the
     longest is taken, whatever follows it."""
-    known = [mark for mark in MARKS if mark in marks]
+    known = [mark for mark in (_CLOSING, *MARKS) if mark in marks]
     pieces = re.split(f"({'|'.join(map(re.escape, known))})", text) if known else [text]
     return " ".join(named(piece, marks) if piece in known else _spelled(piece) for piece in pieces if piece)
 
 
 def _spelled(text: str) -> str:
-    if _ANY_NAME not in text:
+    if _ANY_NAME not in text and _MAYBE_LINE not in text:
         return json.dumps(text)
-    return in_slashes(re.escape(text).replace(re.escape(_ANY_NAME), r'[^<>"\n]+'))
+    written = re.escape(text).replace(re.escape(_ANY_NAME), r'[^<>"\n]+')
+    return in_slashes(written.replace(re.escape(_MAYBE_LINE), r"\n?"))
 
 
 def _unheld(what: str) -> Refusal:

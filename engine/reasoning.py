@@ -32,8 +32,10 @@ def answer_format(model: ReasoningFormat, thinks: object = None) -> ReasoningFor
 class ReasoningReader:
     """Of one answer."""
 
-    def __init__(self, opened: bool) -> None:
-        """`opened`: the prompt has begun the reasoning, so the answer begins in the middle of it."""
+    def __init__(self, opened: bool, call: str | None = None) -> None:
+        """`opened`: the prompt has begun the reasoning, so the answer begins in the middle of it. `call`: what calls
+        begin with, of a model that may call in the middle of its reasoning, and then has ended it."""
+        self._ends = (CLOSE,) if call is None else (CLOSE, call)
         self._rest = ""
         self._state = "reasoning" if opened else "beginning"
         self._skips_space = opened
@@ -66,11 +68,11 @@ class ReasoningReader:
             self._state = "answer"
 
     def _reason(self) -> str:
-        before, found, after = self._rest.partition(CLOSE)
+        found = [at for end in self._ends if (at := self._rest.find(end)) >= 0]
         if not found:
-            return self._take(len(self._rest) - held_back(self._rest, CLOSE))
-        reasoning = self._take(len(before))
-        self._rest, self._state, self._skips_space = after, "answer", True
+            return self._take(len(self._rest) - max(held_back(self._rest, end) for end in self._ends))
+        reasoning = self._take(min(found))
+        self._rest, self._state, self._skips_space = self._rest.removeprefix(CLOSE), "answer", True
         return reasoning
 
     def _take(self, length: int) -> str:

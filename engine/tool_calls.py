@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from tercet.engine.found_json import parsed, value_at
 from tercet.engine.marked_calls import Schemas, invoked_calls, marked_call
+from tercet.engine.section_calls import DEEPSEEK, KIMI, section_calls
 from tercet.ipc.answers import ToolFormat
 
 
@@ -20,6 +22,8 @@ class Call(msgspec.Struct, frozen=True):
 
     name: str
     arguments: str
+    id: str | None = None
+    """As the model has written it; None: it writes none."""
 
 
 Item = str | Call
@@ -44,6 +48,10 @@ def tool_reader(tool_format: ToolFormat, schemas: Schemas) -> ToolReader:
             return _HermesReader(schemas)
         case "minimax":
             return _MiniMaxReader(schemas)
+        case "deepseek" | "deepseek_fenced":
+            return _DeepSeekReader(schemas)
+        case "kimi":
+            return _KimiReader(schemas)
         case "llama3":
             return _LlamaReader()
         case "mistral" | "mistral_named":
@@ -62,7 +70,7 @@ def held_back(text: str, marker: str) -> int:
 
 def read_call(name: str, arguments: str) -> Call | None:
     """None if the arguments are no JSON object that a client could read."""
-    return _call(name, _parsed(arguments))
+    return _call(name, parsed(arguments))
 
 
 class _PlainReader(ToolReader):
@@ -116,7 +124,7 @@ class _HermesReader(ToolReader):
 
     def _calls(self, body: str) -> list[Call]:
         """None if it is anything else."""
-        call = _call_of(_parsed(body))
+        call = _call_of(parsed(body))
         if call is None and (marked := marked_call(body, self._schemas)) is not None:
             call = _call(*marked)
         return [] if call is None else [call]
@@ -139,6 +147,24 @@ class _MiniMaxReader(_HermesReader):
     def _calls(self, body: str) -> list[Call]:
         calls = [_call(*marked) for marked in invoked_calls(body, self._schemas)]
         return [] if None in calls else [call for call in calls if call is not None]
+
+
+class _DeepSeekReader(_HermesReader):
+    """A section of calls, each a name and its arguments, which may stand in a fence: both ways of DeepSeek's models."""
+
+    _SECTION = DEEPSEEK
+    _OPEN, _CLOSE = DEEPSEEK.opening, DEEPSEEK.closing
+
+    def _calls(self, body: str) -> list[Call]:
+        calls = [_call(*found) for found in section_calls(body, self._SECTION)]
+        return [] if None in calls else [call for call in calls if call is not None]
+
+
+class _KimiReader(_DeepSeekReader):
+    """A section of calls, each an id that has the name in it and its arguments: Kimi K2."""
+
+    _SECTION = KIMI
+    _OPEN, _CLOSE = KIMI.opening, KIMI.closing
 
 
 class _BufferedReader(ToolReader):
@@ -216,7 +242,7 @@ class _MistralReader(_BufferedReader):
             head = self._HEAD.match(text, at)
             if head is None:
                 return []
-            value, at = _value_at(text, head.end())
+            value, at = value_at(text, head.end())
             listed = value if isinstance(value, list) else []
             found = [_call(head[1], value)] if head[1] else [_call_of(one) for one in listed]
             if not found or None in found:
@@ -228,7 +254,7 @@ class _MistralReader(_BufferedReader):
 def _calls_in_row(text: str, separator: str) -> list[Call]:
     calls, at = [], 0
     while at < len(text):
-        value, at = _value_at(text, at)
+        value, at = value_at(text, at)
         call = _call_of(value)
         if call is None:
             return []
@@ -238,34 +264,19 @@ def _calls_in_row(text: str, separator: str) -> list[Call]:
     return calls
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _value_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON that begins there, and its end; None if there is none, and the text's end."""
-    try:
-        return json.JSONDecoder().raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return None, len(text)
-
-
 def _call_of(value: Any) -> Call | None:
     if not isinstance(value, dict):
         return None
     return _call(value.get("name"), value.get("arguments", value.get("parameters")))
 
 
-def _call(name: Any, arguments: Any) -> Call | None:
+def _call(name: Any, arguments: Any, call_id: str | None = None) -> Call | None:
     """None if a client could not read it: there are numbers that Python takes for JSON, and nobody else does."""
     if not isinstance(name, str) or not _is_text(name) or not isinstance(arguments, dict):
         return None
     try:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
-        return Call(name, written if _is_text(written) else json.dumps(arguments))
+        return Call(name, written if _is_text(written) else json.dumps(arguments), call_id)
     except (ValueError, RecursionError):
         return None
 

@@ -17,6 +17,8 @@ from tercet.engine.lark import Marks, in_lark, named
 from tercet.engine.marked_forms import MARKS as MARKS_WITHIN
 from tercet.engine.marked_forms import STYLES, marked_rules
 from tercet.engine.openai_messages import Tool
+from tercet.engine.section_calls import DEEPSEEK, KIMI
+from tercet.engine.section_forms import section_rules
 from tercet.engine.tool_schemas import of_arguments, of_call, of_calls
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
@@ -28,6 +30,9 @@ _OPENINGS: dict[ToolFormat, str] = {
     "minimax": "<minimax:tool_call>",
     "mistral": "[TOOL_CALLS]",
     "mistral_named": "[TOOL_CALLS]",
+    "deepseek": DEEPSEEK.opening,
+    "deepseek_fenced": DEEPSEEK.opening,
+    "kimi": KIMI.opening,
 }
 """What a call begins with, where that is a mark."""
 _CLOSINGS: dict[ToolFormat, str] = {
@@ -35,6 +40,9 @@ _CLOSINGS: dict[ToolFormat, str] = {
     "qwen3_coder": "</tool_call>",
     "glm": "</tool_call>",
     "minimax": "</minimax:tool_call>",
+    "deepseek": DEEPSEEK.closing,
+    "deepseek_fenced": DEEPSEEK.closing,
+    "kimi": KIMI.closing,
 }
 """What calls end with, where that is a mark: text may follow, and more of them."""
 _EACH_CLOSED = ("hermes", "qwen3_coder", "glm")
@@ -42,7 +50,7 @@ _EACH_CLOSED = ("hermes", "qwen3_coder", "glm")
 _STRAY = ("</tool_call>", "</minimax:tool_call>", "<think>", "</think>", "[THINK]", "[/THINK]")
 """Marks that a text may have anywhere, whatever the model means by them."""
 _OPENING_MARKS = ("<tool_call>", "<minimax:tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
-MARKS = (*_OPENING_MARKS, *_STRAY, *MARKS_WITHIN, *HARMONY_MARKS)
+MARKS = (*_OPENING_MARKS, *_STRAY, *MARKS_WITHIN, *DEEPSEEK, *KIMI, *HARMONY_MARKS)
 """Of all formats, of reasoning as well."""
 
 
@@ -137,13 +145,16 @@ def _calls(tools: Sequence[Tool], tool_format: ToolFormat, marks: Marks, *, seve
             more = f" ({opening} call)*" if several else ""
             return f"calls: call{more}\n{_named_call(tools, marks)}"
         case "qwen3_coder" | "glm" | "minimax":
-            closing = named(_CLOSINGS[tool_format], marks)
             if tool_format in _EACH_CLOSED:
-                more = f' ("\\n" {opening} call)*' if several else ""
-                calls = f"calls: call{more}\ncall: marked {closing}\n"
+                between = r"/\n?/" if tool_format == "glm" else r'"\n"'  # GLM's newer models have none
+                more = f" ({between} {opening} marked)*" if several else ""
+                calls = f"calls: marked{more}\n"
             else:
+                closing = named(_CLOSINGS[tool_format], marks)
                 calls = f'calls: "\\n" marked{"+" if several else ""} {closing}\n'
             return calls + marked_rules(tools, STYLES[tool_format], marks)
+        case "deepseek" | "deepseek_fenced" | "kimi":
+            return section_rules(tools, tool_format, marks, several=several)
         case "harmony":  # which ends an answer with a call
             return call_rules(tools, marks)
         case "none":

@@ -8,8 +8,22 @@ from typing import Literal
 import msgspec
 
 FinishReason = Literal["stop", "length", "cancelled"]
-ToolFormat = Literal["none", "hermes", "qwen3_coder", "glm", "minimax", "llama3", "mistral", "mistral_named", "harmony"]
-"""mistral: a list of calls. mistral_named: a name and its arguments for each. harmony: messages to functions."""
+ToolFormat = Literal[
+    "none",
+    "hermes",
+    "qwen3_coder",
+    "glm",
+    "minimax",
+    "llama3",
+    "mistral",
+    "mistral_named",
+    "deepseek",
+    "deepseek_fenced",
+    "kimi",
+    "harmony",
+]
+"""mistral: a list of calls. mistral_named: a name and its arguments for each. deepseek_fenced: as deepseek, with the
+arguments in a fence, as code stands in one. harmony: messages to functions."""
 ReasoningFormat = Literal["none", "think", "think_opened", "think_by_default", "think_on_request", "harmony"]
 """think: between <think> and </think>. The others: the same, and the prompt has opened it already; always, unless the
 template is told not to think, or if it is told to. harmony: in messages of their own, which only skip_special_tokens

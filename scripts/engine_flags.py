@@ -117,7 +117,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("max-queued-tokens", "tokens that the waiting requests may bring", type=int)
     flag(
         "tool-call-parser",
-        "how the model writes tool calls; auto: as its chat template shows",
+        "how the model writes tool calls; auto: as its chat template shows; "
+        "mistral, deepseek: it shows which of both ways",
         choices=get_args(ToolCallParser),
     )
     flag(

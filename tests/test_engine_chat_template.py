@@ -158,6 +158,7 @@ def test_a_template_for_tools_is_asked_where_tools_come() -> None:
         ('<tool_call>\n{"name": <function-name>}\n</tool_call>', "hermes"),
         ("<tool_call>\n<function=example>\n<parameter=x>\n</function>\n</tool_call>", "qwen3_coder"),
         ("<tool_call>{function-name}\n<arg_key>{key}</arg_key>\n</tool_call>", "glm"),
+        ("<tool_call>{function-name}<arg_key>{key}</arg_key><arg_value>{value}</arg_value></tool_call>", "glm"),
         ('<minimax:tool_call>\n<invoke name="f">\n</invoke></minimax:tool_call>', "minimax"),
     ],
 )

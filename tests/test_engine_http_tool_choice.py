@@ -22,9 +22,11 @@ from covering import long
 from daemon import Daemon, free_port
 from families import VOCAB_SIZE
 from grammar_fits import fits
+from section_style import as_fenced, as_kimi, as_plain
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_tools import with_tools
 from tercet.engine.openai_requests import ChatCompletionRequest
+from tercet.engine.section_calls import DEEPSEEK, KIMI
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import SamplingParams
 
@@ -36,7 +38,11 @@ SHOWS = {
     "minimax": "<minimax:tool_call>",
     "qwen3_coder": "<tool_call><function=",
     "glm": "<tool_call><arg_key>",
+    "deepseek": DEEPSEEK.opening,
+    "deepseek_fenced": f"{DEEPSEEK.opening}```json",
+    "kimi": KIMI.opening,
 }
+LONG = ("llama3", "qwen3_coder", "glm", "deepseek", "deepseek_fenced", "kimi")
 
 
 class Inner(BaseModel):
@@ -58,7 +64,7 @@ def tools() -> list[Any]:
     return [{"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in schemas]
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "minimax", long("llama3"), long("qwen3_coder"), long("glm")])
+@pytest.mark.parametrize("tool_format", ["hermes", "minimax", *map(long, LONG)])
 def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama3"), folder)
@@ -147,6 +153,9 @@ AROUND: dict[ToolFormat, str] = {
     "llama3": '{"name": "NAME", "parameters": ARGUMENTS}',
     "mistral": '[TOOL_CALLS][{"name": "NAME", "arguments": ARGUMENTS}]',
     "mistral_named": "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
+    "deepseek": as_plain(("NAME", "ARGUMENTS")),
+    "deepseek_fenced": as_fenced(("NAME", "ARGUMENTS")),
+    "kimi": as_kimi(("NAME", "ARGUMENTS")),
 }
 
 
@@ -163,7 +172,9 @@ async def test_of_schemas_that_nothing_can_hold_a_call_to(tool_format: ToolForma
         for wish in ("required", {"type": "function", "function": {"name": name}}):
             body = {"messages": TURNS, "tools": [{"type": "function", "function": one} for one in others]}
             request = msgspec.convert({**body, "tool_choice": wish}, ChatCompletionRequest)
-            form = (await with_tools(SamplingParams(), request, door)).structured
+            params = await with_tools(SamplingParams(), request, door)
+            assert params.skip_special_tokens is (tool_format == "hermes")  # its marks are no special tokens
+            form = params.structured
             assert form is not None
             for called, arguments, fitting in [
                 ("odd", {"a": [1, 1]}, True),

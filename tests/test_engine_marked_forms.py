@@ -14,7 +14,7 @@ from tercet.engine.tool_calls import Call, tool_reader
 from tercet.engine.tool_choice import call_or, forced_call, loosened, strict_calls
 from tercet.ipc.answers import ToolFormat
 from tercet.ipc.messages import Structured
-from test_engine_tool_calls import as_glm, as_minimax, as_qwen
+from test_engine_tool_calls import as_glm, as_minimax, as_new_glm, as_qwen
 
 Given = dict[str, str]
 WAYS: dict[ToolFormat, Callable[[str, Given], str]] = {
@@ -83,8 +83,10 @@ def test_a_call_that_must_come(way: ToolFormat, marks: tuple[str, ...]) -> None:
         (call,) = [*reader.feed(text), *reader.finish()]
         assert isinstance(call, Call)
         assert (call.name, json.loads(call.arguments)) == ("plan", meant)
+        assert way != "glm" or fits(form, as_new_glm("plan", given), marks), text
     for given in WRONG:
         assert not fits(form, write("plan", given), marks), given
+        assert way != "glm" or not fits(form, as_new_glm("plan", given), marks), given
     assert fits(form, write("other", {}), marks)
     assert fits(form, write("other", {"any": "thing", "at": "all"}), marks)
     for text in ("", "Well.", write("third", {}), write("plan", FEW) + "!", write("plan", FEW) + write("plan", FEW)):
@@ -107,6 +109,10 @@ def test_any_text_with_calls_that_are_right(way: ToolFormat, marks: tuple[str, .
         assert fits(form, text, marks), text
     for text in (bad, f"So: {bad}", f"{right}{bad}", right[:-1]):
         assert not fits(form, text, marks), text
+    if way == "glm":
+        right, loose, bad = (as_new_glm("plan", FEW), as_new_glm("other", {}), as_new_glm("plan", {}))
+        assert fits(form, f"So: {right}{loose} Done.", marks)
+        assert not fits(form, f"So: {right}{bad}", marks)
     if way == "minimax":
         assert fits(form, as_minimax(("plan", FEW), ("other", {})), marks)
         assert not fits(form, as_minimax(("other", {}), ("plan", {})), marks)
@@ -121,6 +127,7 @@ def test_a_call_or_an_answer_of_its_form(way: ToolFormat, marks: tuple[str, ...]
     several, alone = (call_or(answer, tools, way, ids_of(marks), several=more) for more in (True, False))
     one, other = write("plan", FEW), write("other", {})
     both = as_minimax(("plan", FEW), ("other", {})) if way == "minimax" else f"{one}\n{other}"
+    assert way != "glm" or fits(several, as_new_glm("plan", FEW) + as_new_glm("other", {}), marks)
     for form in (several, alone):
         for text in ("yes", one, other):
             assert fits(form, text, marks), text

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from section_style import as_fenced, as_kimi, as_plain
 from tercet.engine.reasoning import ReasoningReader, Thought
 from tercet.engine.tool_calls import Call, Item, tool_reader
 from tercet.ipc.answers import ToolFormat
@@ -90,6 +91,11 @@ def as_glm(name: str, given: dict[str, str]) -> str:
     return f"<tool_call>{name}\n{inner}</tool_call>"
 
 
+def as_new_glm(name: str, given: dict[str, str]) -> str:
+    """From 4.7 on."""
+    return as_glm(name, given).replace("</arg_value>\n", "</arg_value>").replace(">\n<", "><").replace("\n<", "<", 1)
+
+
 def as_minimax(*calls: tuple[str, dict[str, str]]) -> str:
     each = [
         f'<invoke name="{name}">\n'
@@ -108,6 +114,8 @@ CASES += [
     ("hermes", as_qwen("get_time", {}), [BARE]),
     ("hermes", "<tool_call><function=get_time></function></tool_call>", [BARE]),
     ("hermes", f"{as_glm('get_time', ZONE)}{as_glm('add', GIVEN)}.", [TIME, ALL, "."]),
+    ("glm", f"{as_new_glm('get_time', ZONE)}{as_new_glm('add', GIVEN)}.", [TIME, ALL, "."]),
+    ("glm", as_new_glm("get_time", {}), [BARE]),
     ("hermes", as_glm("write", {"path": "a.py", "text": CODE}), [as_glm("write", {"path": "a.py", "text": CODE})]),
     ("hermes", "<tool_call>get_time</tool_call>", [BARE]),
     ("minimax", f"So:{as_minimax(('get_time', ZONE), ('add', GIVEN))}", ["So:", TIME, ALL]),
@@ -131,6 +139,46 @@ for _text in (
     "<minimax:tool_call><invoke name=f></invoke></minimax:tool_call>",
 ):
     CASES.append(("minimax", _text, [_text]))
+
+
+GIVEN_TIME, GIVEN_SUM = ((call.name, call.arguments) for call in (TIME, SUM))
+DOTTED = ("get.time-1", '{"a": "```<｜tool▁call▁end｜><|tool_call_end|>"}')
+KIMI_CALLS = [Call(name, text, f"functions.{name}:{i}") for i, (name, text) in enumerate([GIVEN_TIME, GIVEN_SUM])]
+KIMI_DOTTED = Call(*DOTTED, "functions.get.time-1:12")
+for _written_as in (as_fenced, as_plain):
+    _both = _written_as(GIVEN_TIME, GIVEN_SUM)
+    _unended = _both.removesuffix("<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+    CASES += [
+        ("deepseek", f"So: {_both}\n", ["So: ", TIME, SUM]),
+        ("deepseek_fenced", f"{_both} and {_written_as(DOTTED)}", [TIME, SUM, " and ", Call(*DOTTED)]),
+        ("deepseek", _both.removesuffix("<｜tool▁calls▁end｜>"), [TIME, SUM]),
+        ("deepseek", _unended, [_unended]),
+    ]
+CASES += [
+    ("deepseek", as_fenced(GIVEN_TIME).replace("```json", "").replace("```", ""), [TIME]),
+    ("deepseek", as_plain(("function", "{}")), [Call("function", "{}")]),
+    ("kimi", as_kimi(GIVEN_TIME, GIVEN_SUM), [*KIMI_CALLS]),
+    ("kimi", f"So: {as_kimi(GIVEN_TIME)} {as_kimi(DOTTED, first=12)}", ["So: ", KIMI_CALLS[0], KIMI_DOTTED]),
+    ("kimi", as_kimi(GIVEN_TIME).replace("functions.", ""), [Call(*GIVEN_TIME, "get_time:0")]),
+    ("kimi", as_kimi(GIVEN_TIME).removesuffix("<|tool_calls_section_end|>"), [KIMI_CALLS[0]]),
+    ("kimi", "<|tool_calls_sect", ["<|tool_calls_sect"]),
+]  # fmt: skip
+for _text in (
+    *(write(("f", arguments)) for write in (as_fenced, as_plain) for arguments in ("[]", "{}{}", '{"x": NaN}', "x")),
+    as_plain(),
+    as_plain(("", "{}")),
+    as_plain(GIVEN_TIME).replace("<｜tool▁call▁begin｜>", ""),
+    as_plain(GIVEN_TIME).replace("<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>x"),
+):
+    CASES.append(("deepseek", _text, [_text]))
+for _text in (
+    *(as_kimi(("f", arguments)) for arguments in ("[]", "{}{}", '{"x": NaN}', "x")),
+    as_kimi(),
+    as_kimi(GIVEN_TIME).replace(":0", ""),
+    as_kimi(GIVEN_TIME).replace("<|tool_call_end|>", ""),
+    as_kimi(GIVEN_TIME, GIVEN_SUM).replace("1, ", "1; "),
+):
+    CASES.append(("kimi", _text, [_text]))
 
 
 def joined(items: list[Item]) -> list[Item]:
