@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.config import Experts
+from tercet.model.expert_products import ReorderedExperts, go_through_reordered
 from tercet.model.linear import linear
 from tercet.model.rank_weights import ExpertWeights
 from tercet.triton_kernels.clamped_gate import ClampedGate
@@ -45,20 +46,24 @@ def go_through_experts(
         best_groups=experts.best_groups,
         rows=rows,
     )
-    tile = expert_tile(
-        chosen_TK.numel(),
-        experts.all,
-        weights.gate_up_E2FD,
-        weights.down_EDF,
-        deterministic=deterministic,
-        again=(len(x_TD) - 1) * experts.shared,
-    )
-    work = deal_out(chosen_TK, experts.all, tile)
-    pairs_each = experts.each + experts.shared
+    gate_up, down = weights.gate_up_E2FD, weights.down_EDF
     clamp = None
     if experts.clamp is not None:
         assert weights.gate_up_bias_E2F is not None
         clamp = ClampedGate(weights.gate_up_bias_E2F, experts.clamp.limit, experts.clamp.slope)
-    gated_PF = matmul_experts_gated(x_TD, weights.gate_up_E2FD, work, pairs_each, clamp)
     bias_ED = weights.down_bias_ED if counts_biases else None
-    return sum_experts(matmul_experts(gated_PF, weights.down_EDF, work), counts_TK, rows, chosen_TK, bias_ED)
+    if isinstance(gate_up, ReorderedExperts):
+        assert isinstance(down, ReorderedExperts)
+        return go_through_reordered(x_TD, chosen_TK, counts_TK, gate_up, down, clamp, bias_ED)
+    assert not isinstance(down, ReorderedExperts)
+    tile = expert_tile(
+        chosen_TK.numel(),
+        experts.all,
+        gate_up,
+        down,
+        deterministic=deterministic,
+        again=(len(x_TD) - 1) * experts.shared,
+    )
+    work = deal_out(chosen_TK, experts.all, tile)
+    gated_PF = matmul_experts_gated(x_TD, gate_up, work, experts.each + experts.shared, clamp)
+    return sum_experts(matmul_experts(gated_PF, down, work), counts_TK, rows, chosen_TK, bias_ED)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from tercet.model.expert_products import ReorderedExperts
 from tercet.model.head_products import ReorderedHeads
 from tercet.triton_kernels.scaled_weight import Weight
 
@@ -36,9 +37,9 @@ class ExpertWeights:
     router_bias_L: Tensor | None
     bias_E: Tensor | None
     """What is added for the choice alone, of those to choose from, in fp32."""
-    gate_up_E2FD: Weight
+    gate_up_E2FD: Weight | ReorderedExperts
     gate_up_bias_E2F: Tensor | None
-    down_EDF: Weight
+    down_EDF: Weight | ReorderedExperts
     down_bias_ED: Tensor | None
 
 

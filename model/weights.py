@@ -16,10 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
+from tercet.model.expert_products import ReorderedExperts, reorder_experts
 from tercet.model.head_products import reorder_heads
 from tercet.model.linear import reorder_for_cpu
 from tercet.model.places import Move
-from tercet.model.rank_weights import LatentWeights, MlpWeights, Weights
+from tercet.model.rank_weights import ExpertWeights, LatentWeights, MlpWeights, Weights
 from tercet.model.safetensors_files import shown
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.shard import LAYERS, LM_HEAD, ShardBuilder
@@ -193,7 +194,7 @@ def reordered_for_cpu(weights: Weights) -> Weights:
             qkv_ND=_reordered(layer.qkv_ND),
             latent=layer.latent and _reordered_latent(layer.latent),
             o_DQ=_reordered(layer.o_DQ),
-            mlp=_reordered_mlp(layer.mlp, weights.interleaved) if isinstance(layer.mlp, MlpWeights) else layer.mlp,
+            mlp=_reordered_mlp(layer.mlp, weights.interleaved),
         )
         for layer in weights.layers
     )
@@ -202,9 +203,26 @@ def reordered_for_cpu(weights: Weights) -> Weights:
     return replace(weights, layers=layers, lm_head_VD=lm_head_VD)
 
 
-def _reordered_mlp(mlp: MlpWeights, interleaved: bool) -> MlpWeights:
-    gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
-    return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
+def _reordered_mlp(mlp: MlpWeights | ExpertWeights, interleaved: bool) -> MlpWeights | ExpertWeights:
+    if isinstance(mlp, MlpWeights):
+        gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
+        return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
+    in_16_bits = mlp.router_LD.dtype.itemsize == 2  # then its logits may be wanted in fp32
+    return replace(
+        mlp,
+        router_LD=mlp.router_LD if in_16_bits else _replaced(mlp.router_LD),
+        gate_up_E2FD=_reordered_experts(mlp.gate_up_E2FD),
+        down_EDF=_reordered_experts(mlp.down_EDF),
+    )
+
+
+def _reordered_experts(w_ENK: Weight | ReorderedExperts) -> Weight | ReorderedExperts:
+    if not isinstance(w_ENK, Tensor):
+        return w_ENK
+    experts = reorder_experts(w_ENK)
+    if experts is not w_ENK:
+        w_ENK.untyped_storage().resize_(0)  # others still hold the tensor
+    return experts
 
 
 def _reordered_latent(latent: LatentWeights) -> LatentWeights:

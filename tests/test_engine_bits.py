@@ -8,6 +8,7 @@ import pytest
 
 from adapter_folders import make_adapter
 from checkpoints import make_checkpoint, random_prompts
+from covering import long
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from whole_engine import tiny_engine
@@ -15,6 +16,8 @@ from whole_engine import tiny_engine
 SHAPE = {"hidden_size": 128, "intermediate_size": 1088, "max_position_embeddings": 1024}
 """Sums over more than 1,024 numbers are cut, and rows of 32 numbers a thread have no end of their own."""
 COUNT = 9
+SIGMOIDS = {"n_routed_experts": 32}
+"""Vectors of those, too, have no end of their own."""
 
 
 def told(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[Any]:
@@ -27,9 +30,21 @@ def told(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> li
     return answers
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gemma2", "minicpm3"])
-def test_in_any_company(family: str, tmp_path: Path) -> None:
-    model = make_checkpoint(family, tmp_path / "model", **SHAPE)
+@pytest.mark.parametrize(
+    ("family", "overrides"),
+    [
+        ("qwen3", {}),
+        ("gemma2", {}),
+        ("qwen3-moe", {}),
+        ("deepseek-v3", SIGMOIDS),
+        *(long(one, {}) for one in ("minicpm3", "mixtral", "qwen2-moe", "olmoe", "gpt-oss")),
+        *(long(one, {}) for one in ("deepseek-v2", "deepseek-v2-groups")),
+        *(long(one, SIGMOIDS) for one in ("glm4-moe", "dots1", "glm4-moe-lite")),
+        long("minimax-m2", {"num_local_experts": 32, "intermediate_size": 96}),
+    ],
+)
+def test_in_any_company(family: str, overrides: dict[str, int], tmp_path: Path) -> None:
+    model = make_checkpoint(family, tmp_path / "model", **{**SHAPE, **overrides})
     adapter = (f"one={make_adapter(tmp_path / 'one', model, 1)}",)
     seed = random.randrange(2**31)
     prompts = random_prompts(COUNT, 1, 200, seed=seed)

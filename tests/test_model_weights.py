@@ -203,6 +203,17 @@ def test_reordering_for_the_cpu_holds_no_matrix_twice(family: str) -> None:
     assert torch.equal(reordered.embedding_VD, kept.embedding_VD)
 
 
+def test_reordering_experts_for_the_cpu_holds_no_matrix_twice() -> None:
+    weights, kept = load(checkpoint("qwen2-moe")), load(checkpoint("qwen2-moe"))
+    before, after, plain = (each.layers[1].mlp for each in (weights, reordered_for_cpu(weights), kept))
+    for matrix in map(attrgetter, ("router_LD", "gate_up_E2FD", "down_EDF")):
+        assert matrix(before).untyped_storage().nbytes() == 0
+    assert torch.equal(after.router_LD.to_dense(), plain.router_LD)
+    for matrices in map(attrgetter, ("gate_up_E2FD", "down_EDF")):
+        each = [matrix.to_dense() for matrix in matrices(after).matrices_NK]
+        assert torch.equal(torch.stack(each), matrices(plain))
+
+
 def test_dummy_weights_do_not_depend_on_ranks() -> None:
     config = read_config(checkpoint("qwen3"))
 
