@@ -35,9 +35,8 @@ def told(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> li
     [
         ("qwen3", {}),
         ("gemma2", {}),
-        ("qwen3-moe", {}),
         ("deepseek-v3", SIGMOIDS),
-        *(long(one, {}) for one in ("minicpm3", "mixtral", "qwen2-moe", "olmoe", "gpt-oss")),
+        *(long(one, {}) for one in ("minicpm3", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "gpt-oss")),
         *(long(one, {}) for one in ("deepseek-v2", "deepseek-v2-groups")),
         *(long(one, SIGMOIDS) for one in ("glm4-moe", "dots1", "glm4-moe-lite")),
         long("minimax-m2", {"num_local_experts": 32, "intermediate_size": 96}),
