@@ -39,7 +39,7 @@ RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2, "glm4-moe-lite":
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
 VARIANTS = ("llama-", "qwen2-window")
 IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
-IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2", "deepseek-v2", "youtu")
+IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2", "deepseek-v2", "youtu", "minicpm3")
 ALONE = [family for family in FAMILIES if family not in RANKS and not family.startswith(IN_THE_DECODER)]
 
 
@@ -123,7 +123,7 @@ def test_chunks_of_a_tiny_budget(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "caching"), [("llama3", True), ("qwen3", False), ("mistral", True), ("deepseek-v3", True)]
+    ("family", "caching"), [("llama3", True), ("qwen3", False), ("mistral", True), long("deepseek-v3", True)]
 )
 def test_preempted(family: str, caching: bool) -> None:
     prompts, answers = some_cases(family)
