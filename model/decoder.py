@@ -111,10 +111,9 @@ class Decoder:
         self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
     ) -> Shapes:
         """The sizes that steps are padded to."""
-        heads, scorings, exact = self._num_heads, self._scorings, self.deterministic
-        deep = depths(
-            kv_cache, num_heads=heads, scorings=scorings, deterministic=exact or self.config.latent is not None
-        )
+        deep = {} if self.config.latent else depths(
+            kv_cache, num_heads=self._num_heads, scorings=self._scorings, deterministic=self.deterministic
+        )  # fmt: skip
         return Shapes(
             max_num_seqs,
             max_num_batched_tokens,

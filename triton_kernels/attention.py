@@ -74,7 +74,7 @@ def decode_attention(
     this window; without it the call plans for itself. `sinks_H`: see `Scoring`. Graph-safe.
     """
     _check(q_THD, k_cache, v_cache, page_table_SM, alibi_slopes_H, sinks_H)
-    B = _num_rows(q_THD, tries, lengths_T)
+    B = rows_of_queries(q_THD, tries, lengths_T)
     check_indices("decode_slots", decode_slots_B, q_THD, B)
     check_indices("decode_lengths", decode_lengths_B, q_THD, B)
     out = _output(q_THD, out)
@@ -98,7 +98,8 @@ def decode_attention(
     return out
 
 
-def _num_rows(q_THD: Tensor, tries: int, lengths_T: Tensor | None) -> int:
+def rows_of_queries(q_THD: Tensor, tries: int, lengths_T: Tensor | None) -> int:
+    """How many rows have so many queries, or raise. `lengths_T`: what each of several sees."""
     T = q_THD.shape[0]
     if tries < 1 or T % tries or (tries > 1) != (lengths_T is not None):
         told = "" if lengths_T is None else " and lengths"

@@ -185,6 +185,12 @@ def check_prologue(
     k_norm_weight_D: Tensor | None, k_cache: Tensor, v_cache: Tensor, rows: Tensor | None,
 ) -> None:  # fmt: skip
     """What a prologue is told of its tokens, whose rows are `x_TN`, or raise."""
+    check_places(x_TN, positions_T, kv_slots_T, rows)
+    check_heads(x_TN, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
+
+
+def check_places(x_TN: Tensor, positions_T: Tensor, kv_slots_T: Tensor, rows: Tensor | None) -> None:
+    """Where tokens stand, where they go in the cache and how many there are, or raise."""
     for name, tensor in (("positions", positions_T), ("kv_slots", kv_slots_T)):
         check_shape(name, tensor, len(x_TN))
         check_contiguous(name, tensor)
@@ -193,7 +199,6 @@ def check_prologue(
     check_dtype("kv_slots", kv_slots_T, torch.int64)
     if rows is not None:
         check_indices("rows", rows, x_TN, 1)
-    check_heads(x_TN, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache)
 
 
 def check_heads(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.triton_kernels.attention import plan_last_queries
+from tercet.triton_kernels.attention import plan_last_queries, rows_of_queries
 from tercet.triton_kernels.attention_reference import (
     Scoring,
     decode_attention_reference,
@@ -47,15 +47,9 @@ def latent_decode_attention(
     """
     _check(q_THD, cache, page_table_SM, rank)
     T, H, _ = q_THD.shape
-    if tries < 1 or T % tries or (tries > 1) != (lengths_T is not None):
-        told = "" if lengths_T is None else " and lengths"
-        raise ValueError(
-            f"q: got {T} queries, tries {tries}{told}; wanted as many of each row, of several their lengths"
-        )
-    check_indices("decode_slots", decode_slots_B, q_THD, T // tries)
-    check_indices("decode_lengths", decode_lengths_B, q_THD, T // tries)
-    if lengths_T is not None:
-        check_indices("lengths", lengths_T, q_THD, T)
+    B = rows_of_queries(q_THD, tries, lengths_T)
+    check_indices("decode_slots", decode_slots_B, q_THD, B)
+    check_indices("decode_lengths", decode_lengths_B, q_THD, B)
     out = _output(q_THD, rank, out)
     if not T:
         return out

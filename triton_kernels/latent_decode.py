@@ -76,10 +76,8 @@ def _latent_decode_kernel(
         acc = tl.zeros((BLOCK_L, BLOCK_G), tl.float32)
         whole = begin + (end - begin) // TILE * TILE
         for start in tl.range(begin, whole, TILE, num_stages=STAGES):
-            page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
-            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, cell, TILE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, False
+                cache, latents, turned, pages_ptr, start, whole, PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, False
             )  # fmt: skip
             seen = (start + tokens)[:, None] < limits[None, :]
             largest, weight, acc = attend_tile(
@@ -87,10 +85,8 @@ def _latent_decode_kernel(
             )
         # The last cells, if they are no whole tile. A loop, so that they, too, come without a stop in registers.
         for start in tl.range(whole, end, TILE, num_stages=2):
-            page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
-            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, cell, end - start, TILE, L, R, BLOCK_L, BLOCK_R, TMA, True
+                cache, latents, turned, pages_ptr, start, end, PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, True
             )  # fmt: skip
             seen = (start + tokens)[:, None] < tl.minimum(limits, end)[None, :]
             largest, weight, acc = attend_tile(

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tercet.triton_kernels.decode_work import DecodeWork
 from tercet.triton_kernels.dispatch import is_hopper, multiprocessors
+from tercet.triton_kernels.prefill_load import start_next
 from tercet.triton_kernels.tiles import hopper_descriptor
 
 _STAGES = 2
@@ -191,10 +192,7 @@ def _latent_decode_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(free.index(stage), count=1)
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
-        )
+    start_next(PDL)
     total = gl.load(num_items_ptr) * BLOCKS
     unit = scale * 1.4426950408889634
     copies = q_desc, cache_desc, q_parts, q_behind, parts, behind, q_full, q_free, full, free

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from tercet.triton_kernels.dispatch import multiprocessors
 from tercet.triton_kernels.latent_room import ROOM_PAGE, Room
-from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, num_turns, pair_of
+from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, num_turns, pair_of, start_next
 from tercet.triton_kernels.prefill_softmax import hide, weigh
 from tercet.triton_kernels.prefill_store import store_rows
 from tercet.triton_kernels.prefill_work import PrefillWork
@@ -232,10 +232,7 @@ def _room_prefill_kernel(
     mbarrier.init(q_full, count=1)
     mbarrier.init(q_free, count=GROUPS)
     mbarrier.arrive(turns.index(0))
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
-        )
+    start_next(PDL)
     num_pairs = gl.load(tiles_ptr + N * RECORD) * H
     unit = scale * 1.4426950408889634
     rings = q_ring, k_ring, v_ring, staging, q_full, q_free, k_full, k_free, v_full, v_free, turns

@@ -71,19 +71,15 @@ def _latent_prefill_kernel(
         acc = tl.zeros((BLOCK_L, ROWS), tl.float32)
         whole = least // TILE * TILE
         for start in tl.range(0, whole, TILE, num_stages=STAGES):
-            page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
-            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, cell, TILE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, False
+                cache, latents, turned, pages_ptr, start, whole, PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, False
             )  # fmt: skip
             largest, weight, acc = attend_tile(
                 q, q_turned, latent, behind, real[None, :], largest, weight, acc, unit, False, PRECISION
             )
         for start in tl.range(whole, most, TILE, num_stages=2):
-            page = tl.load(pages_ptr + start // PAGE).to(tl.int64)
-            cell = page * PAGE + start % PAGE
             latent, behind = load_cells(
-                cache, latents, turned, cell, most - start, TILE, L, R, BLOCK_L, BLOCK_R, TMA, True
+                cache, latents, turned, pages_ptr, start, most, PAGE, TILE, L, R, BLOCK_L, BLOCK_R, TMA, True
             )  # fmt: skip
             seen = (start + tokens)[:, None] <= queries[None, :]
             largest, weight, acc = attend_tile(

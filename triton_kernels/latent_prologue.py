@@ -12,16 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm_reference
-from tercet.triton_kernels.checks import (
-    FLOATS,
-    FP8,
-    check_contiguous,
-    check_device,
-    check_dtype,
-    check_indices,
-    check_same,
-    check_shape,
-)
+from tercet.triton_kernels.attention_prologue import check_places
+from tercet.triton_kernels.checks import FLOATS, FP8, check_contiguous, check_dtype, check_same, check_shape
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.rotary import check_cos_sin, rotary_reference
@@ -125,20 +117,11 @@ def latent_prologue(
     check_cos_sin(cos_sin_PR, x_TN, R)
     if N <= D:
         raise ValueError(f"x: got rows of {N}, wanted more than the cache's {D}")
-    norms = [("latent_norm", latent_norm_L, L)] + (
-        [] if query_norm_Q is None else [("query_norm", query_norm_Q, N - D)]
-    )
-    for name, norm, size in norms:
-        check_shape(name, norm, size)
-        check_same(name, norm, x_TN, torch.float32)
-    for name, tensor in (("positions", positions_T), ("kv_slots", kv_slots_T)):
-        check_shape(name, tensor, T)
-        check_contiguous(name, tensor)
-        check_device(name, tensor, x_TN)
-    check_dtype("positions", positions_T, torch.int32, torch.int64)
-    check_dtype("kv_slots", kv_slots_T, torch.int64)
-    if rows is not None:
-        check_indices("rows", rows, x_TN, 1)
+    for name, norm, size in (("latent_norm", latent_norm_L, L), ("query_norm", query_norm_Q, N - D)):
+        if norm is not None:
+            check_shape(name, norm, size)
+            check_same(name, norm, x_TN, torch.float32)
+    check_places(x_TN, positions_T, kv_slots_T, rows)
     if not use_kernels(x_TN):
         return latent_prologue_reference(
             x_TN, positions_T, kv_slots_T, cos_sin_PR, latent_norm_L, query_norm_Q, eps, cache, in_pairs=in_pairs

@@ -18,15 +18,9 @@ from tercet.triton_kernels.tiles import dot_block
 
 @triton.jit
 def load_queries(
-    q_ptr,
-    places,
-    mask,
-    cell: tl.constexpr,
-    D: tl.constexpr,
-    FIRST: tl.constexpr,
-    BLOCK: tl.constexpr,
+    q_ptr, places, mask, cell: tl.constexpr, D: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr,
     END: tl.constexpr,
-):
+):  # fmt: skip
     """[G, BLOCK] numbers of queries from FIRST on, as factors of cells."""
     columns = FIRST + tl.arange(0, BLOCK)
     inside = mask[:, None] & (columns < END)[None, :]
@@ -36,25 +30,24 @@ def load_queries(
 
 @triton.jit
 def load_cells(
-    cache, latents, turned, cell, count,
-    TILE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
-    TMA: tl.constexpr, CUT: tl.constexpr,
+    cache, latents, turned, pages_ptr, start, end,
+    PAGE: tl.constexpr, TILE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, BLOCK_L: tl.constexpr,
+    BLOCK_R: tl.constexpr, TMA: tl.constexpr, CUT: tl.constexpr,
 ):  # fmt: skip
-    """The cells from `cell` on: [C, BLOCK_L] latents, and [C, BLOCK_R] what is behind them.
+    """The cells of a sequence from token `start` on: [C, BLOCK_L] latents, and [C, BLOCK_R] what is behind them.
 
-    CUT: zeros in place of those behind the first `count`, which may hold anything, NaN too.
+    CUT: zeros in place of those from token `end` on, which may hold anything, NaN too.
     """
+    cell = tl.load(pages_ptr + start // PAGE).to(tl.int64) * PAGE + start % PAGE
     if TMA and not CUT:
         latent = latents.load([cell.to(tl.int32), 0])
         behind = turned.load([cell.to(tl.int32), L])
     else:
-        tokens, columns, more = (
-            tl.arange(0, TILE)[:, None],
-            tl.arange(0, BLOCK_L)[None, :],
-            tl.arange(0, BLOCK_R)[None, :],
-        )
+        tokens = tl.arange(0, TILE)[:, None]
+        columns = tl.arange(0, BLOCK_L)[None, :]
+        more = tl.arange(0, BLOCK_R)[None, :]
         pointers = cache + (cell + tokens).to(tl.int64) * (L + R)
-        inside = tokens < count if CUT else tokens < TILE
+        inside = tokens < end - start if CUT else tokens < TILE
         latent = tl.load(pointers + columns, mask=inside & (columns < L), other=0.0)
         behind = tl.load(pointers + L + more, mask=inside & (more < R), other=0.0)
     return latent, behind

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tercet.triton_kernels.prefill_cells import turn_queries
-from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, TILE, load_tiles, num_turns, pair_of
+from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, TILE, load_tiles, num_turns, pair_of, start_next
 from tercet.triton_kernels.prefill_softmax import hide, weigh
 from tercet.triton_kernels.prefill_store import clear_padding, store_part, store_rows
 
@@ -245,10 +245,7 @@ def begin_step(
     NUM_PROGRAMS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Wait for the kernel ahead, and leave zeros for padding; returns how many pairs of a tile and `HEADS` heads."""
-    if PDL:
-        gl.inline_asm_elementwise(
-            "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
-        )
+    start_next(PDL)
     num_tiles = gl.load(tiles_ptr + N * RECORD)
     padded = gl.load(tiles_ptr + N * RECORD + 1)
     dtype: gl.constexpr = out_ptr.dtype.element_ty

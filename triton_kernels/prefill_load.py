@@ -16,6 +16,15 @@ RECORD = gl.constexpr(8)  # as in prefill_work.py
 
 
 @gluon.jit
+def start_next(PDL: gl.constexpr):
+    """Let it start, and wait for the kernel ahead, as `overlap.py` has it: in one piece."""
+    if PDL:
+        gl.inline_asm_elementwise(
+            "griddepcontrol.launch_dependents; griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1
+        )
+
+
+@gluon.jit
 def _load_tile(
     desc, parts, full, free, count, pages_ptr, start, M, num_pages, kv_head,
     KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
