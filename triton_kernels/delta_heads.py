@@ -1,0 +1,81 @@
+"""What the kernels of a gated delta layer ask of their tensors: its heads, and the rows and chunks of a step.
+
+A layer's channels lie as q (K heads of D), k (K heads of D), v (H heads of V): H / K value heads share a key head.
+
+Shape suffixes: B decode rows, C chunks, C1 = C + 1, T tokens, 2H gates: log decays, then betas.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tercet.triton_kernels.checks import (
+    FLOATS,
+    check_contiguous,
+    check_device,
+    check_dtype,
+    check_indices,
+    check_same,
+    check_shape,
+)
+
+
+class DeltaHeads(NamedTuple):
+    """How many heads, and of how many numbers."""
+
+    K: int
+    H: int
+    D: int
+    V: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.K * self.D + self.H * self.V
+
+
+def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int) -> DeltaHeads:
+    if num_key_heads < 1 or num_value_heads < 1 or num_value_heads % num_key_heads:
+        raise ValueError(
+            f"heads: got {num_value_heads} of values and {num_key_heads} of keys, wanted a multiple of those of keys"
+        )
+    for name, size in (("keys", key_dim), ("values", value_dim)):
+        if not 16 <= size <= 256 or size & (size - 1):
+            raise ValueError(f"heads of {name}: got {size} numbers, wanted a power of two, 16 to 256")
+    return DeltaHeads(num_key_heads, num_value_heads, key_dim, value_dim)
+
+
+def check_states(qkv_TC: Tensor, gates_T2H: Tensor, states_SHDV: Tensor, num_key_heads: int) -> DeltaHeads:
+    """Tokens as the prologue leaves them, and the states, in fp32, or raise."""
+    check_shape("states", states_SHDV, None, None, None, None)
+    check_dtype("states", states_SHDV, torch.float32)
+    check_contiguous("states", states_SHDV)
+    _, H, D, V = states_SHDV.shape
+    heads = check_heads(num_key_heads, H, D, V)
+    check_dtype("qkv", qkv_TC, *FLOATS)
+    check_shape("qkv", qkv_TC, None, heads.channels)
+    check_contiguous("qkv", qkv_TC)
+    check_device("qkv", qkv_TC, states_SHDV)
+    check_shape("gates", gates_T2H, qkv_TC.shape[0], 2 * H)
+    check_dtype("gates", gates_T2H, torch.float32)
+    check_contiguous("gates", gates_T2H)
+    check_device("gates", gates_T2H, states_SHDV)
+    return heads
+
+
+def check_out(out_THV: Tensor, qkv_TC: Tensor, heads: DeltaHeads) -> None:
+    check_shape("out", out_THV, qkv_TC.shape[0], heads.H, heads.V)
+    check_same("out", out_THV, qkv_TC)
+
+
+def check_rows(slots_B: Tensor, lengths_B: Tensor, like: Tensor, num_rows: int | None = None) -> None:
+    """Decode rows: whose they are, and how many tokens those have, this one among them."""
+    check_indices("decode_slots", slots_B, like, num_rows)
+    check_indices("decode_lengths", lengths_B, like, slots_B.shape[0])
+
+
+def check_chunks(slots_C: Tensor, starts_C: Tensor, query_starts_C1: Tensor, like: Tensor) -> None:
+    """Chunks: whose they are, the positions that they begin at, and where among the tokens they lie."""
+    check_indices("chunk_slots", slots_C, like, None)
+    check_indices("chunk_starts", starts_C, like, slots_C.shape[0])
+    check_indices("query_starts", query_starts_C1, like, slots_C.shape[0] + 1)

@@ -1,0 +1,91 @@
+"""The gated delta rule of prefill chunks, in tiles of 64 tokens: within a tile by products, from tile to tile by state.
+
+Of a tile with keys k, values v, betas b, and log decays summed up to each token g, A is the part below the diagonal of
+b_i (k_i k_j) exp(g_i - g_j). What its tokens add to the state, each for its key, are then the rows of
+(I + A)^-1 b (v - exp(g) k S), S the state before the tile. Chunks begin at multiples of 64 positions: so a token's
+tile, and with it its bits, are the same however a prompt is cut.
+
+Shape suffixes: T tokens of chunks, C channels (`delta_heads.py`) or chunks, S slots, H value heads, D numbers of a key,
+V of a value.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_out, check_states
+
+TILE = 64
+
+
+def delta_prefill(
+    qkv_TC: Tensor,
+    gates_T2H: Tensor,
+    states_SHDV: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+    *,
+    num_key_heads: int,
+    out_THV: Tensor,
+) -> None:
+    """Write `out_THV` and the new state of each chunk's slot, from the tokens of chunks alone. Graph-safe.
+
+    A chunk that starts at position 0 begins from zeros, whatever lies in its slot. Empty chunks change nothing; rows of
+    no chunk's token stay as they are.
+    """
+    heads = check_states(qkv_TC, gates_T2H, states_SHDV, num_key_heads)
+    check_out(out_THV, qkv_TC, heads)
+    check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, qkv_TC)
+    delta_prefill_reference(
+        qkv_TC, gates_T2H, states_SHDV, chunk_slots_C, chunk_starts_C, query_starts_C1, heads=heads, out_THV=out_THV
+    )
+
+
+def delta_prefill_reference(
+    qkv_TC: Tensor,
+    gates_T2H: Tensor,
+    states_SHDV: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+    *,
+    heads: DeltaHeads,
+    out_THV: Tensor,
+) -> None:
+    """The same, tile by tile, all of them of 64 rows: then a row's sums are of one order, whatever is beside it."""
+    begins = query_starts_C1.tolist()
+    for chunk, (slot, start) in enumerate(zip(chunk_slots_C.tolist(), chunk_starts_C.tolist(), strict=True)):
+        begin, end = begins[chunk : chunk + 2]
+        if begin >= end:
+            continue
+        kept = 0 <= slot < states_SHDV.shape[0]
+        state_HDV = states_SHDV[slot] if kept and start > 0 else states_SHDV.new_zeros(states_SHDV.shape[1:])
+        for first in range(begin, end, TILE):
+            tokens = slice(first, min(first + TILE, end))
+            padding = 0, 0, 0, TILE - (tokens.stop - first)
+            qkv, gates = F.pad(qkv_TC[tokens].float(), padding), F.pad(gates_T2H[tokens].double(), padding)
+            state_HDV, out_HTV = _tile_reference(qkv, gates, state_HDV, heads)
+            out_THV[tokens] = out_HTV[:, : tokens.stop - first].transpose(0, 1)
+        if kept:
+            states_SHDV[slot] = state_HDV
+
+
+def _tile_reference(qkv_TC: Tensor, gates_T2H: Tensor, state_HDV: Tensor, heads: DeltaHeads) -> tuple[Tensor, Tensor]:
+    """The state behind a tile, and its answers."""
+    K, H, D, V = heads
+    q, k, v = qkv_TC.split((K * D, K * D, H * V), 1)
+    q_HTD, k_HTD = (x.view(TILE, K, D).transpose(0, 1).repeat_interleave(H // K, 0) for x in (q, k))
+    v_HTV = v.view(TILE, H, V).transpose(0, 1)
+    log_decays_HT, betas_HT = gates_T2H.T.chunk(2)
+    summed_HT = log_decays_HT.cumsum(1)
+    above = torch.ones(TILE, TILE, dtype=torch.bool, device=qkv_TC.device).triu(1)
+    # Where it would be the exponential of something positive nobody looks.
+    decays_HTT = (summed_HT[:, :, None] - summed_HT[:, None]).masked_fill(above, float("-inf")).exp().float()
+    kept_HT1, left_HT1 = summed_HT.exp().float()[:, :, None], decays_HTT[:, -1, :, None]
+    betas_HT1 = betas_HT.float()[:, :, None]
+    system_HTT = betas_HT1 * (k_HTD @ k_HTD.transpose(1, 2)) * decays_HTT
+    missing_HTV = betas_HT1 * (v_HTV - kept_HT1 * (k_HTD @ state_HDV))
+    added_HTV = torch.linalg.solve_triangular(system_HTT, missing_HTV, upper=False, unitriangular=True)
+    out_HTV = kept_HT1 * (q_HTD @ state_HDV) + (q_HTD @ k_HTD.transpose(1, 2) * decays_HTT) @ added_HTV
+    return kept_HT1[:, -1:] * state_HDV + (left_HT1 * k_HTD).transpose(1, 2) @ added_HTV, out_HTV
