@@ -123,6 +123,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     from tercet.model.parallel import Group, set_cpu_threads
     from tercet.model.runner import Runner
     from tercet.model.runner_settings import RunnerSettings
+    from tercet.model.states import make_states, num_places, state_tile
 
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
@@ -149,10 +150,18 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         guesses=guess_settings(config),
         timed=config.trace_dir is not None,
     )
+    kept_states = config.kept_states if config.enable_prefix_caching else 0
+    places = num_places(config.max_num_seqs, kept_states)
+    states = make_states(decoder.config, places, decoder.dtype, device, group.size)
+    if states is not None:
+        check_state_tile(config.max_num_seqs, config.max_num_batched_tokens, state_tile(decoder.config))
+        link.tell(Phase(f"{places} states, {states.nbytes / 2**20:.0f} MiB", 1, 1))
     if config.kv_cache_memory is not None:
         num_bytes = config.kv_cache_memory
     elif on_gpu:
-        num_bytes = kv_cache_bytes(decoder, settings, config.page_size, cache_dtype, config.gpu_memory_utilization)
+        num_bytes = kv_cache_bytes(
+            decoder, settings, config.page_size, cache_dtype, config.gpu_memory_utilization, states
+        )
     else:
         num_bytes = CPU_BYTES
     clock.ended("largest step")
@@ -161,7 +170,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     cells = str(cache_dtype).removeprefix("torch.")
     link.tell(Phase(f"{num_pages} pages of {config.page_size} tokens in {cells}", 1, 1))
     clock.ended("cache")
-    runner = Runner(decoder, kv_cache, settings, _teller(link, "graphs", clock, "warm-up"))
+    runner = Runner(decoder, kv_cache, settings, _teller(link, "graphs", clock, "warm-up"), states)
     clock.ended("graphs")
     if on_gpu:
         warn_of_late_compiles()

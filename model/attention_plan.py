@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tercet.model.config import Latent
+from tercet.model.blocks import Latent
 from tercet.triton_kernels.attention import most_deep, plan_last_queries, plan_prefill
 from tercet.triton_kernels.attention_reference import Scoring
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work

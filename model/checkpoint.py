@@ -15,7 +15,7 @@ from tercet.model.quantization import Quantization, quantization_of, without_qua
 from tercet.model.renamed import is_bare, with_base
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING, LM_HEAD
-from tercet.model.stacked_experts import StackedExperts
+from tercet.model.stacked_experts import StackedExperts, is_stacked
 from tercet.model.text_part import has_text_part, text_part_of, text_tensors
 from tercet.model.weights import Checkpoint
 
@@ -45,7 +45,7 @@ def parse_settings(raw: Mapping[str, Any]) -> tuple[ModelConfig, Quantization | 
 
 
 def has_stacked_experts(config: ModelConfig) -> bool:
-    """Whether a checkpoint has the matrices of all experts of a layer in one tensor."""
+    """Whether a checkpoint always has the matrices of all experts of a layer in one tensor."""
     return config.experts is not None and bool(config.experts.names.gate_up)
 
 
@@ -70,5 +70,7 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     if config.dtype is None:
         config = replace(config, dtype=tensors.dtype_of(EMBEDDING))
     if has_stacked_experts(config):
-        return config, StackedExperts(tensors, device)
+        return config, StackedExperts(tensors, device, in_turns=True)
+    if quantization is None and config.experts is not None and any(map(is_stacked, tensors.shapes())):
+        return config, StackedExperts(tensors, device, in_turns=False)
     return config, tensors if quantization is None else ExpandedCheckpoint(tensors, quantization, device)

@@ -30,6 +30,7 @@ from tercet.model.sampler import sample_step_into
 from tercet.model.scaled_rows import Kept, StoredAs
 from tercet.model.shard import LAYERS
 from tercet.model.slots import make_slot_table
+from tercet.model.states import make_states, num_places
 from tercet.model.step_buffers import StepBuffers, max_row_words
 from tercet.model.token_logs import warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
@@ -142,6 +143,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
     decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
+    states = make_states(config, num_places(max_rows, 0), dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     trials = None if guesses is None else TrialShapes(guesses)
     shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens, trials)
@@ -152,12 +154,15 @@ def launch_all(steps: Steps, rank: int) -> None:
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
     for shape in shapes.for_compilers():
-        hidden_RD, rows, _, tried = forward_step(decoder, kv_cache, table, buffers, shape, guesses)
+        hidden_RD, rows, _, tried = forward_step(decoder, kv_cache, table, buffers, shape, guesses, states)
         sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras, trials=tried)
     warm_up_prompt_logs(decoder, table)
     write_plan(words_W, words_W, RunSizes(0, base, 0, 0, 0), table, _NUM_PAGES)
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
-    copy_pages(kv_cache, words_W[base : base + 2].view(-1, 2))
+    pairs_P2 = words_W[base : base + 2].view(-1, 2)
+    copy_pages(kv_cache, pairs_P2)
+    if states is not None:
+        states.copy(pairs_P2)
     extras.apply(words_W, base, 1)
     extras.masks.compile()
 
@@ -169,13 +174,17 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
         layer, _, matrix = name.removeprefix(LAYERS).partition(".")
         of_layers[layer][matrix] = way
     *others, last = (
-        (window, config.experts_of(layer), tuple(sorted(of_layers[str(layer)].items())))
+        (window, config.experts_of(layer), config.delta_of(layer), tuple(sorted(of_layers[str(layer)].items())))
         for layer, window in enumerate(config.layer_windows)
     )
     few = (*dict.fromkeys(others), last)
     experts = config.experts
     if experts is not None:
-        experts = replace(experts, layers=frozenset(layer for layer, (_, many, _) in enumerate(few) if many))
-    windows = tuple(window for window, _, _ in few)
-    config = replace(config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts)
-    return config, {f"{LAYERS}{n}.{matrix}": way for n, (_, _, ways) in enumerate(few) for matrix, way in ways}
+        experts = replace(experts, layers=frozenset(layer for layer, (_, many, _, _) in enumerate(few) if many))
+    delta = config.delta
+    if delta is not None:
+        delta = replace(delta, layers=frozenset(layer for layer, (_, _, carries, _) in enumerate(few) if carries))
+    windows = tuple(window for window, *_ in few)
+    sizes = {"num_layers": len(few), "layer_windows": windows, "layer_ropes": ()}
+    config = replace(config, **sizes, experts=experts, delta=delta)
+    return config, {f"{LAYERS}{n}.{matrix}": way for n, (*_, ways) in enumerate(few) for matrix, way in ways}

@@ -9,6 +9,7 @@ from math import prod
 import torch
 
 from tercet.ipc.answers import Classifier
+from tercet.model.blocks import Delta, Experts, Latent
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -20,98 +21,6 @@ MOST_TOKENS = 2**24
 not in all memory."""
 _LARGEST = 2**20
 """Of other sizes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpertNames:
-    """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
-    one, in turns), what chooses; the MLP that all share, and the bias that the others are chosen with, if it has such.
-    """
-
-    block: str
-    gate: str = ""
-    up: str = ""
-    gate_up: str = ""
-    down: str
-    router: str = "gate"
-    shared: str = ""
-    bias: str = ""
-
-
-@dataclass(frozen=True)
-class Clamp:
-    """A gate of at most `limit` times its sigmoid, `slope` times as steep; and what it multiplies: one more than up,
-    which is kept within the limit both ways."""
-
-    limit: float
-    slope: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experts:
-    """MLPs of which each token goes through a few."""
-
-    count: int
-    each: int
-    """How many a token goes through."""
-    intermediate_size: int
-    """Of one of them."""
-    normed: bool
-    """Whether the weights of a token's experts add up to one."""
-    scale: float = 1.0
-    """What multiplies them then."""
-    groups: int = 1
-    """Equal parts of them, side by side: a token's are chosen from the best few parts."""
-    best_groups: int = 1
-    """How many; a part is as good as its best expert, or as its best two together where a bias is added."""
-    shared: int = 0
-    """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
-    shared_gated: bool = False
-    """Those count by a sigmoid of the token's own; else one."""
-    scored_in_float32: bool = False
-    """What 16 bits do not tell apart is told apart for the choice."""
-    clamp: Clamp | None = None
-    """How gates are kept within limits; all matrices have biases then, that of what chooses too. None: gates are
-    SiLU's, and nothing has a bias."""
-    layers: frozenset[int]
-    """Which layers have them; others have one MLP."""
-    names: ExpertNames
-
-    @property
-    def biased(self) -> bool:
-        """An expert counts by its sigmoid, and is chosen by that and a bias; else by its share in a softmax of all."""
-        return bool(self.names.bias)
-
-    @property
-    def all(self) -> int:
-        """Those to choose from and those that are shared."""
-        return self.count + self.shared
-
-
-@dataclass(frozen=True, kw_only=True)
-class Latent:
-    """Attention whose cache holds one row of numbers for each token, its latent, from which every head's key and value
-    are made; behind it numbers of the key that turn, the same for all heads."""
-
-    rank: int
-    """Numbers of a latent."""
-    q_rank: int
-    """Of what queries are made from; 0: from hidden states."""
-    still: int
-    """Numbers of a head's query and key that do not turn."""
-    turned: int
-    """Those that do."""
-    value: int
-    """Numbers of a head's value."""
-    in_pairs: bool
-    """Of those that turn, neighbours do together; else each with the one half of them behind it."""
-    eps: float = 1e-6
-    """Of the norms of latents, and of what queries are made from."""
-
-    @property
-    def dim(self) -> int:
-        """Numbers that the cache holds of a token."""
-        return self.rank + self.turned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +80,10 @@ class ModelConfig:
     """Of each query's attention a part goes nowhere: as much as a number of its head's own, among the scores, takes."""
     latent: Latent | None = None
     """In place of keys and values of several heads. `head_dim` is that of a query then, and `num_kv_heads` is 1."""
+    delta: Delta | None = None
+    """What some layers have in place of keys and values."""
+    gated_attention: bool = False
+    """What attention makes of a token is gated by sigmoids of the token's own, number by number."""
     experts: Experts | None = None
     guessing_layers: int = 0
     """Which the checkpoint has behind the last: they guess further tokens, and are not read."""
@@ -206,6 +119,15 @@ class ModelConfig:
         """What a layer has in place of one MLP, if it has."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
+    def delta_of(self, layer: int) -> Delta | None:
+        """What a layer has in place of keys and values, if it has."""
+        return self.delta if self.delta is not None and layer in self.delta.layers else None
+
+    @property
+    def num_caching_layers(self) -> int:
+        """Layers that have keys and values, or latents, in the cache."""
+        return self.num_layers - (0 if self.delta is None else len(self.delta.layers))
+
     @property
     def turning_dim(self) -> int:
         """Numbers of a head of which rope says how many turn."""
@@ -219,8 +141,9 @@ class ModelConfig:
     def cache_shape(self, num_pages: int, page_size: int, tp_size: int) -> tuple[int, int, int, int, int, int]:
         """[layer, k/v, page, kv head, token, dim] on each rank; latents are their own values."""
         if self.latent is not None:
-            return self.num_layers, 1, num_pages, 1, page_size, self.latent.dim
-        return self.num_layers, 2, num_pages, self.kv_heads_per_rank(tp_size), page_size, self.head_dim
+            return self.num_caching_layers, 1, num_pages, 1, page_size, self.latent.dim
+        heads = self.kv_heads_per_rank(tp_size)
+        return self.num_caching_layers, 2, num_pages, heads, page_size, self.head_dim
 
     @property
     def gates_in_product(self) -> bool:
@@ -246,6 +169,8 @@ class ModelConfig:
         if self.latent is not None:
             for name in ("rank", "q_rank", "value"):
                 values[f"latent's {name}"] = getattr(self.latent, name), _LARGEST
+        if self.delta is not None:
+            values["number of convolved channels"] = self.delta.channels, _LARGEST
         for name, (value, largest) in values.items():
             if value > largest:
                 raise ValueError(f"the model's {name} is {value}; want {largest} at most")
@@ -278,6 +203,8 @@ class ModelConfig:
             wholes.append(("intermediate_size", self.intermediate_size))
         if self.experts is not None:
             wholes.append(("the experts' intermediate size", self.experts.intermediate_size))
+        if self.delta is not None:
+            wholes.append(("linear_num_key_heads", self.delta.key_heads))
         for name, value in wholes:
             if value % size:
                 raise ValueError(f"--tensor-parallel-size is {size}; want a divisor of {name} ({value})")

@@ -6,6 +6,7 @@ Knows names and numbers; what a field means is in `config_fields.py`.
 from collections.abc import Mapping
 from typing import Any
 
+from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
 
 FAMILIES = {
@@ -34,23 +35,29 @@ FAMILIES = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "YoutuForCausalLM": "youtu",
     "MiniCPM3ForCausalLM": "minicpm3",
+    "Qwen3NextForCausalLM": "qwen3_next",
+    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
 }
 OTHER_NAMES = {"kimi_k2": "deepseek_v3", "youtu_llm": "youtu"}
 """What some files call a family, as their own code has it."""
+
+
+def _named(ending: str) -> dict[str, str]:
+    """The families by names that end so; those of a language model inside a larger one say what they are."""
+    return {
+        name.replace("ForCausalLM", f"Text{ending}" if family.endswith("_text") else ending): family
+        for name, family in FAMILIES.items()
+    }
+
+
 # The same without what makes logits: models that were trained to embed texts are often saved so.
-HEADLESS = {
-    "Gemma3TextModel" if family == "gemma3_text" else name.replace("ForCausalLM", "Model"): family
-    for name, family in FAMILIES.items()
-}
-_NO_CLASSIFIERS = ("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu")
+HEADLESS = _named("Model")
+_NO_CLASSIFIERS = ("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text")
 """Of which transformers has none."""
 # The same with a head that classifies in the place of what makes logits over the vocabulary.
 CLASSIFIERS = {
-    "Gemma3TextForSequenceClassification"
-    if family == "gemma3_text"
-    else name.replace("ForCausalLM", "ForSequenceClassification"): family
-    for name, family in FAMILIES.items()
-    if family not in _NO_CLASSIFIERS
+    name: family for name, family in _named("ForSequenceClassification").items() if family not in _NO_CLASSIFIERS
 }
 # What transformers assumes where config.json is silent.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -215,6 +222,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "mlp_only_layers": [],
     },
     **LATENT_DEFAULTS,
+    **DELTA_DEFAULTS,
 }
 _TELLING_NULLS = (
     *("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping"),
@@ -233,14 +241,16 @@ def with_defaults(raw: Mapping[str, Any], family: str) -> dict[str, Any]:
 def traits(family: str) -> dict[str, Any]:
     """The fields of a ModelConfig that follow from the family alone, whatever kind of file it is in."""
     is_gemma, is_olmo = family in ("gemma2", "gemma3_text"), family in ("olmo2", "olmo3")
+    has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
         "activation": "gelu" if is_gemma else "silu",
-        "float32_norms": is_gemma,
+        "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
         "input_norms": not is_olmo,
         "block_norms": is_gemma or is_olmo,
-        "qk_norm": family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
+        "qk_norm": has_delta or family in ("qwen3", "qwen3_moe", "gemma3_text", "dots1"),
+        "gated_attention": has_delta,
         "wide_qk_norm": is_olmo or family in ("olmoe", "minimax_m2"),
         "sinks": family == "gpt_oss",
         "stacked": family == "phi3",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tercet.model.config import Clamp, ExpertNames, Experts
+from tercet.model.blocks import Clamp, ExpertNames, Experts
 from tercet.model.config_fields import flag, number, positive
 
 _MIXTRAL = ExpertNames(block="block_sparse_moe", gate="w1", up="w3", down="w2")
@@ -19,6 +19,8 @@ EXPERT_NAMES = {
     "minimax_m2": replace(_MIXTRAL, bias="e_score_correction_bias"),
     "qwen2_moe": replace(_QWEN, shared="shared_expert"),
     "qwen3_moe": _QWEN,
+    "qwen3_next": replace(_QWEN, shared="shared_expert"),
+    "qwen3_5_moe_text": replace(_QWEN, shared="shared_expert"),
     "olmoe": _QWEN,
     "glm4_moe": _GLM,
     "dots1": _GLM,
@@ -33,6 +35,8 @@ _COUNTS = {
     "minimax_m2": 256,
     "qwen2_moe": 60,
     "qwen3_moe": 128,
+    "qwen3_next": 512,
+    "qwen3_5_moe_text": 256,
     "olmoe": 64,
     "glm4_moe": 128,
     "gpt_oss": 128,
@@ -56,7 +60,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             clamp = Clamp(number(config, "swiglu_limit", 7.0), number(config, "swiglu_alpha", 1.702))
         case "mixtral" | "minimax_m2" | "olmoe":
             size_name = "intermediate_size"
-        case "qwen2_moe" | "qwen3_moe":
+        case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
         case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite":
             layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
@@ -68,6 +72,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     if each > count:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
+    shared_gated = EXPERT_NAMES[family].shared == "shared_expert"
     return Experts(
         count=count,
         each=each,
@@ -76,8 +81,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         scale=scale,
         groups=groups,
         best_groups=best_groups,
-        shared=_shared_of_size(config, size) if family == "qwen2_moe" else shared,
-        shared_gated=family == "qwen2_moe",
+        shared=_shared_of_size(config, size) if shared_gated else shared,
+        shared_gated=shared_gated,
         clamp=clamp,
         layers=layers,
         scored_in_float32=family == "deepseek_v2" or bool(EXPERT_NAMES[family].bias),

@@ -86,6 +86,16 @@ _LATENTS_EXPERTS: dict[str, tuple[Any, ...] | None] = {
     # Of training, and of how other programs deal experts out.
     **dict.fromkeys(("aux_loss_alpha", "seq_aux", "ep_size")),
 }
+_DELTA: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")),
+    **dict.fromkeys(("linear_conv_kernel_dim", "full_attention_interval")),
+    "attention_bias": (None, False),
+    "attn_output_gate": (None, True),
+    "output_gate_type": (None, "silu", "swish"),
+    "mamba_ssm_dtype": (None, "float32"),
+    # Of layers that guess further tokens.
+    **dict.fromkeys(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")),
+}
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
@@ -125,6 +135,16 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "deepseek_v3": {**_LATENTS_EXPERTS, "rope_interleave": None},
     "glm4_moe_lite": {**_LATENTS_EXPERTS, **dict.fromkeys(("rope_interleave", "mlp_layer_types"))},
     "youtu": {**_LATENTS, **dict.fromkeys(("rope_interleave", "embedding_initializer_range"))},
+    "qwen3_next": {**_DELTA, **_QWEN_EXPERTS, "shared_expert_intermediate_size": None},
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {
+        **_DELTA,
+        **_QWEN_EXPERTS,
+        "shared_expert_intermediate_size": None,
+        "norm_topk_prob": (None, True),
+        "decoder_sparse_step": (None, 1),
+        "mlp_only_layers": (None, []),
+    },
     "minicpm3": {**_LATENTS, **dict.fromkeys(("scale_emb", "scale_depth", "dim_model_base"))},
 }
 
@@ -184,6 +204,7 @@ _HARMLESS = frozenset(
     }
 )
 
+_OF_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Fields above that transformers does not read for a family, with the values that say nothing there.
 _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
@@ -228,7 +249,7 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     **{
         family: {"sliding_window": (None,), "use_sliding_window": (None, False)}
-        for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3")
+        for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", *_OF_DELTA)
     },
 }
 

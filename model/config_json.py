@@ -15,6 +15,7 @@ import torch
 from tercet.model.classifier_config import classifier_of
 from tercet.model.config import DTYPES, MOST_LAYERS, ModelConfig
 from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, OTHER_NAMES, traits, with_defaults
+from tercet.model.config_delta import delta
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.config_latents import latent, share_of_head
@@ -66,7 +67,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     num_layers = positive(config, "num_hidden_layers", most=MOST_LAYERS)
     ropes = ropes_by_type(config, family)
     rope = ropes[FULL]
-    is_gemma = family in ("gemma2", "gemma3_text")
     if family == "gemma3_text" and rope.kind == "linear":
         max_positions = int(max_positions / rope.factor)  # theirs is the scaled length
     tied = flag(config, "tie_word_embeddings")
@@ -91,7 +91,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         attention_scale=_attention_scale(config, head_dim) * (1.0 if latents is None else rope.score_factor),
         attention_softcap=_cap(config, "attn_logit_softcapping"),
         logit_softcap=_cap(config, "final_logit_softcapping"),
-        norm_shift=1.0 if is_gemma else 0.0,
+        norm_shift=1.0 if known["float32_norms"] else 0.0,
         rope=rope,
         max_position_embeddings=max_positions,
         tie_word_embeddings=tied or headless or classifies,
@@ -101,6 +101,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         o_bias=flag(config, "attention_out_bias") if family == "seed_oss" else family != "glm4_moe" and attention_bias,
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         latent=latents,
+        delta=delta(config, family),
         experts=experts(config, family),
         guessing_layers=_guessing_layers(config),
         layer_windows=layer_windows(config, family),

@@ -6,7 +6,7 @@ Knows the families that have them, and what transformers assumes of those; knows
 from collections.abc import Mapping
 from typing import Any
 
-from tercet.model.config import Latent
+from tercet.model.blocks import Latent
 from tercet.model.config_fields import flag, positive
 
 _LATENTS: dict[str, Any] = {

@@ -23,8 +23,9 @@ from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
 from tercet.model.residual import Residual
-from tercet.model.rope import rotary_table, still_table
+from tercet.model.rope import rotary_tables
 from tercet.model.score_head import ScoreHead
+from tercet.model.states import States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention_reference import Scoring
@@ -68,18 +69,13 @@ class Decoder:
         self.deterministic = deterministic
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
-        self._fuses = not (deterministic and guesses)
+        self._fuses = not (deterministic and guesses) and not config.gated_attention
         # Rounded as by transformers for Gemma; others' are whole numbers. Of the division see `ModelConfig.stream_eps`.
         rounded = torch.tensor(config.embedding_multiplier, dtype=self.dtype).item()
         self._embedding_factor = rounded / config.residual_multiplier
         device = weights.embedding_VD.device
         self._rotary_dim = config.rope.rotary_dim(config.turning_dim)
-        tables = {
-            rope: still_table(self._rotary_dim, max_model_len, device)
-            if rope is None
-            else rotary_table(rope, config.turning_dim, max_model_len, device)
-            for rope in set(config.layer_ropes)
-        }
+        tables = rotary_tables(config.layer_ropes, config.turning_dim, self._rotary_dim, max_model_len, device)
         self._layers = [
             # A window that no sequence outgrows is none.
             Layer(
@@ -148,7 +144,7 @@ class Decoder:
 
     def short_rows(self, kv_cache: Tensor, tries: int = 1) -> int:
         """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
-        if self.config.latent or not minds_length(
+        if self.config.latent or self.config.gated_attention or not minds_length(
             kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
             deterministic=self.deterministic, tries=tries,
         ):  # fmt: skip
@@ -157,29 +153,32 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, longest: int = 0, deep: int = 0
-    ) -> Tensor:
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
+        longest: int = 0, deep: int = 0,
+    ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
         a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many.
         Graph-safe: fixed shapes give fixed launches.
         """
-        tables = inputs, kv_cache, page_table_SM
+        tables = inputs, kv_cache, page_table_SM, states
         residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep)
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()
-    def forward_whole(self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor) -> tuple[Tensor, Tensor]:
+    def forward_whole(
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
-        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, whole=True)
+        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, states, whole=True)
         hidden_RD = self._rows(residual, attended_TH, inputs)
         self._layers[-1].add(residual, attended_TH, inputs.groups_T)
         return hidden_RD, residual.end()
 
     def _attend_in_last(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, *, whole: bool, longest: int = 0,
-        deep: int = 0,
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None, *, whole: bool,
+        longest: int = 0, deep: int = 0,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         shard_VD = self._weights.embedding_VD
@@ -197,12 +196,13 @@ class Decoder:
         self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
         residual = self._residual(stream_TD, inputs, whole=whole)
         *others, last = self._layers
-        for layer, kv in zip(others, kv_cache, strict=False):
+        held = held_by_layers(self.config, kv_cache, states)
+        for layer, place in zip(others, held, strict=False):
             prefill = plan.prefill.get(layer.scoring.window)
-            attended_TH = layer.attend(residual, inputs, page_table_SM, kv, plan, prefill)
+            attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, prefill)
             layer.add(residual, attended_TH, inputs.groups_T)
         prefill = plan.prefill.get(last.scoring.window) if whole else plan.last_queries
-        return residual, last.attend(residual, inputs, page_table_SM, kv_cache[len(others)], plan, prefill)
+        return residual, last.attend(residual, inputs, page_table_SM, held[-1], plan, prefill)
 
     def _rows(self, residual: Residual, attended_TH: Tensor, inputs: StepInputs) -> Tensor:
         """The end of the last layer for the rows alone."""

@@ -8,7 +8,7 @@ Shape suffixes as in `rank_weights.py`, R rows of all experts together.
 import torch
 from torch import Tensor
 
-from tercet.model.config import Experts
+from tercet.model.blocks import Experts
 from tercet.model.places import Move, Places
 from tercet.model.rank_weights import ExpertWeights
 

@@ -12,7 +12,7 @@ size of an expert on this rank, 2F gate and up rows in turns.
 import torch
 from torch import Tensor
 
-from tercet.model.config import Experts
+from tercet.model.blocks import Experts
 from tercet.model.expert_products import ReorderedExperts, go_through_reordered
 from tercet.model.linear import linear
 from tercet.model.rank_weights import ExpertWeights

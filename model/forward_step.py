@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tercet.model.decoder import Decoder
 from tercet.model.runner_settings import GuessSettings
+from tercet.model.states import States
 from tercet.model.step_buffers import StepBuffers
 from tercet.model.step_shape import StepShape
 from tercet.triton_kernels.guess import Trials, guess
@@ -37,9 +38,10 @@ def forward_step(
     buffers: StepBuffers,
     shape: StepShape,
     guesses: GuessSettings | None = None,
+    states: States | None = None,
 ) -> Forwarded:
     """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim]; `guesses`: for shapes with
-    trials."""
+    trials; `states`: of a model whose layers carry some."""
     sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
     trials = None
     if shape.num_trials:
@@ -52,7 +54,7 @@ def forward_step(
         prepare(rows, table, inputs, **sizes)
     if shape.adapted:
         inputs = with_adapters(inputs, table.adapter_S, decoder.num_adapters, deterministic=decoder.deterministic)
-    tables = inputs, kv_cache, table.page_table_SM
+    tables = inputs, kv_cache, table.page_table_SM, states
     if shape.of_prompts:
         hidden_RD, hidden_TD = decoder.forward_whole(*tables)
         return Forwarded(hidden_RD, rows, hidden_TD)

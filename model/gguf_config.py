@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tercet.model.config import MOST_LAYERS, Experts, ModelConfig
+from tercet.model.blocks import Experts
+from tercet.model.config import MOST_LAYERS, ModelConfig
 from tercet.model.config_defaults import traits
 from tercet.model.config_experts import EXPERT_NAMES
 from tercet.model.gguf_names import ARCHITECTURES, MIXTRAL, Architecture

@@ -10,7 +10,7 @@ head's value, S slots, M pages of a slot, P positions, R numbers that turn.
 from torch import Tensor
 
 from tercet.model.attention_plan import AttentionPlan
-from tercet.model.config import Latent
+from tercet.model.blocks import Latent
 from tercet.model.head_products import queries_to_latents, values_of_latents
 from tercet.model.linear import linear
 from tercet.model.rank_weights import LatentWeights

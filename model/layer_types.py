@@ -6,15 +6,20 @@ Knows the families' ways to say so, and what transformers makes of silence; know
 from collections.abc import Mapping
 from typing import Any
 
+from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
 from tercet.model.config_latents import LATENT_DEFAULTS
-from tercet.model.rope import Rope, parse_rope
+from tercet.model.rope import Rope, parse_rope, with_plain_positions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_UNWINDOWED = ("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2", *LATENT_DEFAULTS)
+_UNWINDOWED = (
+    *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2"),
+    *LATENT_DEFAULTS,
+    *DELTA_DEFAULTS,
+)
 _ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
-_PARTIAL = ("phi3", "glm4_moe", "minimax_m2")
+_PARTIAL = ("phi3", "glm4_moe", "minimax_m2", *DELTA_DEFAULTS)
 """Families of whose heads only a part may turn."""
 
 
@@ -42,6 +47,8 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
 def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
     """How positions turn heads of layers of each type."""
     if family not in ("gemma3_text", "olmo3"):
+        if family in DELTA_DEFAULTS:
+            config = with_plain_positions(config)
         return dict.fromkeys((FULL, SLIDING), parse_rope(_turned(config), partial=family in _PARTIAL))
     both = config.get("rope_parameters")
     if both is None:
@@ -87,7 +94,8 @@ def _window(config: Mapping[str, Any], family: str) -> int | None:
 
 
 def _types(config: Mapping[str, Any], family: str) -> list[str]:
-    types = config.get("layer_types")
+    # Layers that carry a state have their own place in a ModelConfig.
+    types = None if family in DELTA_DEFAULTS else config.get("layer_types")
     kinds = config.get("attn_type_list")  # MiniMax's
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         raise ValueError(f"config.json: attn_type_list is {kinds!r}; supported: 1 for each layer")

@@ -16,12 +16,14 @@ from torch import Tensor
 from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan
 from tercet.model.config import ModelConfig
+from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
 from tercet.model.latents import attend_to_latents
 from tercet.model.linear import Adapted, Matrix, Pairs, linear
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights, LayerWeights
 from tercet.model.residual import Residual
+from tercet.model.states import LayerState
 from tercet.triton_kernels.attention import decode_attention, prefill_attention
 from tercet.triton_kernels.attention_prologue import attention_prologue
 from tercet.triton_kernels.attention_reference import Scoring
@@ -34,6 +36,7 @@ from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
 from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.scaled_weight import Weight
+from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
 
 
@@ -55,15 +58,17 @@ class Layer:
         return self.config.num_heads // self.group.size
 
     def attend(
-        self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, kv: Tensor, plan: AttentionPlan,
-        prefill: PrefillWork | LatentPrefill | None,
+        self, residual: Residual, inputs: StepInputs, page_table_SM: Tensor, held: Tensor | LayerState,
+        plan: AttentionPlan, prefill: PrefillWork | LatentPrefill | None,
     ) -> Tensor:  # fmt: skip
-        """What attention makes of the tokens in `residual`: [T, H]. `kv`: this layer's cache, [k/v, page, kv head,
-        token, dim], to which their K and V go, or latents.
+        """What attention makes of the tokens in `residual`: [T, H]. `held`: this layer's cache, [k/v, page, kv head,
+        token, dim], to which their K and V go, or latents; or its states.
 
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
-        weights, latent = self.weights, self.config.latent
+        if isinstance(held, LayerState):
+            return self._follow_delta_rule(residual, inputs, held)
+        weights, latent, kv = self.weights, self.config.latent, held
         if weights.latent is not None and latent is not None:
             assert not isinstance(prefill, PrefillWork)
             x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
@@ -82,7 +87,7 @@ class Layer:
             qkv_TN = _read(residual, weights.input_norm_D, qkv_ND, weights.qkv_bias_N)
             if weights.qk_norm_J is not None:
                 self._norm_qk(qkv_TN, weights.qk_norm_J)
-            q_THD = self._prologue(qkv_TN[first:], inputs, kv, first)
+            q_THD = self._prologue(self._without_gates(qkv_TN)[first:], inputs, kv, first)
         out_THD = q_THD.new_empty(num_tokens, *q_THD.shape[1:])
         if num_decodes:
             self._attend_decodes(qkv_TN, q_THD, inputs, page_table_SM, kv, plan, out_THD[:num_decodes])
@@ -102,7 +107,29 @@ class Layer:
                 sinks_H=self.scoring.sinks_H,
                 out=out_THD[num_decodes:],
             )
-        return out_THD.flatten(1)
+        out_TH = out_THD.flatten(1)
+        if self.config.gated_attention:
+            first_gate = qkv_TN.shape[1] - out_TH.shape[1]
+            gate_by_sigmoid(out_TH, qkv_TN, first_gate, rows=inputs.num_tokens_1 if len(inputs.chunk_slots_C) else None)
+        return out_TH
+
+    def _follow_delta_rule(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
+        config, weights = self.config, self.weights
+        assert config.delta is not None
+        assert weights.delta is not None
+        x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+        return follow_delta_rule(
+            x_TN,
+            inputs,
+            state,
+            delta=config.delta.of_rank(self.group.size),
+            weights=weights.delta,
+            eps=config.rms_norm_eps,
+        )
+
+    def _without_gates(self, qkv_TN: Tensor) -> Tensor:
+        """Gates lie behind queries, keys and values."""
+        return qkv_TN[:, : -self._num_heads * self.config.head_dim] if self.config.gated_attention else qkv_TN
 
     def add(self, residual: Residual, attended_TH: Tensor, groups_T: RowGroups | None = None) -> None:
         """Add the layer's two blocks to `residual`: what attention made of its tokens, projected, and the MLP."""

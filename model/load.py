@@ -81,6 +81,8 @@ def open_for(
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
     if label_tokens:
         config = with_label_tokens(config, path, label_tokens)
+    if adapters and (config.delta is not None or config.gated_attention):
+        raise ValueError(f"--adapter: models of family {config.family} are not served with adapters; want none")
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
@@ -101,6 +103,11 @@ def load_decoder(
     """Read the weights of a model that was opened for the group's device. `guesses`: see `Decoder`; `max_tokens`: of
     the longest step, if that is known. ValueError names what is wrong with them, or with the number of ranks."""
     config, dtype = opened.config, opened.dtype
+    if guesses and config.delta is not None:
+        raise ValueError(
+            f"--speculative-config: a model of family {config.family} carries states, which cannot be taken back to "
+            "where a guess was wrong; want none"
+        )
     config.check_tensor_parallel(group.size)
     group.connect(config.hidden_size, dtype, max_tokens, 2 * config.num_layers)
     on_rank: dict[str, Any] = {

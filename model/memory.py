@@ -11,17 +11,20 @@ from tercet.model.decoder import Decoder
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import RunnerSettings
+from tercet.model.states import States
 
 
 def kv_cache_bytes(
-    decoder: Decoder, settings: RunnerSettings, page_size: int, cache_dtype: torch.dtype, utilization: float
-) -> int:
-    """What is left for the cache when `utilization` of the whole card is in use, others' share included."""
+    decoder: Decoder, settings: RunnerSettings, page_size: int, cache_dtype: torch.dtype, utilization: float,
+    states: States | None = None,
+) -> int:  # fmt: skip
+    """What is left for the cache when `utilization` of the whole card is in use, others' share included, and states
+    that are there already."""
     device = decoder.group.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     cache = make_kv_cache(decoder.config, 2, page_size, cache_dtype, device, decoder.group.size)
-    Runner(decoder, cache, replace(settings, only_largest=True))
+    Runner(decoder, cache, replace(settings, only_largest=True), states=states)
     step_bytes = torch.cuda.max_memory_allocated(device) - before
     del cache
     torch.cuda.empty_cache()

@@ -63,6 +63,10 @@ class Places:
         way = ways.pop() if len(ways) == 1 else None
         return empty_matrix(way, rows, columns, whole, self.dtype, self.device)
 
+    def is_kept(self, name: str) -> bool:
+        """Whether a tensor may be, as it is stored."""
+        return name in self._kept
+
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 

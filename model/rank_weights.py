@@ -5,7 +5,8 @@ Knows shapes; where the numbers come from is known by `shard.py`.
 Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
 this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F
 intermediate size of this rank; of latents Q numbers that queries are made from, X rows of this rank's queries, or of a
-head, H heads of this rank, L numbers of a latent.
+head, H heads of this rank, L numbers of a latent; of states C channels of this rank that are convolved, W taps, H value
+heads of this rank, V their size, R two rates of each.
 """
 
 from dataclasses import dataclass
@@ -58,9 +59,25 @@ class LatentWeights:
 
 
 @dataclass(frozen=True)
+class DeltaWeights:
+    """Between a layer's first product and its last, where it carries a state."""
+
+    rates_RD: Weight | None
+    """What makes of the stream by how much each head's state is corrected, then by how much it fades; None: the first
+    product's last rows do."""
+    conv_CW: Tensor
+    a_log_H: Tensor
+    """How fast states fade, a logarithm; in fp32."""
+    dt_bias_H: Tensor
+    """What is added to a token's own; in fp32."""
+    norm_V: Tensor
+
+
+@dataclass(frozen=True)
 class LayerWeights:
-    """One layer. Where its cache has latents, `qkv_ND` has the rows for queries, of this rank or of what they are made
-    from, then those for latents, then those for the numbers that turn."""
+    """One layer. `qkv_ND`: behind the rows for q, k and v come those for gates, if attention has gates. Where the cache
+    has latents, it has the rows for queries, of this rank or of what they are made from, then those for latents, then
+    those for the numbers that turn; where the layer carries a state, those that `delta_shard.py` says."""
 
     input_norm_D: Tensor | None
     qkv_ND: Weight
@@ -71,6 +88,7 @@ class LayerWeights:
     sinks_H: Tensor | None
     """One of each head, in fp32."""
     latent: LatentWeights | None
+    delta: DeltaWeights | None
     o_DQ: Weight
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None

@@ -6,7 +6,7 @@ Shape suffixes: P positions, R rotary dimension, F frequencies (R / 2).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -136,6 +136,28 @@ def parse_rope(config: Mapping[str, Any], *, partial: bool = False) -> Rope:
             f"config.json: rope_parameters of type {kind!r} hold {sorted(params)}, which this type does not know"
         )
     return replace(rope, turned=turned)
+
+
+def with_plain_positions(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Qwen's images have positions in three dimensions; in text the three are one and the same."""
+    config = dict(config)
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
+            plain = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
+            config[name] = {key: "default" if value == "mrope" else value for key, value in plain.items()}
+    return config
+
+
+def rotary_tables(
+    ropes: Iterable[Rope | None], head_dim: int, rotary_dim: int, num_positions: int, device: torch.device
+) -> dict[Rope | None, Tensor]:
+    """Of each way to turn, None among them: then so many numbers stay as they are."""
+    return {
+        rope: still_table(rotary_dim, num_positions, device)
+        if rope is None
+        else rotary_table(rope, head_dim, num_positions, device)
+        for rope in set(ropes)
+    }
 
 
 def rotary_table(rope: Rope, head_dim: int, num_positions: int, device: torch.device) -> Tensor:

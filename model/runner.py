@@ -20,18 +20,19 @@ from tercet.model.forward_step import Forwarded, forward_step
 from tercet.model.graphs import StepGraphs
 from tercet.model.host_copies import HostCopy, HostRooms
 from tercet.model.landings import DoneLanding, DoneMidway, Landing, LandingRing, Midway, num_landings
+from tercet.model.plan_copies import PlanCopies
 from tercet.model.plan_rows import PlanRows
 from tercet.model.plan_writer import PlanWriter
 from tercet.model.runner_settings import RunnerSettings
 from tercet.model.sampler import sample_step, sample_step_into
 from tercet.model.shape_choice import ShapeChoice
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
+from tercet.model.states import States, state_tile
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
 from tercet.model.step_extra import StepExtra, StepLogs, StepVectors
 from tercet.model.step_shape import Part, StepShape
 from tercet.model.token_logs import Chunk, prompt_logs, warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
-from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.write_plan import HEADER_WORDS
 
 _CHANGE_WORDS = 2**18
@@ -55,11 +56,13 @@ class Runner:
     """One rank's model, cache and slot table. On a GPU, the thread that makes it runs it, on a stream of its own."""
 
     def __init__(
-        self, decoder: Decoder, kv_cache: Tensor, settings: RunnerSettings, progress: Progress | None = None
-    ) -> None:
-        """`kv_cache`: [layer, k/v, page, kv head, token, dim], as `make_kv_cache` makes it."""
+        self, decoder: Decoder, kv_cache: Tensor, settings: RunnerSettings, progress: Progress | None = None,
+        states: States | None = None,
+    ) -> None:  # fmt: skip
+        """`kv_cache`: [layer, k/v, page, kv head, token, dim], as `make_kv_cache` makes it; `states`: as `make_states`
+        does, for slots, padding and copies."""
         self._decoder = decoder
-        self._kv_cache = kv_cache
+        self._kv_cache, self._states = kv_cache, states
         num_pages, page_size = kv_cache.shape[2], kv_cache.shape[4]
         device = kv_cache.device
         self._on_gpu = device.type == "cuda"
@@ -75,6 +78,7 @@ class Runner:
         self._row_words = max_row_words(self._shapes.max_rows)
         self._plan = PlanBuffer(self._row_words + HEADER_WORDS + _CHANGE_WORDS, device, settings.run_ahead + 2)
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
+        self._copies = PlanCopies(self._plan, self._row_words, kv_cache, states)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
@@ -89,7 +93,7 @@ class Runner:
         self._rows_on_device = self._shape, b"", b""
         dtype, config = str(decoder.dtype).removeprefix("torch."), decoder.config
         of_model = config.vocab_size, dtype, device.type, config.hidden_size, config.generates, config.classifier
-        self.limits = Limits(num_pages, settings.max_model_len, *of_model)
+        self.limits = Limits(num_pages, settings.max_model_len, *of_model, state_tile(config))
         if self._on_gpu:
             depth = num_landings(settings.run_ahead, settings.max_lease)
             self._landings = LandingRing(depth, self._shapes.max_rows, device, timed=settings.timed)
@@ -110,7 +114,7 @@ class Runner:
             shape = self._choice.padded(self._rows)
             self._shape = self._graphs.shape_to_run(shape, self._shapes.stand_ins(shape))
             rows = self._shape, step.decodes, step.chunks
-            if rows == self._rows_on_device and not step.enter and not step.pages:
+            if rows == self._rows_on_device and not (step.enter or step.pages or step.kept):
                 return  # most of a long decode: the device has it all
             self._rows_on_device = rows
         words, num_rows = self._plan.begin(), 0
@@ -121,11 +125,7 @@ class Runner:
             if index:  # more than one run
                 words, num_rows = self._plan.begin(), 0
             self._writer.write(changes.write(words, self._row_words, num_rows))
-        if len(pairs := np.frombuffer(step.copies, np.int32)):
-            stop = self._row_words + len(pairs)
-            self._plan.begin()[self._row_words : stop] = pairs
-            self._plan.send(self._row_words, stop)
-            self._copy(len(pairs) // 2)
+        self._copies.make(step)
         for packed, num_records in adjustments:
             stop = self._row_words + len(packed)
             self._plan.begin()[self._row_words : stop] = packed
@@ -165,9 +165,6 @@ class Runner:
         if not self._on_gpu:
             return False
         return not torch.cuda.current_stream().query() or self._graphs.capture_one()
-
-    def _copy(self, num_pairs: int) -> None:
-        copy_pages(self._kv_cache, self._plan.words_W[self._row_words :][: 2 * num_pairs].view(-1, 2))
 
     def _run_model_on_cpu(self) -> None:
         """Exact shapes, and no work for rows that are done: the tables of all ranks agree on them."""
@@ -222,7 +219,9 @@ class Runner:
     @torch.inference_mode()
     def _forward(self, shape: StepShape) -> Forwarded:
         """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
-        forwarded = forward_step(self._decoder, self._kv_cache, self.table, self._buffers, shape, self._guesses)
+        forwarded = forward_step(
+            self._decoder, self._kv_cache, self.table, self._buffers, shape, self._guesses, self._states
+        )  # fmt: skip
         if (hidden_TD := forwarded.hidden_TD) is not None:
             chunks = self._extras.logged_chunks(len(self._rows.decodes), shape.num_decodes, self._rows.chunks)
             self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
@@ -291,7 +290,7 @@ class Runner:
         self._writer.compile()
         if not enforce_eager:
             self._writer.capture()
-        self._copy(1)
+        self._copies.warm_up()
         for num_rows in (1, len(self._hidden_RD)):
             self._decoder.last_norm(self._hidden_RD[:num_rows])
         self._extras.apply(self._plan.words_W, self._row_words, 1)

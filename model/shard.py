@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
+from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights
 from tercet.model.latent_shard import first_product, latent_weights
 from tercet.model.places import Move, Places
@@ -82,22 +83,26 @@ class ShardBuilder:
     def _layer(self, index: int, interleaved: bool) -> LayerWeights:
         config, places, hidden = self.config, self._places, self.config.hidden_size
         prefix = f"{LAYERS}{index}."
-        attention = f"{prefix}self_attn."
-        latent = config.latent
+        delta = config.delta_of(index)
+        attention = f"{prefix}self_attn." if delta is None else f"{prefix}linear_attn."
+        heads_normed = config.qk_norm and delta is None
         many = config.experts_of(index)
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
             input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
-            qkv_ND=first_product(places, config, attention) if latent else self._stacked(attention, self.qkv(), hidden),
+            qkv_ND=self._first_product(index, attention),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
-            q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if config.qk_norm else None,
-            k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if config.qk_norm else None,
+            q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
+            k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
-            latent=latent_weights(places, config, attention) if latent else None,
-            o_DQ=places.columns(f"{attention}o_proj.weight", hidden, config.attended_dim),
+            latent=latent_weights(places, config, attention) if config.latent else None,
+            delta=None if delta is None else delta_weights(places, config, attention),
+            o_DQ=places.columns(f"{attention}o_proj.weight", hidden, config.attended_dim)
+            if delta is None
+            else places.columns(f"{attention}out_proj.weight", hidden, delta.value_heads * delta.value_dim),
             o_bias_D=places.whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=places.norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
             post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms else None,
@@ -106,6 +111,33 @@ class ShardBuilder:
             else expert_weights(places, prefix, many, hidden),
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
+
+    def _first_product(self, index: int, prefix: str) -> Weight:
+        config, hidden = self.config, self.config.hidden_size
+        if config.delta_of(index) is not None:
+            return delta_product(self._places, config, prefix)
+        if config.latent is not None:
+            return first_product(self._places, config, prefix)
+        return self._gated_qkv(prefix) if config.gated_attention else self._stacked(prefix, self.qkv(), hidden)
+
+    def _gated_qkv(self, prefix: str) -> Weight:
+        """Of each head the rows for its gates follow those for its queries in the checkpoint; here they come last."""
+        config, hidden = self.config, self.config.hidden_size
+        queries, *others = self.qkv().parts
+        into = self._places.matrix(
+            [f"{prefix}{name}_proj.weight" for name in "qkv"], self.qkv().count + queries.count, hidden, hidden
+        )
+        size, first = config.head_dim, queries.count
+        for part in others:
+            self._places.rows(
+                f"{prefix}{part.name}_proj.weight", part.whole, part.start, into[first : first + part.count]
+            )
+            first += part.count
+        for begin in range(0, queries.count, size):
+            for turn, place in enumerate((begin, first + begin)):
+                start = 2 * (queries.start + begin) + turn * size
+                self._places.rows(f"{prefix}q_proj.weight", 2 * queries.whole, start, into[place : place + size])
+        return into
 
     def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
         config, places, hidden = self.config, self._places, self.config.hidden_size

@@ -1,7 +1,8 @@
 """A checkpoint that has the matrices of all experts of a layer in one tensor, as one in which each has its own.
 
-They lie there as inputs by outputs, in plain numbers; or in MXFP4 as outputs by inputs: blocks of 32 numbers of four
-bits, two in a byte, and a power of two for each block.
+In plain numbers they lie there as inputs by outputs, gates and what they multiply in turns, or as outputs by inputs,
+all gates first; in MXFP4 as outputs by inputs: blocks of 32 numbers of four bits, two in a byte, and a power of two for
+each block.
 
 Shape suffixes: R rows (outputs), I inputs, G groups of them.
 """
@@ -19,19 +20,22 @@ from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
 
 
 class _Matrix(NamedTuple):
-    """One expert's: in which tensor it lies, as which of it, and whether that is in MXFP4; rows and columns."""
+    """One expert's: in which tensor it lies, as which of it, and how; rows and columns."""
 
     stack: str
     expert: int
-    packed: bool
     shape: tuple[int, int]
+    packed: bool = False
+    """In MXFP4."""
+    first: int | None = None
+    """Of outputs by inputs, the row that it begins with; None: inputs by outputs."""
 
 
 class StackedExperts:
     """As the files, but for experts. ValueError names what does not fit together."""
 
-    def __init__(self, files: Files, device: torch.device) -> None:
-        """`device`: where numbers are made, which the weights are for."""
+    def __init__(self, files: Files, device: torch.device, *, in_turns: bool) -> None:
+        """`device`: where numbers are made, which the weights are for. `in_turns`: what plain numbers lie as."""
         self.source = files.source
         self._files, self._device = files, device
         self._matrices: dict[str, _Matrix] = {}
@@ -40,14 +44,18 @@ class StackedExperts:
         for name, shape in shapes.items():
             path, _, last = name.rpartition(".experts.")
             if path and last.endswith("_proj") and len(shape) == 3:
-                count, columns, rows = shape
-                self._add(f"{path}.experts", last, count, name, packed=False, shape=(rows, columns))
+                if in_turns:
+                    count, columns, rows = shape
+                    self._add(f"{path}.experts", last, count, _Matrix(name, 0, (rows, columns)))
+                else:
+                    self._add_rows(f"{path}.experts", last, name, shape)
             elif path and last.endswith("_proj_blocks"):
                 stack = name.removesuffix("_blocks")
                 self._check_packed(stack, shapes)
                 count, rows, groups, _ = shape
                 last = last.removesuffix("_blocks")
-                self._add(f"{path}.experts", last, count, stack, packed=True, shape=(rows, groups * MX_GROUP))
+                matrix = _Matrix(stack, 0, (rows, groups * MX_GROUP), packed=True)
+                self._add(f"{path}.experts", last, count, matrix)
             elif not (path and last.endswith("_proj_scales") and f"{name.removesuffix('scales')}blocks" in shapes):
                 if files.dtype_of(name) not in PLAIN:
                     raise misfit(self._files, name, "plain numbers")
@@ -64,8 +72,11 @@ class StackedExperts:
         if matrix.packed:
             rows = self._packed_rows(matrix)
             yield rows.rows(start, stop).expanded() if dim == 0 else rows.expanded()[:, start:stop]
-        else:
+        elif matrix.first is None:
             yield self._of_expert(matrix.stack, matrix.expert).t().narrow(dim, start, stop - start)
+        else:
+            rows = self._of_expert(matrix.stack, matrix.expert).narrow(0, matrix.first, matrix.shape[0])
+            yield rows.narrow(dim, start, stop - start)
 
     def quantized(self) -> Set[str]:
         return {name for name, matrix in self._matrices.items() if matrix.packed}
@@ -88,9 +99,18 @@ class StackedExperts:
         (piece,) = self._files.read(stack, 0, index, index + 1)
         return piece[0].to(self._device, copy=True)
 
-    def _add(self, path: str, last: str, count: int, stack: str, *, packed: bool, shape: tuple[int, int]) -> None:
+    def _add(self, path: str, last: str, count: int, matrix: _Matrix) -> None:
+        """All experts', which lie alike."""
         for index in range(count):
-            self._matrices[f"{path}.{index}.{last}.weight"] = _Matrix(stack, index, packed, shape)
+            self._matrices[f"{path}.{index}.{last}.weight"] = matrix._replace(expert=index)
+
+    def _add_rows(self, path: str, last: str, stack: str, shape: tuple[int, ...]) -> None:
+        """Those for gates and those that they multiply have names of their own."""
+        count, rows, columns = shape
+        both = ("gate_proj", "up_proj") if last == "gate_up_proj" else (last,)
+        for turn, name in enumerate(both):
+            size = rows // len(both)
+            self._add(path, name, count, _Matrix(stack, 0, (size, columns), first=turn * size))
 
     def _check_packed(self, stack: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
         blocks, scales = f"{stack}_blocks", f"{stack}_scales"
@@ -100,3 +120,8 @@ class StackedExperts:
             raise misfit(self._files, blocks, f"{scales} beside it")
         if self._files.dtype_of(scales) is not torch.uint8 or shapes[scales] != shapes[blocks][:3]:
             raise misfit(self._files, scales, f"bytes of shape {list(shapes[blocks][:3])}")
+
+
+def is_stacked(name: str) -> bool:
+    """Whether a tensor holds the matrices of all experts of a layer, in plain numbers."""
+    return name.endswith((".experts.gate_up_proj", ".experts.down_proj"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tercet.model.renamed import Renamed
+from tercet.model.rope import with_plain_positions
 from tercet.model.weights import Files
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,10 @@ WHOLES = {
         "qwen2_5_vl", "qwen2_5_vl_text", "Qwen2ForCausalLM", "qwen2", _QWEN2_VL
     ),
     "Qwen3VLForConditionalGeneration": _Whole("qwen3_vl", "qwen3_vl_text", "Qwen3ForCausalLM", "qwen3", _QWEN3_VL),
+    "Qwen3_5ForConditionalGeneration": _Whole("qwen3_5", "qwen3_5_text", "Qwen3_5ForCausalLM", "qwen3_5_text"),
+    "Qwen3_5MoeForConditionalGeneration": _Whole(
+        "qwen3_5_moe", "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"
+    ),
 }
 _OF_IMAGES = ("vision_tower.", "multi_modal_projector.", "visual.")
 _ABOUT_IMAGES = frozenset(
@@ -85,16 +90,7 @@ def text_part_of(raw: Mapping[str, Any]) -> dict[str, Any]:
     if whole.defaults and text.get("tie_word_embeddings"):
         shared["tie_word_embeddings"] = True
     alone = {**whole.defaults, **text, **shared, "architectures": [whole.architecture], "model_type": whole.served_type}
-    return _with_plain_positions(alone)
-
-
-def _with_plain_positions(config: dict[str, Any]) -> dict[str, Any]:
-    """Qwen's images have positions in three dimensions; in text the three are one and the same."""
-    for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(name), Mapping) and "mrope_section" in rope:
-            plain = {key: value for key, value in rope.items() if key not in ("mrope_section", "mrope_interleaved")}
-            config[name] = {key: "default" if value == "mrope" else value for key, value in plain.items()}
-    return config
+    return with_plain_positions(alone)
 
 
 def text_tensors(whole: Files) -> Files:

@@ -20,7 +20,7 @@ from tercet.model.expert_products import ReorderedExperts, reorder_experts
 from tercet.model.head_products import reorder_heads
 from tercet.model.linear import reorder_for_cpu
 from tercet.model.places import Move
-from tercet.model.rank_weights import ExpertWeights, LatentWeights, MlpWeights, Weights
+from tercet.model.rank_weights import DeltaWeights, ExpertWeights, LatentWeights, MlpWeights, Weights
 from tercet.model.safetensors_files import shown
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.shard import LAYERS, LM_HEAD, ShardBuilder
@@ -193,6 +193,7 @@ def reordered_for_cpu(weights: Weights) -> Weights:
             layer,
             qkv_ND=_reordered(layer.qkv_ND),
             latent=layer.latent and _reordered_latent(layer.latent),
+            delta=layer.delta and _reordered_delta(layer.delta),
             o_DQ=_reordered(layer.o_DQ),
             mlp=_reordered_mlp(layer.mlp, weights.interleaved),
         )
@@ -234,6 +235,10 @@ def _reordered_latent(latent: LatentWeights) -> LatentWeights:
     return replace(latent, query_XQ=None if query_XQ is None else _reordered(query_XQ), up_HXL=heads)
 
 
+def _reordered_delta(delta: DeltaWeights) -> DeltaWeights:
+    return replace(delta, rates_RD=None if delta.rates_RD is None else _reordered(delta.rates_RD))
+
+
 def _reordered(weight: Weight) -> Weight:
     return _replaced(weight) if isinstance(weight, Tensor) else weight  # which kernels read
 
@@ -254,6 +259,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _guesses(name: str, config: ModelConfig) -> bool:
     """Whether a tensor is of a layer behind the last, which nothing here needs."""
+    if name.startswith("mtp."):  # as Qwen's files have them, whatever config.json says
+        return True
     layer = name.removeprefix(LAYERS).partition(".")[0]
     return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers
 

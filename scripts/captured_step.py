@@ -25,6 +25,7 @@ from tercet.model.quantization import Quantization
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
+from tercet.model.states import make_states, num_places
 from tercet.model.step_buffers import StepBuffers, write_rows
 from tercet.model.step_shape import StepShape
 from tercet.model.trial_shapes import TrialShapes
@@ -112,6 +113,7 @@ class StepModel:
         self._kv_cache = make_kv_cache(config, num_pages, _PAGE_SIZE, cells, device, group.size)
         for layer in self._kv_cache:  # to read zeros takes a fifth less power, and the clock follows power
             layer.copy_(torch.randn(layer.shape, dtype=dtype, device=device))
+        self._states = make_states(config, num_places(max_rows, 0), dtype, device, group.size)
         self._table = make_slot_table(max_rows, length, _PAGE_SIZE, device)
         shuffled = 1 + torch.randperm(num_pages - 1, dtype=torch.int32, device=device)
         self._table.page_table_SM[0, : MOST_TOKENS // _PAGE_SIZE] = shuffled[: MOST_TOKENS // _PAGE_SIZE]
@@ -174,7 +176,7 @@ class StepModel:
 
     def _run(self, shape: StepShape) -> None:
         tables = self._kv_cache, self._table, self._buffers
-        hidden_RD, rows, _, trials = forward_step(self._decoder, *tables, shape, self._guesses)
+        hidden_RD, rows, _, trials = forward_step(self._decoder, *tables, shape, self._guesses, self._states)
         sample_step_into(
             self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras, trials=trials
         )  # fmt: skip

@@ -31,6 +31,8 @@ from transformers import (
     YoutuConfig,
 )
 
+from families_delta import OF_DELTA
+
 VOCAB_SIZE = 419
 """Prime: no number of ranks divides it."""
 
@@ -280,4 +282,5 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         SmolLM3Config,
         {"no_rope_layers": [0, 1, 0], "attention_bias": True, "layer_types": ["full_attention"] * 3},
     ),
+    **OF_DELTA,
 }

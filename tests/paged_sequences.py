@@ -16,6 +16,7 @@ from tercet.model.adapters import adapters_for_cpu, load_adapters, ranks_of
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
+from tercet.model.states import States, make_states
 from tercet.model.weights import load_weights, reordered_for_cpu
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.token_adapters import with_adapters
@@ -47,7 +48,7 @@ def make_decoder(
 
 @dataclass
 class Sequences:
-    """A paged cache full of NaN and page tables in random order, fed by hand."""
+    """A paged cache and states full of NaN, and page tables in random order, fed by hand."""
 
     decoder: Decoder
     count: int
@@ -63,6 +64,10 @@ class Sequences:
         num_pages = 1 + self.count * pages_each
         self.cache = torch.full(config.cache_shape(num_pages, PAGE, size), float("nan"))
         self.cache[:, :, 0] = 0  # padding writes to page 0
+        self.states = make_states(config, self.count, torch.float32, CPU, size)
+        if self.states is not None:
+            for numbers in (self.states.tails_LSTC, self.states.states_LSHDV):
+                numbers.fill_(float("nan"))
         shuffled = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(1)) + 1
         self.page_table_SM = shuffled.view(self.count, pages_each).to(torch.int32)
         self.computed = [0] * self.count
@@ -125,14 +130,19 @@ class Sequences:
             ways = {"deterministic": self.decoder.deterministic}
             inputs = with_adapters(inputs, slots, self.decoder.num_adapters, **ways)
         tables = inputs, self.cache, self.page_table_SM
-        hidden_RD = self.decoder.forward(*tables)
+        before = _copied(self.states)
+        hidden_RD = self.decoder.forward(*tables, self.states)
         if chunks and self.whole:
-            rows_RD, hidden_TD = self.decoder.forward_whole(*tables)
+            rows_RD, hidden_TD = self.decoder.forward_whole(*tables, before)
             # Ranks may sum long steps another way than those that need every token: other norms follow.
             off = 0.0 if self.decoder.group.size == 1 else 1e-4
             torch.testing.assert_close(rows_RD, hidden_RD, rtol=off, atol=off)
             torch.testing.assert_close(hidden_TD[rows][real], hidden_RD[real], rtol=1e-4, atol=1e-4)
         return self.decoder.logits(hidden_RD[real])
+
+
+def _copied(states: States | None) -> States | None:
+    return states and States(states.tails_LSTC.clone(), states.states_LSHDV.clone())
 
 
 def step_inputs(**values: list[int]) -> StepInputs:

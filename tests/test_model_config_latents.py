@@ -11,8 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from checkpoints import checkpoint, reference_model
 from hub_latents import DEEPSEEK_V2, DEEPSEEK_V2_LITE, DEEPSEEK_V3, GLM_FLASH, KIMI_K2, MINICPM3, MOONLIGHT, YOUTU
+from tercet.model.blocks import Latent
 from tercet.model.checkpoint import parse_settings
-from tercet.model.config import Latent, ModelConfig
+from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.rope import rotary_table
 from weight_sizes import num_in_matrices

@@ -98,12 +98,13 @@ group.close()
 ON_TWO = ["llama-bias-tied", "smollm2", "phi3", "granite", "gemma2", "gemma3", "olmo2"]
 WITH_EXPERTS = ["mixtral", "qwen2-moe", "qwen3-moe", "glm4-moe", "minimax-m2", "gpt-oss"]
 WITH_LATENTS = ["deepseek-v2-groups", "glm4-moe-lite"]
+WITH_STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe"]
 
 
 @pytest.mark.parametrize(
     ("size", "families"),
     [
-        (2, [*ON_TWO, *WITH_EXPERTS, *WITH_LATENTS]),
+        (2, [*ON_TWO, *WITH_EXPERTS, *WITH_LATENTS, *WITH_STATES]),
         long(2, ["deepseek-v3", "youtu", "minicpm3"]),
         long(4, ["qwen2", "mistral", "llama-mha-head-dim", "qwen3", "olmo2", "deepseek-v2", "deepseek-v3"]),
     ],

@@ -16,8 +16,8 @@ from mxfp4_checkpoints import in_mxfp4
 from paged_sequences import Sequences, make_decoder
 from quantized_checkpoints import change
 from shapes import SHAPES
+from tercet.model.blocks import Clamp
 from tercet.model.checkpoint import open_model, parse_settings
-from tercet.model.config import Clamp
 from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights

@@ -80,7 +80,7 @@ def _turn_heads(
 def _prologue_kernel(
     qkv_ptr, positions_ptr, kv_slots_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, eps, k_cache_ptr, v_cache_ptr, q_ptr,
     rows_ptr, T, num_cells, P, first_row,
-    H: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
+    H: tl.constexpr, KV_HEADS: tl.constexpr, ROW: tl.constexpr, D: tl.constexpr, R: tl.constexpr, PAGE: tl.constexpr,
     TOKENS: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr, NORM: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -111,13 +111,13 @@ def _prologue_kernel(
     k_norm0, k_norm1 = _load_halves(k_norm_ptr + one, one == 0, HALF, BLOCK_HALF)
     wait_for_previous(PDL)
     if first < T:
-        heads = rows.to(tl.int64) * (H + 2 * KV_HEADS) + kv_head * G + group
+        q_ptrs = qkv_ptr + rows.to(tl.int64) * ROW + (kv_head * G + group) * D
         inside = (rows < T) & (group < G)
         _turn_heads(
-            qkv_ptr + heads * D, q_ptr + (rows.to(tl.int64) * H + kv_head * G + group) * D, q_norm_ptr,
+            q_ptrs, q_ptr + (rows.to(tl.int64) * H + kv_head * G + group) * D, q_norm_ptr,
             q_norm0, q_norm1, q_cos, q_sin, eps, inside, inside, D, R, BLOCK_HALF, BLOCK_REST, NORM,
         )  # fmt: skip
-        k_ptrs = qkv_ptr + (tokens.to(tl.int64) * (H + 2 * KV_HEADS) + H + kv_head) * D
+        k_ptrs = qkv_ptr + tokens.to(tl.int64) * ROW + (H + kv_head) * D
         places = ((cells // PAGE * KV_HEADS + kv_head) * PAGE + cells % PAGE) * D
         kept = (tokens < T) & (cells >= 0) & (cells < num_cells)
         _turn_heads(
@@ -143,7 +143,8 @@ def attention_prologue(
     rows: Tensor | None = None,
     first_row: int = 0,
 ) -> Tensor:
-    """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`.
+    """[T, (H + 2 kv heads) D] -> q [T, H, D], normed and turned; K and V go into the caches at `kv_slots_T`. Rows may
+    be parts of longer ones.
 
     May use `qkv_TN` as scratch. fp32 inside, rounded once. Graph-safe. `rows`: how many rows there are in truth, int32
     [1] on the device, counted from `first_row` rows ahead of these; those behind may be left as they are. It, positions
@@ -153,7 +154,7 @@ def attention_prologue(
     num_pages, num_kv_heads, page_size, head_dim = k_cache.shape
     T = qkv_TN.shape[0]
     check_dtype("qkv", qkv_TN, *FLOATS)
-    check_contiguous("qkv", qkv_TN)
+    check_contiguous("a row of qkv", qkv_TN[:1])
     check_shape("qkv", qkv_TN, None, (num_q_heads + 2 * num_kv_heads) * head_dim)
     check_prologue(
         qkv_TN, positions_T, kv_slots_T, cos_sin_PR, q_norm_weight_D, k_norm_weight_D, k_cache, v_cache, rows
@@ -172,8 +173,8 @@ def attention_prologue(
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
             positions_T if rows is None else rows, T, num_pages * page_size, cos_sin_PR.shape[0], first_row,
-            H=num_q_heads, KV_HEADS=num_kv_heads, D=head_dim, R=rotary_dim, PAGE=page_size, TOKENS=_TOKENS,
-            BLOCK_G=block_g, BLOCK_D=block_d, BLOCK_HALF=next_power_of_2(rotary_dim // 2),
+            H=num_q_heads, KV_HEADS=num_kv_heads, ROW=qkv_TN.stride(0), D=head_dim, R=rotary_dim, PAGE=page_size,
+            TOKENS=_TOKENS, BLOCK_G=block_g, BLOCK_D=block_d, BLOCK_HALF=next_power_of_2(rotary_dim // 2),
             BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)), NORM=norm, HAS_ROWS=rows is not None,
             num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **overlap_options(qkv_TN),
         )  # fmt: skip

@@ -1,0 +1,126 @@
+"""What a layer may have in the place of attention over keys and values, and of one MLP: their sizes and names.
+
+Knows nothing of where that was read, of tensors or of ranks.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
+    one, in turns), what chooses; the MLP that all share, and the bias that the others are chosen with, if it has such.
+    """
+
+    block: str
+    gate: str = ""
+    up: str = ""
+    gate_up: str = ""
+    down: str
+    router: str = "gate"
+    shared: str = ""
+    bias: str = ""
+
+
+@dataclass(frozen=True)
+class Clamp:
+    """A gate of at most `limit` times its sigmoid, `slope` times as steep; and what it multiplies: one more than up,
+    which is kept within the limit both ways."""
+
+    limit: float
+    slope: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """MLPs of which each token goes through a few."""
+
+    count: int
+    each: int
+    """How many a token goes through."""
+    intermediate_size: int
+    """Of one of them."""
+    normed: bool
+    """Whether the weights of a token's experts add up to one."""
+    scale: float = 1.0
+    """What multiplies them then."""
+    groups: int = 1
+    """Equal parts of them, side by side: a token's are chosen from the best few parts."""
+    best_groups: int = 1
+    """How many; a part is as good as its best expert, or as its best two together where a bias is added."""
+    shared: int = 0
+    """How many more serve every token: so many times an expert's size is what the checkpoint has as one MLP."""
+    shared_gated: bool = False
+    """Those count by a sigmoid of the token's own; else one."""
+    scored_in_float32: bool = False
+    """What 16 bits do not tell apart is told apart for the choice."""
+    clamp: Clamp | None = None
+    """How gates are kept within limits; all matrices have biases then, that of what chooses too. None: gates are
+    SiLU's, and nothing has a bias."""
+    layers: frozenset[int]
+    """Which layers have them; others have one MLP."""
+    names: ExpertNames
+
+    @property
+    def biased(self) -> bool:
+        """An expert counts by its sigmoid, and is chosen by that and a bias; else by its share in a softmax of all."""
+        return bool(self.names.bias)
+
+    @property
+    def all(self) -> int:
+        """Those to choose from and those that are shared."""
+        return self.count + self.shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent:
+    """Attention whose cache holds one row of numbers for each token, its latent, from which every head's key and value
+    are made; behind it numbers of the key that turn, the same for all heads."""
+
+    rank: int
+    """Numbers of a latent."""
+    q_rank: int
+    """Of what queries are made from; 0: from hidden states."""
+    still: int
+    """Numbers of a head's query and key that do not turn."""
+    turned: int
+    """Those that do."""
+    value: int
+    """Numbers of a head's value."""
+    in_pairs: bool
+    """Of those that turn, neighbours do together; else each with the one half of them behind it."""
+    eps: float = 1e-6
+    """Of the norms of latents, and of what queries are made from."""
+
+    @property
+    def dim(self) -> int:
+        """Numbers that the cache holds of a token."""
+        return self.rank + self.turned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta:
+    """Attention that keeps no keys and values but a state of fixed size: each head a matrix, which maps a key to a
+    value. A token lets it fade, corrects what it says of the token's key, and reads it by the token's query (the gated
+    delta rule). Queries, keys and values go through a short convolution over a sequence's tokens first."""
+
+    key_heads: int
+    value_heads: int
+    """Several share a key head's queries and keys; each has a state of its own."""
+    key_dim: int
+    value_dim: int
+    taps: int
+    """Tokens that the convolution sees, the token itself included."""
+    layers: frozenset[int]
+    """Which layers have it; others attend to keys and values."""
+    by_key_heads: bool
+    """How the checkpoint has the rows of the first product: of each key head all, or of all heads each kind."""
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a token that are convolved: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    def of_rank(self, size: int) -> "Delta":
+        """What one of several ranks has: some heads."""
+        return replace(self, key_heads=self.key_heads // size, value_heads=self.value_heads // size)

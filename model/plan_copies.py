@@ -1,0 +1,43 @@
+"""The copies that a plan wants made before its step: of pages that two answers part on, of states that are kept.
+
+Knows how pairs get to the device; whose pages and places they are is the scheduler's matter.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from tercet.ipc.step_messages import Step
+from tercet.model.slots import PlanBuffer
+from tercet.model.states import States
+from tercet.triton_kernels.copy_pages import copy_pages
+
+
+class PlanCopies:
+    """Of one runner."""
+
+    def __init__(self, plan: PlanBuffer, first_word: int, kv_cache: Tensor, states: States | None) -> None:
+        """`first_word`: from which on a run of the plan's words may bring pairs."""
+        self._plan, self._first_word = plan, first_word
+        self._kv_cache, self._states = kv_cache, states
+
+    def make(self, step: Step) -> None:
+        """All of a plan's. What is kept in it may be what another request begins from."""
+        if len(step.copies):
+            copy_pages(self._kv_cache, self._sent(step.copies))
+        for pairs in (step.kept, step.restored):
+            if len(pairs) and self._states is not None:
+                self._states.copy(self._sent(pairs))
+
+    def warm_up(self) -> None:
+        """Compile what makes them; copies nothing that anybody holds."""
+        pairs_P2 = self._plan.words_W[self._first_word :][:2].view(-1, 2)
+        copy_pages(self._kv_cache, pairs_P2)
+        if self._states is not None:
+            self._states.copy(pairs_P2)
+
+    def _sent(self, packed: bytes) -> Tensor:
+        pairs = np.frombuffer(packed, np.int32)
+        stop = self._first_word + len(pairs)
+        self._plan.begin()[self._first_word : stop] = pairs
+        self._plan.send(self._first_word, stop)
+        return self._plan.words_W[self._first_word : stop].view(-1, 2)
