@@ -185,6 +185,7 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
     if delta is not None:
         delta = replace(delta, layers=frozenset(layer for layer, (_, _, carries, _) in enumerate(few) if carries))
     windows = tuple(window for window, *_ in few)
-    sizes = {"num_layers": len(few), "layer_windows": windows, "layer_ropes": ()}
-    config = replace(config, **sizes, experts=experts, delta=delta)
+    config = replace(
+        config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts, delta=delta
+    )  # fmt: skip
     return config, {f"{LAYERS}{n}.{matrix}": way for n, (*_, ways) in enumerate(few) for matrix, way in ways}

@@ -75,8 +75,8 @@ class StackedExperts:
         elif matrix.first is None:
             yield self._of_expert(matrix.stack, matrix.expert).t().narrow(dim, start, stop - start)
         else:
-            rows = self._of_expert(matrix.stack, matrix.expert).narrow(0, matrix.first, matrix.shape[0])
-            yield rows.narrow(dim, start, stop - start)
+            numbers = self._of_expert(matrix.stack, matrix.expert).narrow(0, matrix.first, matrix.shape[0])
+            yield numbers.narrow(dim, start, stop - start)
 
     def quantized(self) -> Set[str]:
         return {name for name, matrix in self._matrices.items() if matrix.packed}

@@ -10,6 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+import shapes_delta
+
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
     return {
@@ -230,12 +232,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "glm-4.7-flash": _GLM_FLASH,
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
+    **shapes_delta.SHAPES,
 }
 
 PLAIN_SHAPES = sorted(
-    name for name, shape in SHAPES.items() if "quantization_config" not in shape and "kv_lora_rank" not in shape
+    name
+    for name, shape in SHAPES.items()
+    if not shape.keys() & {"quantization_config", "kv_lora_rank", "linear_num_key_heads"}
 )
-"""Those whose products are of plain numbers, and whose attention has one for queries, keys and values."""
+"""Those whose products are of plain numbers, and whose attention has one for queries, keys and values alone."""
 
 
 def write_shape(name: str, folder: Path) -> Path:

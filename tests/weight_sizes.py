@@ -11,7 +11,12 @@ def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
         query = num_heads * config.head_dim
         heads = latent.dim + (latent.q_rank or query) + num_heads * latent.value
         of_latents = latent.q_rank * query + latent.rank * num_heads * (latent.still + latent.value)
-    inner = config.num_layers * (heads + mlp)
+    heads += num_heads * config.head_dim if config.gated_attention else 0
+    inner = config.num_caching_layers * heads + config.num_layers * mlp
+    if config.delta is not None:
+        delta = config.delta.of_rank(num_ranks)
+        values = delta.value_heads * delta.value_dim
+        inner += len(delta.layers) * (delta.channels + 2 * values + 2 * delta.value_heads)
     if (experts := config.experts) is not None:
         many = experts.count + experts.all * 3 * experts.intermediate_size // num_ranks
         inner += len(experts.layers) * (many - mlp)
