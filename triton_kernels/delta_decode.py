@@ -14,7 +14,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 
 _BLOCK_V, _WARPS = 32, 4
-"""Columns of a state that one program owns, and who sums them up: the same however many rows there are, for the bits."""
+"""Columns of a state that one program owns, and who sums them up: the same for any number of rows, for the bits."""
 
 
 @triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
