@@ -5,9 +5,30 @@ Knows pools, [layer, slot, ...]; what lies in them, and which are copied why, is
 Shape suffixes: P pairs of slots.
 """
 
+import math
+
+import triton
+import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import check_contiguous, check_indices
+from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_indices
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+
+_BLOCK = 4096
+
+
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
+def _copy_states_kernel(pools_ptr, pairs_ptr, S, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (P, layers, tiles of a slot): one program copies BLOCK numbers. A pair outside is skipped."""
+    source = tl.load(pairs_ptr + 2 * tl.program_id(0)).to(tl.int64)
+    target = tl.load(pairs_ptr + 2 * tl.program_id(0) + 1).to(tl.int64)
+    if (source >= 0) & (source < S) & (target >= 0) & (target < S):
+        first = tl.program_id(1).to(tl.int64) * S
+        offset = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+        mask = offset < SIZE
+        numbers = tl.load(pools_ptr + (first + source) * SIZE + offset, mask=mask)
+        tl.store(pools_ptr + (first + target) * SIZE + offset, numbers, mask=mask)
 
 
 def copy_states(pools: Tensor, pairs_P2: Tensor) -> None:
@@ -18,9 +39,18 @@ def copy_states(pools: Tensor, pairs_P2: Tensor) -> None:
     """
     if pools.ndim < 3:
         raise ValueError(f"pools: got shape {list(pools.shape)}, wanted [layers, slots, ...]")
+    check_dtype("pools", pools, *FLOATS)
     check_contiguous("pools", pools)
     check_indices("pairs", pairs_P2, pools, None, 2)
-    copy_states_reference(pools, pairs_P2)
+    if not use_kernels(pools):
+        copy_states_reference(pools, pairs_P2)
+    elif pairs_P2.shape[0] and pools.numel():
+        num_layers, S = pools.shape[:2]
+        size = math.prod(pools.shape[2:])
+        block = min(_BLOCK, next_power_of_2(size))
+        _copy_states_kernel[(pairs_P2.shape[0], num_layers, cdiv(size, block))](
+            pools, pairs_P2, S, SIZE=size, BLOCK=block, num_warps=4
+        )
 
 
 def copy_states_reference(pools: Tensor, pairs_P2: Tensor) -> None:

@@ -5,9 +5,55 @@ A head's state decays; what it answers to the key is replaced, as far as beta sa
 Shape suffixes: B decode rows, C channels (`delta_heads.py`), S slots, H value heads, D numbers of a key, V of a value.
 """
 
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_out, check_rows, check_states
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+
+_BLOCK_V, _WARPS = 32, 4
+"""Columns of a state that one program owns, and who sums them up: the same for any number of rows, for the bits."""
+
+
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
+def _delta_decode_kernel(
+    qkv_ptr, gates_ptr, states_ptr, slots_ptr, lengths_ptr, out_ptr, S,
+    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (V / BLOCK_V, H, B): one program owns BLOCK_V columns of a head's state, which go through it once.
+
+    What the query will find is summed up from the state before: so both sums wait for the same load, and for nothing
+    else.
+    """
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    length = tl.load(lengths_ptr + row)
+    keys = tl.arange(0, D)
+    values = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
+    out_ptrs = out_ptr + (row * H + head) * V + values
+    if (length > 0) & (slot >= 0) & (slot < S):
+        state_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[:, None] * V + values[None, :]
+        # Nothing of what a slot's former holder has left goes into a sum, not even times zero.
+        state = tl.load(state_ptrs, mask=(keys[:, None] >= 0) & (length > 1), other=0.0)
+        qkv_ptr += row * (2 * K * D + H * V)
+        key_head = head // (H // K)
+        q = tl.load(qkv_ptr + key_head * D + keys).to(tl.float32)
+        k = tl.load(qkv_ptr + (K + key_head) * D + keys).to(tl.float32)
+        v = tl.load(qkv_ptr + 2 * K * D + head * V + values).to(tl.float32)
+        decay = tl.exp(tl.load(gates_ptr + row * (2 * H) + head))
+        beta = tl.load(gates_ptr + row * (2 * H) + H + head)
+        state *= decay
+        added = (v - tl.sum(state * k[:, None], 0)) * beta
+        found = tl.sum(state * q[:, None], 0) + tl.sum(q * k) * added
+        tl.store(state_ptrs, state + k[:, None] * added[None, :])
+        tl.store(out_ptrs, found.to(out_ptr.dtype.element_ty))
+    else:
+        tl.store(out_ptrs, tl.zeros((BLOCK_V,), out_ptr.dtype.element_ty))
 
 
 def delta_decode(
@@ -28,7 +74,15 @@ def delta_decode(
     heads = check_states(qkv_BC, gates_B2H, states_SHDV, num_key_heads)
     check_out(out_BHV, qkv_BC, heads)
     check_rows(slots_B, lengths_B, qkv_BC, qkv_BC.shape[0])
-    delta_decode_reference(qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, heads=heads, out_BHV=out_BHV)
+    B, (K, H, D, V) = qkv_BC.shape[0], heads
+    if not use_kernels(qkv_BC):
+        delta_decode_reference(qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, heads=heads, out_BHV=out_BHV)
+    elif B:
+        block_v = min(_BLOCK_V, V)
+        _delta_decode_kernel[(V // block_v, H, B)](
+            qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, out_BHV, states_SHDV.shape[0],
+            K=K, H=H, D=D, V=V, BLOCK_V=block_v, num_warps=_WARPS, **overlap_options(qkv_BC),
+        )  # fmt: skip
 
 
 def delta_decode_reference(

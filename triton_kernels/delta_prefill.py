@@ -14,8 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_out, check_states
+from tercet.triton_kernels.delta_tiles import answer_tiles_kernel, scan_tiles_kernel, solve_tiles_kernel
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import overlap_options
+from tercet.triton_kernels.tiles import next_power_of_2
 
 TILE = 64
+_BLOCK, _LEVELS = 16, 2
+"""Of the triangular inverse: TILE is _BLOCK * 2 ** _LEVELS."""
 
 
 def delta_prefill(
@@ -37,9 +43,41 @@ def delta_prefill(
     heads = check_states(qkv_TC, gates_T2H, states_SHDV, num_key_heads)
     check_out(out_THV, qkv_TC, heads)
     check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, qkv_TC)
-    delta_prefill_reference(
-        qkv_TC, gates_T2H, states_SHDV, chunk_slots_C, chunk_starts_C, query_starts_C1, heads=heads, out_THV=out_THV
-    )
+    chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
+    if not use_kernels(qkv_TC):
+        delta_prefill_reference(qkv_TC, gates_T2H, states_SHDV, *chunks, heads=heads, out_THV=out_THV)
+    elif qkv_TC.shape[0] and chunk_slots_C.shape[0]:
+        _launch(qkv_TC, gates_T2H, states_SHDV, *chunks, heads, out_THV)
+
+
+def _launch(
+    qkv_TC: Tensor, gates_T2H: Tensor, states_SHDV: Tensor, chunk_slots_C: Tensor, chunk_starts_C: Tensor,
+    query_starts_C1: Tensor, heads: DeltaHeads, out_THV: Tensor,
+) -> None:  # fmt: skip
+    """Three launches: tiles by themselves, tile after tile, and what they answer."""
+    K, H, D, V = heads
+    num_chunks = chunk_slots_C.shape[0]
+    places = qkv_TC.shape[0] // TILE + num_chunks  # of tiles: no more, wherever chunks begin
+    keys, values = qkv_TC.new_empty(places, H, TILE, D), qkv_TC.new_empty(places, H, V, TILE)
+    before, summed = qkv_TC.new_empty(places, H, V, D), gates_T2H.new_empty(places, H, TILE)
+    wide = qkv_TC.dtype == torch.float32
+    sizes = {"K": K, "H": H, "D": D, "V": V, "TILE": TILE, "PRECISION": "ieee" if wide else "tf32"}
+    find = {"BLOCK_C": next_power_of_2(num_chunks)}
+    overlap = overlap_options(qkv_TC)
+    solve_tiles_kernel[(H, places)](
+        qkv_TC, gates_T2H, query_starts_C1, summed, keys, values, num_chunks,
+        BLOCK=_BLOCK, LEVELS=_LEVELS, INVERSE="ieee" if wide else "tf32x3", num_warps=4, **sizes, **find, **overlap,
+    )  # fmt: skip
+    block_v = min(V, 16 if wide else 64)
+    scan_tiles_kernel[(V // block_v, H, num_chunks)](
+        qkv_TC, chunk_slots_C, chunk_starts_C, query_starts_C1, summed, keys, values, before, states_SHDV,
+        states_SHDV.shape[0], BLOCK_V=block_v, STAGES=1 if wide else 2, num_warps=4, **sizes, **overlap,
+    )  # fmt: skip
+    block_v = min(V, 32 if wide else 128)
+    answer_tiles_kernel[(V // block_v, H, places)](
+        qkv_TC, query_starts_C1, summed, values, before, out_THV, num_chunks,
+        BLOCK_V=block_v, num_warps=4, **sizes, **find, **overlap,
+    )  # fmt: skip
 
 
 def delta_prefill_reference(

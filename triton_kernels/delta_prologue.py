@@ -11,6 +11,8 @@ heads of D numbers, H value heads of V.
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import (
@@ -23,6 +25,153 @@ from tercet.triton_kernels.checks import (
     check_shape,
 )
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_heads, check_rows
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+
+_FEW_TOKENS = 512
+_BLOCK_C = 512
+_SIZES = ["T", "B", "S", "num_chunks"]
+
+
+@triton.jit
+def _nothing():
+    return ()
+
+
+@triton.jit
+def _places(
+    tokens, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, num_chunks,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Of tokens: their slots, how many of their sequence lie ahead of them in this step, and how many before it."""
+    is_row = tokens < B
+    slot = tl.load(slots_ptr + tokens, mask=is_row, other=-1)
+    before = tl.load(lengths_ptr + tokens, mask=is_row, other=0) - 1
+    ahead = tokens * 0
+    if BLOCK_C:
+        chunks = tl.arange(0, BLOCK_C)
+        ends = tl.load(query_starts_ptr + 1 + chunks, mask=chunks < num_chunks, other=2147483647)
+        # The number of chunks that end at or before a token is the index of its own.
+        own = tl.sum((ends[None, :] <= (tokens - B)[:, None]).to(tl.int32), 1)
+        inside = (tokens >= B) & (own < num_chunks)
+        slot = tl.where(is_row, slot, tl.load(chunk_slots_ptr + own, mask=inside, other=-1))
+        before = tl.where(is_row, before, tl.load(chunk_starts_ptr + own, mask=inside, other=0))
+        ahead = tl.where(inside, tokens - B - tl.load(query_starts_ptr + own, mask=inside, other=0), 0)
+    return slot, ahead, before
+
+
+@triton.jit
+def _store_gates(
+    x_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, N: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr
+):
+    """Log decays and betas, from the last 2 H numbers of tokens."""
+    heads = tl.arange(0, BLOCK_H)[None, :]
+    mask = real[:, None] & (heads < H)
+    rows = tokens.to(tl.int64)[:, None]
+    b = tl.load(x_ptr + rows * N + (N - 2 * H) + heads, mask=mask, other=0.0).to(tl.float32)
+    a = tl.load(x_ptr + rows * N + (N - H) + heads, mask=mask, other=0.0).to(tl.float32)
+    a += tl.load(dt_bias_ptr + heads, mask=heads < H, other=0.0)
+    # softplus: max(a, 0) + log(1 + e), where what is lost in 1 + e is made good.
+    e = tl.exp(-tl.abs(a))
+    more = 1.0 + e
+    grown = tl.where(more == 1.0, e, tl.log(more) * (e / tl.where(more == 1.0, 1.0, more - 1.0)))
+    rate = tl.exp(tl.load(a_log_ptr + heads, mask=heads < H, other=0.0))
+    gates_ptrs = gates_ptr + rows * (2 * H) + heads
+    tl.store(gates_ptrs, -rate * (tl.maximum(a, 0.0) + grown), mask=mask)
+    tl.store(gates_ptrs + H, 1.0 / (1.0 + tl.exp(-b)), mask=mask)
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+def _delta_prologue_kernel(
+    x_ptr, tails_ptr, conv_ptr, a_log_ptr, dt_bias_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr,
+    query_starts_ptr, rows_ptr, qkv_ptr, gates_ptr, T, B, S, num_chunks,
+    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, W: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T / BLOCK_T, 2 K + H + 1): one program owns a head of some tokens, with its tails of decode rows; the last
+    ones own the gates of all heads.
+
+    Tails of chunks are another kernel's: tokens of several programs read them.
+    """
+    C: tl.constexpr = 2 * K * D + H * V
+    N: tl.constexpr = C + H * V + 2 * H
+    head = tl.program_id(1)
+    is_value = head >= 2 * K
+    numbers = tl.arange(0, BLOCK)
+    columns = tl.where(is_value, 2 * K * D + (head - 2 * K) * V, head * D) + numbers
+    own = numbers < tl.where(is_value, V, D)
+    taps = _nothing()
+    for tap in tl.static_range(W):
+        taps += (tl.load(conv_ptr + columns * W + tap, mask=own & (columns < C), other=0.0).to(tl.float32),)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if HAS_ROWS:
+        T = tl.minimum(T, tl.load(rows_ptr))
+    first = tl.program_id(0) * BLOCK_T
+    tokens = first + tl.arange(0, BLOCK_T)
+    real = tokens < T
+    if head == 2 * K + H:
+        _store_gates(x_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, N, H, BLOCK_H)
+    else:
+        slot, ahead, before = _places(
+            tokens, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, num_chunks, BLOCK_C
+        )  # fmt: skip
+        kept = real & (slot >= 0) & (slot < S)
+        mask = real[:, None] & own[None, :]
+        x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * N + columns[None, :]
+        tails_ptrs = tails_ptr + slot.to(tl.int64)[:, None] * ((W - 1) * C) + columns[None, :]
+        inputs = _nothing()
+        for tap in tl.static_range(W):
+            back = W - 1 - tap
+            x = tl.load(x_ptrs - back * N, mask=mask & (ahead >= back)[:, None], other=0.0)
+            if back:
+                is_tail = kept & (ahead < back) & (before > 0)
+                tail_ptrs = tails_ptrs + (tap + ahead)[:, None] * C
+                tail = tl.load(tail_ptrs, mask=is_tail[:, None] & own[None, :], other=0.0)
+                x = tl.where(is_tail[:, None], tail, x)
+            inputs += (x,)
+        if first < B:
+            tl.debug_barrier()  # other threads may yet read what these write
+            moves = (kept & (tokens < B) & (before >= 0))[:, None] & own[None, :]
+            for tap in tl.static_range(1, W):
+                tl.store(tails_ptrs + (tap - 1) * C, inputs[tap], mask=moves)
+        y = inputs[0].to(tl.float32) * taps[0][None, :]
+        for tap in tl.static_range(1, W):
+            y += inputs[tap].to(tl.float32) * taps[tap][None, :]
+        y = y / (1.0 + tl.exp(-y))
+        if head < 2 * K:
+            y *= tl.rsqrt(tl.sum(y * y, 1) + 1e-6)[:, None] * tl.where(head < K, D**-0.5, 1.0)
+        qkv_ptrs = qkv_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
+        tl.store(qkv_ptrs, y.to(qkv_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "S"], do_not_specialize_on_alignment=["B", "S"])
+def _chunk_tails_kernel(
+    x_ptr, tails_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, S,
+    C: tl.constexpr, N: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (chunks, C / BLOCK): one program owns the tails of one chunk's slot in BLOCK channels."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    chunk = tl.program_id(0)
+    slot = tl.load(chunk_slots_ptr + chunk).to(tl.int64)
+    begin = tl.load(query_starts_ptr + chunk)
+    count = tl.load(query_starts_ptr + chunk + 1) - begin
+    if (count > 0) & (slot >= 0) & (slot < S):
+        tails = tl.arange(0, BLOCK_W)[:, None]
+        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+        mask = (tails < W - 1) & (columns < C)
+        # Of the old tails and, behind them, the chunk's tokens the last W - 1.
+        source = tails + count
+        tails_ptrs = tails_ptr + slot * ((W - 1) * C) + columns
+        is_old = source < W - 1
+        started = tl.load(chunk_starts_ptr + chunk) > 0
+        old = tl.load(tails_ptrs + source * C, mask=mask & is_old & started, other=0.0)
+        token = tl.cast(B + begin, tl.int64) + source - (W - 1)
+        x = tl.load(x_ptr + token * N + columns, mask=mask & (source >= W - 1), other=0.0)
+        tl.debug_barrier()  # other threads may yet read what these write
+        tl.store(tails_ptrs + tails * C, tl.where(is_old, old, x), mask=mask)
 
 
 def delta_prologue(
@@ -55,10 +204,31 @@ def delta_prologue(
         raise ValueError(f"x: got {x_TN.shape[0]} tokens, wanted one for each of {decode_slots_B.shape[0]} decode rows")
     if rows is not None:
         check_indices("rows", rows, x_TN, 1)
-    return delta_prologue_reference(
-        x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, chunk_slots_C,
-        chunk_starts_C, query_starts_C1, heads=heads,
-    )  # fmt: skip
+    chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
+    if not use_kernels(x_TN):
+        return delta_prologue_reference(
+            x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks, heads=heads
+        )
+    (T, N), (K, H, D, V), C, W = x_TN.shape, heads, heads.channels, conv_CW.shape[1]
+    B, S, num_chunks = decode_slots_B.shape[0], tails_STC.shape[0], chunk_slots_C.shape[0]
+    qkv_TC, gates_T2H = x_TN.new_empty(T, C), torch.empty(T, 2 * H, dtype=torch.float32, device=x_TN.device)
+    overlap = overlap_options(x_TN)
+    if T:
+        # A row of a tile is as many threads' in both: its sums are of the same order.
+        block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
+        _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](
+            x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks,
+            query_starts_C1 if rows is None else rows, qkv_TC, gates_T2H, T, B, S, num_chunks,
+            K=K, H=H, D=D, V=V, W=W, BLOCK_T=block_t, BLOCK=max(D, V), BLOCK_H=next_power_of_2(H),
+            BLOCK_C=next_power_of_2(num_chunks) if num_chunks else 0, HAS_ROWS=rows is not None, num_warps=warps,
+            **overlap,
+        )  # fmt: skip
+    if num_chunks:
+        _chunk_tails_kernel[(num_chunks, cdiv(C, _BLOCK_C))](
+            x_TN, tails_STC, *chunks, B, S,
+            C=C, N=N, W=W, BLOCK_W=next_power_of_2(W - 1), BLOCK=_BLOCK_C, num_warps=4, **overlap,
+        )  # fmt: skip
+    return qkv_TC, gates_T2H
 
 
 def delta_prologue_reference(

@@ -5,9 +5,40 @@ Shape suffixes: T tokens, H heads of V numbers, N numbers of the rows that hold 
 
 import torch
 import torch.nn.functional as F
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_indices, check_same, check_shape
+from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+
+_BLOCK = 1024
+"""Numbers of one program."""
+
+
+@triton.jit(do_not_specialize=["first_column"], do_not_specialize_on_alignment=["first_column"])
+def _gated_head_norm_kernel(
+    x_ptr, z_ptr, weight_ptr, out_ptr, rows_ptr, eps, first_column,
+    H: tl.constexpr, V: tl.constexpr, N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (T, H / BLOCK_H): one program owns some heads of one token."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = (tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H))[:, None]
+    numbers = tl.arange(0, BLOCK_V)[None, :]
+    mask = (heads < H) & (numbers < V)
+    columns = heads * V + numbers
+    weight = tl.load(weight_ptr + numbers, mask=numbers < V, other=0.0).to(tl.float32)
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    if HAS_ROWS:
+        mask &= token < tl.load(rows_ptr)
+    x = tl.load(x_ptr + token * (H * V) + columns, mask=mask, other=0.0).to(tl.float32)
+    z = tl.load(z_ptr + token * N + first_column + columns, mask=mask, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x, 1) / V + eps)[:, None] * weight * (z / (1.0 + tl.exp(-z)))
+    tl.store(out_ptr + token * (H * V) + columns, y.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def gated_head_norm(
@@ -21,13 +52,24 @@ def gated_head_norm(
     check_dtype("x", x_THV, *FLOATS)
     check_shape("x", x_THV, None, None, None)
     check_contiguous("x", x_THV)
-    _, H, V = x_THV.shape
+    T, H, V = x_THV.shape
     check_gates("z", z_TN, first_column, x_THV, H * V)
     check_shape("weight", weight_V, V)
     check_same("weight", weight_V, x_THV, torch.float32)
     if rows is not None:
         check_indices("rows", rows, x_THV, 1)
-    return gated_head_norm_reference(x_THV, z_TN, first_column, weight_V, eps)
+    if not use_kernels(x_THV):
+        return gated_head_norm_reference(x_THV, z_TN, first_column, weight_V, eps)
+    out_TH = x_THV.new_empty(T, H * V)
+    if out_TH.numel():
+        block_v = next_power_of_2(V)
+        block_h = min(next_power_of_2(H), max(_BLOCK // block_v, 1))
+        _gated_head_norm_kernel[(T, cdiv(H, block_h))](
+            x_THV, z_TN, weight_V, out_TH, x_THV if rows is None else rows, eps, first_column,
+            H=H, V=V, N=z_TN.shape[1], BLOCK_H=block_h, BLOCK_V=block_v, HAS_ROWS=rows is not None, num_warps=4,
+            **overlap_options(x_THV),
+        )  # fmt: skip
+    return out_TH
 
 
 def gated_head_norm_reference(x_THV: Tensor, z_TN: Tensor, first_column: int, weight_V: Tensor, eps: float) -> Tensor:
