@@ -25,30 +25,32 @@ class Admission:
         The oldest prompt that is begun has half, so that it gets on. Then come those begun that fit, the shortest
         first, then new ones; what is left goes to the long ones. So a short prompt waits for no long one but the first.
         """
+        self._residents.states.keep(draft)  # ahead of all who may begin from what is kept
         plan = ChunkPlan(self._residents, budget, draft.chunks)
         oldest, others = self._residents.prefilling[:1], sorted(self._residents.prefilling[1:], key=plan.num_to_come)
         for request in oldest:
-            plan.take(request, others_wait=bool(others) or self._can_admit())
+            plan.take(request, others_wait=bool(others) or self._can_admit(plan))
         while others and plan.budget >= plan.num_to_come(others[0]):
             plan.take(others.pop(0))
-        while plan.budget > 0 and self._can_admit():
+        while plan.budget > 0 and self._can_admit(plan):
             request = self._waiting.pop(now)
             self._residents.admit(request, now, draft)
-            plan.take(request, others_wait=self._can_admit())
+            plan.take(request, others_wait=self._can_admit(plan))
         for request in others:
             plan.take(request)
+        assert draft.chunks or not draft.kept, "a state is kept, and no plan follows"
 
     def share(self, chunks: list[tuple[int, int, int]]) -> None:
         """What a plan computes of prompts serves later ones, which workers run after it."""
         for slot, start, length in chunks:
             request = self._residents.at(slot)
             assert request is not None
-            self._residents.remember(request, start + length)
+            self._residents.share(request, start + length)
             if request.family is not None and self._residents.slots.decoding[slot]:
                 request.family.has_prompt(request)
                 self._waiting.call_back(request.family)
 
-    def _can_admit(self) -> bool:
+    def _can_admit(self, plan: ChunkPlan) -> bool:
         """Whether the next in line can enter. Who has no mask for the first step yet lets others pass."""
         while (first := self._waiting.first) is not None and not self._constraints.lets_in(first):
             if not (self._constraints.has_room_for(first) or self._make_way(first)):
@@ -57,7 +59,7 @@ class Admission:
             if first.is_suspect:  # it has to run alone: nobody passes
                 return False
             self._waiting.set_aside(first)
-        return first is not None and self._residents.can_admit(first)
+        return first is not None and plan.can_begin(first) and self._residents.can_admit(first)
 
     def _make_way(self, request: Request) -> bool:
         """Whoever is last in line asks for its mask later, if it is behind this one, who else might wait for ever."""

@@ -22,17 +22,32 @@ class ChunkPlan:
         """Tokens of its prompt that no plan computes yet."""
         return len(request.token_ids) - int(self._slots.planned[request.slot])
 
+    def can_begin(self, request: Request) -> bool:
+        """Whether there is budget for a part of one that is new, whatever of it is cached."""
+        return self.budget >= min(max(self._residents.states.tile, 1), len(request.token_ids))
+
     def take(self, request: Request, *, others_wait: bool = False) -> None:
         """As much of its prompt as there is budget; half of that if others wait and it does not fit."""
-        slot, to_come = request.slot, self.num_to_come(request)
+        slot, start, to_come = request.slot, int(self._slots.planned[request.slot]), self.num_to_come(request)
         length = min(to_come, self.budget)
         if length < to_come and others_wait:
             length = max(self.budget // 2, 1)
+        if self._residents.states.tile:
+            length = self._within_cuts(request, start, length)
         if not length:
             return
-        self._chunks.append((slot, int(self._slots.planned[slot]), length))
+        self._chunks.append((slot, start, length))
         self.budget -= length
         self._slots.planned[slot] += length
         if length == to_come:
             self._residents.prefilling.remove(request)
             self._slots.decoding[slot] = True
+
+    def _within_cuts(self, request: Request, start: int, length: int) -> int:
+        """Less of it, up to where its state is kept, and so that the next part begins with a tile; where that leaves
+        nothing, one tile, if there is budget for it."""
+        tile, total = self._residents.states.tile, len(request.token_ids)
+        end = min(start + length, next((cut for cut in request.cuts if cut > start), total))
+        if end < total:
+            end = max(end // tile * tile, min(start + tile, total))
+        return end - start if end - start <= self.budget else 0

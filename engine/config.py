@@ -61,6 +61,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes of KV cache per rank; None: on a GPU what is free under gpu_memory_utilization, on the CPU 1 GiB."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    kept_states: int = 64
+    """Copies of states that later prompts may begin from; only for models that carry a state."""
     run_ahead: int = 2
     """Plans in flight: how far the scheduler runs ahead of the workers."""
     max_lease: int = 4
@@ -141,6 +143,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_range("max_queued_requests", self.max_queued_requests, 1, 2**40)
         _check_range("max_queued_tokens", self.max_queued_tokens, 1, 2**40)
         _check_range("heartbeat_timeout", self.heartbeat_timeout, 1.0, 86400.0)
+        _check_range("kept_states", self.kept_states, 0, 65536)
         _check_range("max_restarts", self.max_restarts, 0, 2**20)
         _check_range("restart_window", self.restart_window, 0.1, 86400.0)
         _check_range("seed", self.seed, 0, 2**63 - 1)

@@ -46,7 +46,8 @@ class DecodeRows:
     def _plan(self, draft: PlanDraft, *, prompts_wait: bool, in_flight: bool) -> tuple[NDArray[np.int32], int, int]:
         if not self._residents.running:
             return np.zeros(0, np.int32), 1, 0
-        ahead = self._constraints.go_ahead(self._slots, self._lease.step_seconds)
+        # A row that is computed and draws nothing is computed again, which a state cannot be.
+        ahead = not self._residents.states.tile and self._constraints.go_ahead(self._slots, self._lease.step_seconds)
         slots = self._slots.that_decode(ahead=ahead)
         if not len(slots):
             return slots, 1, 0

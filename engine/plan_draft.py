@@ -20,6 +20,10 @@ class PlanDraft:
     """Slot, index in its page table, page."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Page, and page that becomes its copy."""
+    kept: list[tuple[int, int]] = field(default_factory=list)
+    """Slot, and place that gets a copy of its state."""
+    restored: list[tuple[int, int]] = field(default_factory=list)
+    """Place, and slot that gets a copy of the state there."""
     chunks: list[tuple[int, int, int]] = field(default_factory=list)
     """Slot, first position, length."""
 
@@ -57,6 +61,8 @@ class PlanDraft:
             longest,
             awaits,
             num_guesses,
+            _packed(self.kept),
+            _packed(self.restored),
         )
 
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from tercet.engine.config import EngineConfig
 from tercet.engine.speculation import SpeculativeConfig
+from tercet.ipc.process_messages import Limits
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class PlannerSettings:
     max_queued_tokens: int = 2**40
     restart_window: float = 60.0
     speculation: SpeculativeConfig | None = None
+    state_tile: int = 0
+    kept_states: int = 0
 
     @property
     def looks_back(self) -> bool:
@@ -37,3 +41,35 @@ class PlannerSettings:
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
+
+
+def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
+    """Both together."""
+    return PlannerSettings(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        num_pages=limits.num_pages,
+        page_size=config.page_size,
+        run_ahead=config.run_ahead,
+        max_lease=config.max_lease,
+        max_lease_ms=config.max_lease_ms,
+        enable_prefix_caching=config.enable_prefix_caching,
+        deterministic=config.deterministic,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+        restart_window=config.restart_window,
+        speculation=config.speculative_config,
+        state_tile=limits.state_tile,
+        kept_states=config.kept_states if limits.state_tile and config.enable_prefix_caching else 0,
+    )
+
+
+def check_state_tile(max_num_seqs: int, max_num_batched_tokens: int, state_tile: int) -> None:
+    """Refuse settings of a model that carries states by which a prompt might never get on: beside all others that
+    decode it needs room for a tile."""
+    if state_tile and max_num_batched_tokens < max_num_seqs + state_tile:
+        raise ValueError(
+            f"--max-num-batched-tokens is {max_num_batched_tokens}; want at least {max_num_seqs + state_tile}: "
+            f"--max-num-seqs ({max_num_seqs}) and {state_tile}, since this model computes prompts in steps of so many"
+        )

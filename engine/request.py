@@ -30,10 +30,10 @@ class Family:
         """Whether it is better to wait than to compute the prompt once more."""
         return self.computing is not None and not self.sources
 
-    def enter(self, request: "Request") -> None:
-        """It has got a slot."""
+    def enter(self, request: "Request", *, helps: bool = True) -> None:
+        """It has got a slot. `helps`: what it computes of the prompt can serve the others."""
         self.has_begun = True
-        if not self.sources:
+        if helps and not self.sources:
             self.computing = request
 
     def has_prompt(self, request: "Request") -> None:
@@ -65,6 +65,8 @@ class Request:
     pages: list[int] = field(default_factory=list)
     num_remembered: int = 0
     """Pages that the pool knows by hash."""
+    cuts: list[int] = field(default_factory=list)
+    """Positions at which chunks end, so that the state there is kept."""
     admitted: float | None = None
     first_token: float | None = None
     num_cached: int = 0

@@ -16,6 +16,7 @@ from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays, Slots
+from tercet.engine.states import States
 from tercet.ipc.step_messages import Enter, Load
 
 
@@ -25,8 +26,10 @@ class Head(NamedTuple):
     num_tokens: int
     pages: list[int]
     """Full ones, to be shared."""
-    copied: int | None
+    copied: int | None = None
     """The beginning of this page belongs to it too; what follows there is another's."""
+    num_cached: int = 0
+    """Tokens whose keys and values are there, though it may have to compute some for the state behind them."""
 
 
 @dataclass
@@ -51,6 +54,7 @@ class Residents:
         self._counters = counters
         self.pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
         self.slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
+        self.states = States(settings)
         self.running: dict[int, Request] = {}
         """By number."""
         self.prefilling: list[Request] = []
@@ -123,6 +127,7 @@ class Residents:
         if request.admitted is None:
             request.admitted, request.num_cached = now, head.num_tokens
         request.num_remembered = len(head.pages)
+        request.cuts = self.states.cuts(length, head.num_tokens, head.num_cached)
         self.suspect = request if request.is_suspect else None
         self.running[request.number] = self._by_slot[slot] = request
         self.prefilling.append(request)
@@ -130,13 +135,15 @@ class Residents:
         own = self.pool.take(self._settings.pages(length) - len(head.pages))
         if head.copied is not None:
             draft.copies.append((head.copied, own[0]))
+        if self.states.tile and head.num_tokens:
+            self.states.restore(request.hashes[len(head.pages)], slot, draft)
         self._append_pages(request, head.pages + own, draft)
         # Penalties count all tokens, and guesses are looked up among all.
         first = 0 if self._settings.looks_back or request.sampling.adjustments is not None else head.num_tokens
         ids = request.token_ids[first:].tobytes()
         draft.enters.append(Enter(slot, ids, request.num_prompt, request.sampling, first))
         if request.family is not None:
-            request.family.enter(request)
+            request.family.enter(request, helps=not self.states.tile or bool(request.cuts))
 
     def lacks_pages(self, slots: Slots, num_tokens: NDArray[np.int32]) -> bool:
         """Whether these slots cannot all grow to so many tokens each, more than they have room for."""
@@ -150,6 +157,12 @@ class Residents:
             return more
         self._append_pages(request, self.pool.take(more), draft)
         return 0
+
+    def share(self, request: Request, num_tokens: int) -> None:
+        """The plan just made ends a chunk of its prompt here: its pages serve later plans, and at a cut its state."""
+        self.remember(request, num_tokens)
+        if num_tokens in request.cuts:
+            self.states.reach(request.slot, request.hashes[num_tokens // self._settings.page_size])
 
     def remember(self, request: Request, num_tokens: int) -> None:
         """Pages filled by its first `num_tokens` tokens serve later plans, as far as their hashes are known."""
@@ -167,12 +180,15 @@ class Residents:
         What is asked about every token of the prompt takes computing it.
         """
         if request.sampling.prompt_logprobs is not None and request.num_told == 0:
-            return Head(0, [], None)
+            return Head(0, [])
         most, size = len(request.token_ids) - 1, self._settings.page_size
         cached = self.pool.find(request.hashes[1 : most // size + 1])
+        if self.states.tile:  # of a source only keys and values are there: its state has gone on
+            num_tokens = self.states.longest(request.hashes, len(cached) * size)
+            return Head(num_tokens, cached[: num_tokens // size], num_cached=len(cached) * size)
         num_shared = min(request.num_prompt, most)
         if request.family is None or not request.family.sources or num_shared <= len(cached) * size:
-            return Head(len(cached) * size, cached, None)
+            return Head(len(cached) * size, cached)
         # Its source goes on writing behind the prompt, on the page that both end it on: that one is copied. The source
         # runs, so whatever becomes of it, its pages are given back after the plan in the making.
         num_full, rest = divmod(num_shared, size)
@@ -190,6 +206,7 @@ class Residents:
         """It computes no more. Slot and pages are given back when plan `last_plan` is complete."""
         slot = request.slot
         self.slots.leave(slot)
+        self.states.forget(slot)
         del self.running[request.number]
         if request in self.prefilling:
             self.prefilling.remove(request)

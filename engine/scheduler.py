@@ -15,7 +15,7 @@ from tercet.engine.awake_cores import AwakeCores, has_quota
 from tercet.engine.child import SupervisorLink
 from tercet.engine.grammar_crew import GrammarCrew
 from tercet.engine.planner import Planner
-from tercet.engine.planner_settings import PlannerSettings
+from tercet.engine.planner_settings import make_settings
 from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.grammar_messages import Allowed, Disallowed
 from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersRestarted
@@ -46,22 +46,7 @@ def main(link: SupervisorLink) -> None:
     inbox: Inbox[ToScheduler] = Inbox(addresses.scheduler, ToScheduler)
     link.tell(Loaded())
     limits = link.wait_begin()
-    settings = PlannerSettings(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=limits.max_model_len,
-        num_pages=limits.num_pages,
-        page_size=config.page_size,
-        run_ahead=config.run_ahead,
-        max_lease=config.max_lease,
-        max_lease_ms=config.max_lease_ms,
-        enable_prefix_caching=config.enable_prefix_caching,
-        deterministic=config.deterministic,
-        max_queued_requests=config.max_queued_requests,
-        max_queued_tokens=config.max_queued_tokens,
-        restart_window=config.restart_window,
-        speculation=config.speculative_config,
-    )
+    settings = make_settings(config, limits)
     model = link.spec.model_path, limits.vocab_size
     grammars = GrammarCrew(addresses, link.spec.incarnation, *model, settings.most_followed)
     planner = Planner(settings, os.urandom(32), grammars)

@@ -22,6 +22,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The checkpoint says how hidden states become logits; else what is sampled means nothing."""
     classifier: Classifier | None = None
     """What its head tells apart, if it has one that classifies."""
+    state_tile: int = 0
+    """0: all that the model remembers is in pages. Else layers carry a state, and chunks of prompts begin at multiples
+    of this."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

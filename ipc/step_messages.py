@@ -252,6 +252,10 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     num_guesses: int = 0
     """Each of `decodes` has so many rows more, behind each other: for tokens that may come next, of which those hold
     that are what is sampled. No chunks are beside them, and no masks."""
+    kept: bytes = b""
+    """int32 pairs, where a model carries states: slot, and place that gets a copy of its state, before all else."""
+    restored: bytes = b""
+    """int32 pairs: place, and slot that gets a copy of the state kept there, when all of `kept` are copied."""
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

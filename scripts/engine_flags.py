@@ -95,6 +95,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag("gpu-memory-utilization", "share of the GPU's memory to use", type=float)
     flag("enable-prefix-caching", "share the pages of equal prompt beginnings", action=argparse.BooleanOptionalAction)
+    flag(
+        "kept-states",
+        "copies of states that later prompts may begin from; only for models that carry a state",
+        type=int,
+    )
     flag("run-ahead", "plans in flight", type=int)
     flag("max-lease", "most decode steps granted by one plan", type=int)
     flag("max-lease-ms", "of slow steps, no more than take about this long, but one", type=float)

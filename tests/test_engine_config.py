@@ -20,6 +20,7 @@ from tercet.engine.speculation import SpeculativeConfig
         ({"max_model_len": 1}, ["--max-model-len", "1"]),
         ({"gpu_memory_utilization": float("nan")}, ["--gpu-memory-utilization", "nan"]),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, ["--max-num-batched-tokens", "32", "64"]),
+        ({"kept_states": 65537}, ["--kept-states", "65537", "65536"]),
         ({"null_step_ms": 5.0}, ["--null-step-ms", "5.0", "--load-format null"]),
         ({"kv_cache_memory": "8GiB"}, ["--kv-cache-memory", "'8GiB'", "int | null"]),
         ({"max_num_seqs": 64.0}, ["--max-num-seqs", "64.0", "int"]),

@@ -1,0 +1,65 @@
+"""States that layers carry from token to token, where models have some: where copies are made, and who begins from one.
+
+A state lies in the workers, one a slot. It holds all tokens up to the last one computed and cannot be cut back, so a
+prompt can begin only where a copy was made: at the end of a chunk, before the slot's next one. Pure; who is admitted,
+and what chunks are computed, is decided elsewhere.
+"""
+
+import math
+from collections.abc import Sequence
+
+from tercet.engine.kept_states import KeptStates
+from tercet.engine.plan_draft import PlanDraft
+from tercet.engine.planner_settings import PlannerSettings
+
+
+class States:
+    """Of all slots, and those that are kept."""
+
+    def __init__(self, settings: PlannerSettings) -> None:
+        self.tile = settings.state_tile
+        """Chunks begin at multiples of it; 0: the model carries no state."""
+        self._are_kept = settings.kept_states > 0
+        self._page_size = settings.page_size
+        self._stride = math.lcm(settings.page_size, max(self.tile, 1))
+        """A chunk and a page end at its multiples: there states are kept."""
+        self._kept = KeptStates(settings.max_num_seqs + 1, settings.kept_states)  # slots and padding have the first
+        self._reached: dict[int, bytes] = {}
+        """Slots whose state is to be kept as the last plan leaves it, and the prefix that it is of."""
+
+    def longest(self, hashes: Sequence[bytes], num_cached: int) -> int:
+        """Tokens behind which a state is kept, of a prefix whose pages hold `num_cached`."""
+        if self._are_kept:
+            for num_tokens in range(num_cached // self._stride * self._stride, 0, -self._stride):
+                if hashes[num_tokens // self._page_size] in self._kept:
+                    return num_tokens
+        return 0
+
+    def cuts(self, num_tokens: int, begin: int, num_cached: int) -> list[int]:
+        """Where chunks of a prompt of `num_tokens` that is computed from `begin` on shall end, for a state to be kept.
+
+        The last place serves whoever goes on from this prompt. And if others had the first `num_cached` tokens but left
+        no state so far, they part there, and more may come.
+        """
+        if not self._are_kept:
+            return []
+        ends = {most // self._stride * self._stride for most in (num_cached, num_tokens - 1)}
+        return sorted(end for end in ends if end > begin)
+
+    def reach(self, slot: int, prefix: bytes) -> None:
+        """The plan just made computes this slot up to a cut. Its next chunk comes later."""
+        self._reached[slot] = prefix
+
+    def forget(self, slot: int) -> None:
+        """Its request is gone: its pages may be, too, by the time that anybody could begin from there."""
+        self._reached.pop(slot, None)
+
+    def keep(self, draft: PlanDraft) -> None:
+        """The plan in the making copies what the last one left."""
+        slot_of = {prefix: slot for slot, prefix in self._reached.items()}
+        draft.kept += [(slot_of[prefix], place) for prefix, place in self._kept.keep(slot_of).items()]
+        self._reached.clear()
+
+    def restore(self, prefix: bytes, slot: int, draft: PlanDraft) -> None:
+        """A request begins from a state that is kept."""
+        draft.restored.append((self._kept.use(prefix), slot))
