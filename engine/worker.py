@@ -15,6 +15,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.log_line import log_line
 from tercet.engine.null_runner import NullRunner
+from tercet.engine.planner_settings import check_state_tile
 from tercet.engine.start_clock import StartClock
 from tercet.engine.step_answers import Answers, LateAnswers, NoAnswers
 from tercet.engine.step_runner import StepRunner

@@ -31,7 +31,9 @@ def tiny_engine(family: str | Path, **options: Any) -> LLM:
 def bytes_of_pages(family: str, num_pages: int) -> int:
     """What `num_pages` pages of a tiny checkpoint's cache take in fp32, on one rank."""
     config = reference_model(checkpoint(family)).config
-    return num_pages * PAGE_SIZE * 4 * config.num_hidden_layers * numbers_in_cache(config)
+    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    num_layers = sum(kind != "linear_attention" for kind in types)  # others carry states
+    return num_pages * PAGE_SIZE * 4 * num_layers * numbers_in_cache(config)
 
 
 def disturbances(family: str) -> list[Any]:
