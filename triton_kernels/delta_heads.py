@@ -40,8 +40,8 @@ def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_di
             f"heads: got {num_value_heads} of values and {num_key_heads} of keys, wanted a multiple of those of keys"
         )
     for name, size in (("keys", key_dim), ("values", value_dim)):
-        if not 16 <= size <= 256 or size & (size - 1):
-            raise ValueError(f"heads of {name}: got {size} numbers, wanted a power of two, 16 to 256")
+        if not 16 <= size <= 128 or size & (size - 1):
+            raise ValueError(f"heads of {name}: got {size} numbers, wanted a power of two, 16 to 128")
     return DeltaHeads(num_key_heads, num_value_heads, key_dim, value_dim)
 
 

@@ -29,7 +29,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
-_FEW_TOKENS = 512
+_FEW_TOKENS = 64
 _BLOCK_C = 512
 _SIZES = ["T", "B", "S", "num_chunks"]
 
