@@ -21,6 +21,7 @@ from tercet.model.kv_cache import make_kv_cache
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import RunnerSettings
+from tercet.model.states import make_states, num_places
 from tercet.model.weights import load_weights
 from whole_engine import GREEDY, generate
 
@@ -29,7 +30,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 LATENTS = ["deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
-FAMILIES += LATENTS
+STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe"]
+FAMILIES += LATENTS + STATES
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
 
@@ -48,6 +50,8 @@ def larger(family: str, folder: Path) -> Path:
         "deepseek-v2-groups": {"n_routed_experts": 160, "n_group": 8, "topk_group": 3, "num_experts_per_tok": 6},
         "deepseek-v3": {"n_routed_experts": 256, "n_group": 8, "topk_group": 4, "num_experts_per_tok": 8},
         "glm4-moe-lite": {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
+        "qwen3-next": {"num_experts": 512, "num_experts_per_tok": 10, "mlp_only_layers": []},
+        "qwen3.5-moe": {"num_experts": 256, "num_experts_per_tok": 8},
     }.get(family, {})
     heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
     if family in ("phi3", "olmo3"):
@@ -55,6 +59,9 @@ def larger(family: str, folder: Path) -> Path:
     if family in LATENTS:
         heads = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
         heads["num_key_value_heads"] = 8
+    if family in STATES:
+        heads = {"head_dim": 256, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
+        heads |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     if family == "minicpm3":
         heads |= {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rope_parameters": None}
     return make_checkpoint(family, folder, **{**MANY, **heads, **experts})
@@ -87,7 +94,8 @@ def test_a_request_has_its_tokens_whatever_else_runs(family: str, tmp_path: Path
         alone = [generate(llm, [prompt], [param])[0] for prompt, param in zip(prompts[:10], params[:10], strict=True)]
         assert len(set(map(tuple, alone))) == len(alone)
         assert generate(llm, prompts, params)[:10] == alone
-    with LLM(model, **{**options, "max_num_batched_tokens": 64}) as llm:
+    # A tile of a prompt has to find room beside all others that decode.
+    with LLM(model, **{**options, "max_num_batched_tokens": 104 if family in STATES else 64}) as llm:
         assert generate(llm, prompts, params)[:10] == alone
 
 
@@ -100,7 +108,8 @@ def test_only_triton_runs(family: str, tmp_path: Path) -> None:
     decoder = Decoder(config, weights, Group.single(device), 1024)
     settings = RunnerSettings(max_num_seqs=9, max_model_len=1024, max_num_batched_tokens=512, enforce_eager=True)
     cache = make_kv_cache(config, 100, 64, torch.bfloat16, device, 1)
-    runner = Runner(decoder, cache, settings)
+    states = make_states(config, num_places(9, 0), torch.bfloat16, device, 1)
+    runner = Runner(decoder, cache, settings, states=states)
     rng = random.Random(5)
     sampling = [structs.replace(GREEDY_STEPS, temperature=float(i % 2), max_tokens=9) for i in range(8)]
     batch = [Job([rng.randrange(3, VOCAB_SIZE) for _ in range(50 * i + 1)], one) for i, one in enumerate(sampling)]
