@@ -2,8 +2,8 @@
 
 A kernel of its own behind the prologue's: there tokens of several programs read what this one writes.
 
-Shape suffixes: T tokens, or of a slot's tails one less than there are taps; N numbers of a row, the first C of which are
-the convolution's channels; S slots; C chunks as well.
+Shape suffixes: T tokens, or of a slot's tails one less than there are taps; N numbers of a row; C channels of the
+convolution, the first of those numbers, or chunks; S slots.
 """
 
 import triton
