@@ -25,12 +25,12 @@ from tercet.triton_kernels.checks import (
     check_shape,
 )
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_heads, check_rows
+from tercet.triton_kernels.delta_tails import keep_chunk_tails
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
 _FEW_TOKENS = 64
-_BLOCK_C = 512
 _SIZES = ["T", "B", "S", "num_chunks"]
 
 
@@ -146,34 +146,6 @@ def _delta_prologue_kernel(
         tl.store(qkv_ptrs, y.to(qkv_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "S"], do_not_specialize_on_alignment=["B", "S"])
-def _chunk_tails_kernel(
-    x_ptr, tails_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, S,
-    C: tl.constexpr, N: tl.constexpr, W: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Grid (chunks, C / BLOCK): one program owns the tails of one chunk's slot in BLOCK channels."""
-    let_next_start(PDL)
-    wait_for_previous(PDL)
-    chunk = tl.program_id(0)
-    slot = tl.load(chunk_slots_ptr + chunk).to(tl.int64)
-    begin = tl.load(query_starts_ptr + chunk)
-    count = tl.load(query_starts_ptr + chunk + 1) - begin
-    if (count > 0) & (slot >= 0) & (slot < S):
-        tails = tl.arange(0, BLOCK_W)[:, None]
-        columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        mask = (tails < W - 1) & (columns < C)
-        # Of the old tails and, behind them, the chunk's tokens the last W - 1.
-        source = tails + count
-        tails_ptrs = tails_ptr + slot * ((W - 1) * C) + columns
-        is_old = source < W - 1
-        started = tl.load(chunk_starts_ptr + chunk) > 0
-        old = tl.load(tails_ptrs + source * C, mask=mask & is_old & started, other=0.0)
-        token = tl.cast(B + begin, tl.int64) + source - (W - 1)
-        x = tl.load(x_ptr + token * N + columns, mask=mask & (source >= W - 1), other=0.0)
-        tl.debug_barrier()  # other threads may yet read what these write
-        tl.store(tails_ptrs + tails * C, tl.where(is_old, old, x), mask=mask)
-
-
 def delta_prologue(
     x_TN: Tensor,
     tails_STC: Tensor,
@@ -209,10 +181,9 @@ def delta_prologue(
         return delta_prologue_reference(
             x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks, heads=heads
         )
-    (T, N), (K, H, D, V), C, W = x_TN.shape, heads, heads.channels, conv_CW.shape[1]
+    T, (K, H, D, V), C, W = x_TN.shape[0], heads, heads.channels, conv_CW.shape[1]
     B, S, num_chunks = decode_slots_B.shape[0], tails_STC.shape[0], chunk_slots_C.shape[0]
     qkv_TC, gates_T2H = x_TN.new_empty(T, C), torch.empty(T, 2 * H, dtype=torch.float32, device=x_TN.device)
-    overlap = overlap_options(x_TN)
     if T:
         # A row of a tile is as many threads' in both: its sums are of the same order.
         block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
@@ -221,13 +192,9 @@ def delta_prologue(
             query_starts_C1 if rows is None else rows, qkv_TC, gates_T2H, T, B, S, num_chunks,
             K=K, H=H, D=D, V=V, W=W, BLOCK_T=block_t, BLOCK=max(D, V), BLOCK_H=next_power_of_2(H),
             BLOCK_C=next_power_of_2(num_chunks) if num_chunks else 0, HAS_ROWS=rows is not None, num_warps=warps,
-            **overlap,
+            **overlap_options(x_TN),
         )  # fmt: skip
-    if num_chunks:
-        _chunk_tails_kernel[(num_chunks, cdiv(C, _BLOCK_C))](
-            x_TN, tails_STC, *chunks, B, S,
-            C=C, N=N, W=W, BLOCK_W=next_power_of_2(W - 1), BLOCK=_BLOCK_C, num_warps=4, **overlap,
-        )  # fmt: skip
+    keep_chunk_tails(x_TN, tails_STC, *chunks, B)
     return qkv_TC, gates_T2H
 
 
