@@ -57,8 +57,8 @@ def delta(config: Mapping[str, Any], family: str) -> Delta | None:
         )
     dims = {name: positive(config, name) for name in ("linear_key_head_dim", "linear_value_head_dim")}
     for name, dim in dims.items():
-        if not 16 <= dim <= 256 or dim & (dim - 1):
-            raise ValueError(f"config.json: {name} is {dim}; supported: 16, 32, 64, 128 and 256")
+        if not 16 <= dim <= 128 or dim & (dim - 1):
+            raise ValueError(f"config.json: {name} is {dim}; supported: 16, 32, 64 and 128")
     taps = positive(config, "linear_conv_kernel_dim")
     if not 2 <= taps <= _MOST_TAPS:
         raise ValueError(f"config.json: linear_conv_kernel_dim is {taps}; supported: 2 to {_MOST_TAPS}")

@@ -19,9 +19,11 @@ from tercet.triton_kernels.prepare import StepInputs
 
 
 def follow_delta_rule(
-    x_TN: Tensor, inputs: StepInputs, state: LayerState, *, delta: Delta, weights: DeltaWeights, eps: float
+    x_TN: Tensor, rates_TR: Tensor | None, inputs: StepInputs, state: LayerState, *, delta: Delta,
+    weights: DeltaWeights, eps: float,
 ) -> Tensor:  # fmt: skip
-    """[T, N] -> [T, H V]; each token's slot has its state behind it then. `delta`: this rank's part."""
+    """[T, N] -> [T, H V]; each token's slot has its state behind it then. `delta`: this rank's part; `rates_TR`:
+    where they are no part of `x_TN`."""
     # Only prefill is padded so much that it pays to look how many tokens there are.
     rows = inputs.num_tokens_1 if len(inputs.chunk_slots_C) else None
     first_gate = delta.channels
@@ -29,7 +31,7 @@ def follow_delta_rule(
     chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1
     qkv_TC, gates_T2H = delta_prologue(
         x_TN, state.tails_STC, weights.conv_CW, weights.a_log_H, weights.dt_bias_H, *decodes, *chunks,
-        num_key_heads=delta.key_heads, key_dim=delta.key_dim, rows=rows,
+        num_key_heads=delta.key_heads, key_dim=delta.key_dim, rows=rows, rates_TR=rates_TR,
     )  # fmt: skip
     num_decodes, num_tokens = len(inputs.decode_slots_B), len(x_TN)
     out_THV = x_TN.new_empty(num_tokens, delta.value_heads, delta.value_dim)

@@ -20,7 +20,7 @@ from tercet.triton_kernels.checks import FP8, FP8_MOST
 from tercet.triton_kernels.scaled_weight import E8M0, MX_GROUP
 
 _STANDARD_DEVIATION = 0.02
-_QUANTIZED = "_proj.weight", "_proj_with_mqa.weight"
+_QUANTIZED = "_proj.weight", "_proj_with_mqa.weight", "_proj_qkv.weight", "_proj_z.weight", "_proj_qkvz.weight"
 """How the names of matrices end that are not plain where config.json says so."""
 _FP8_DEVIATION = 64.0
 """Of numbers in FP8: nearly none is beyond the largest, or so small that it has fewer digits."""

@@ -118,8 +118,10 @@ class Layer:
         assert config.delta is not None
         assert weights.delta is not None
         x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+        apart = weights.delta.rates_RD
         return follow_delta_rule(
             x_TN,
+            None if apart is None else _read(residual, weights.input_norm_D, apart, None),
             inputs,
             state,
             delta=config.delta.of_rank(self.group.size),

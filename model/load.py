@@ -20,6 +20,7 @@ from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.scaled_rows import Kept
+from tercet.model.states import check_for_gpu
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 from tercet.triton_kernels.scaled_weight import E8M0
@@ -83,6 +84,8 @@ def open_for(
         config = with_label_tokens(config, path, label_tokens)
     if adapters and (config.delta is not None or config.gated_attention):
         raise ValueError(f"--adapter: models of family {config.family} are not served with adapters; want none")
+    if config.delta is not None and device.type == "cuda":
+        check_for_gpu(config.delta)
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)

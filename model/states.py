@@ -16,6 +16,7 @@ from torch import Tensor
 from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
 from tercet.triton_kernels.copy_states import copy_states
+from tercet.triton_kernels.delta_heads import GPU_DIM
 from tercet.triton_kernels.delta_prefill import TILE
 
 
@@ -62,6 +63,13 @@ def state_tile(config: ModelConfig) -> int:
     """Of what positions chunks of prompts begin at multiples, so that states are the same however prompts are cut; 0:
     of any."""
     return 0 if config.delta is None else TILE
+
+
+def check_for_gpu(delta: Delta) -> None:
+    """ValueError names sizes that kernels do not know there."""
+    for name, size in (("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim)):
+        if size != GPU_DIM:
+            raise ValueError(f"config.json: {name} is {size}; supported on a GPU: {GPU_DIM}")
 
 
 def num_places(max_num_seqs: int, kept_states: int) -> int:

@@ -14,6 +14,8 @@ class DeltaLayer:
     ) -> None:
         self.K, self.H, self.D, self.V, self.W = K, H, D, V, W
         self.dtype, self.device = dtype, device
+        self.rates_apart = False
+        """The first product has them at the end of its rows, or another one makes them."""
         self.channels = 2 * K * D + H * V
         self.columns = self.channels + H * V + 2 * H
         self.conv = self.random(self.channels, W) * 0.5
@@ -50,9 +52,10 @@ class DeltaLayer:
         B = len(rows)
         slots, lengths = (self.ints(*(row[part] for row in rows)) for part in range(2))
         of_chunks = *(self.ints(*(chunk[part] for chunk in chunks)) for part in range(2)), self.ints(*begins)
+        rates = x[:, -2 * self.H :].contiguous() if self.rates_apart else None
         qkv, gates = delta_prologue(
-            x, tails, self.conv, self.a_log, self.dt_bias, slots, lengths, *of_chunks, num_key_heads=self.K,
-            key_dim=self.D, rows=self.ints(B + begins[-1]),
+            x if rates is None else x[:, : -2 * self.H].contiguous(), tails, self.conv, self.a_log, self.dt_bias, slots,
+            lengths, *of_chunks, num_key_heads=self.K, key_dim=self.D, rows=self.ints(B + begins[-1]), rates_TR=rates,
         )  # fmt: skip
         out = torch.full((len(x), self.H, self.V), float("nan"), dtype=self.dtype, device=self.device)
         delta_decode(qkv[:B], gates[:B], states, slots, lengths, num_key_heads=self.K, out_BHV=out[:B])

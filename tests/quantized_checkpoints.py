@@ -27,7 +27,7 @@ LARGE: dict[str, Any] = {
     "num_key_value_heads": 8,
 }
 """Sizes of a model whose matrices are kept as stored on a GPU, with few layers: plain ones are on disk in fp32."""
-QUANTIZED = "_proj.weight", "_proj_with_mqa.weight"
+QUANTIZED = "_proj.weight", "_proj_with_mqa.weight", "_proj_qkv.weight", "_proj_z.weight", "_proj_qkvz.weight"
 """How the names of matrices end that are quantized, unless a test wants less."""
 
 

@@ -92,7 +92,7 @@ def test_silence_means_what_it_means_to_transformers(family: str) -> None:
         ({"mamba_ssm_dtype": "bfloat16"}, "mamba_ssm_dtype is 'bfloat16'"),
         ({"attention_bias": True}, "attention_bias is True"),
         ({"linear_num_value_heads": 5}, r"linear_num_value_heads is 5; want a multiple of linear_num_key_heads \(2\)"),
-        ({"linear_key_head_dim": 24}, "linear_key_head_dim is 24; supported: 16, 32, 64, 128 and 256"),
+        ({"linear_key_head_dim": 24}, "linear_key_head_dim is 24; supported: 16, 32, 64 and 128"),
         ({"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1; supported: 2 to 8"),
         ({"layer_types": ["linear_attention"] * 3}, "layer_types has no full_attention"),
         ({"layer_types": ["linear_attention"]}, "layer_types is .*; want linear_attention or full_attention for each"),

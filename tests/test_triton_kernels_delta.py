@@ -38,6 +38,7 @@ STEPS: list[Step] = [
 @pytest.mark.parametrize(SIZES, CASES)
 def test_step(K: int, H: int, D: int, V: int, W: int, step: Step) -> None:
     layer, (rows, chunks) = DeltaLayer(K, H, D, V, W), step
+    layer.rates_apart = not (rows and chunks)
     tails, states = layer.pools(SLOTS)
     firsts = [slot for slot, length in rows if length == 1]
     firsts += [slot for slot, start, count in chunks if start == 0 and count and slot >= 0]

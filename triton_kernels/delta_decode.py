@@ -13,7 +13,7 @@ from tercet.triton_kernels.delta_heads import DeltaHeads, check_out, check_rows,
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 
-_BLOCK_V, _WARPS = 32, 4
+_BLOCK_V, _WARPS = 64, 2
 """Columns of a state that one program owns, and who sums them up: the same for any number of rows, for the bits."""
 
 

@@ -19,6 +19,7 @@ from tercet.triton_kernels.checks import (
     check_same,
     check_shape,
 )
+from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
 
 
 class DeltaHeads(NamedTuple):
@@ -34,7 +35,12 @@ class DeltaHeads(NamedTuple):
         return 2 * self.K * self.D + self.H * self.V
 
 
-def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int) -> DeltaHeads:
+GPU_DIM = 128
+"""Numbers of a head on a GPU: of all models there are. With fewer Triton 3.7 makes products that read beyond their
+shared memory."""
+
+
+def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int, like: Tensor) -> DeltaHeads:
     if num_key_heads < 1 or num_value_heads < 1 or num_value_heads % num_key_heads:
         raise ValueError(
             f"heads: got {num_value_heads} of values and {num_key_heads} of keys, wanted a multiple of those of keys"
@@ -42,6 +48,8 @@ def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_di
     for name, size in (("keys", key_dim), ("values", value_dim)):
         if not 16 <= size <= 128 or size & (size - 1):
             raise ValueError(f"heads of {name}: got {size} numbers, wanted a power of two, 16 to 128")
+        if size != GPU_DIM and use_kernels(like) and not INTERPRETED:
+            raise ValueError(f"heads of {name}: got {size} numbers, wanted {GPU_DIM} on a GPU")
     return DeltaHeads(num_key_heads, num_value_heads, key_dim, value_dim)
 
 
@@ -51,7 +59,7 @@ def check_states(qkv_TC: Tensor, gates_T2H: Tensor, states_SHDV: Tensor, num_key
     check_dtype("states", states_SHDV, torch.float32)
     check_contiguous("states", states_SHDV)
     _, H, D, V = states_SHDV.shape
-    heads = check_heads(num_key_heads, H, D, V)
+    heads = check_heads(num_key_heads, H, D, V, qkv_TC)
     check_dtype("qkv", qkv_TC, *FLOATS)
     check_shape("qkv", qkv_TC, None, heads.channels)
     check_contiguous("qkv", qkv_TC)
@@ -79,3 +87,38 @@ def check_chunks(slots_C: Tensor, starts_C: Tensor, query_starts_C1: Tensor, lik
     check_indices("chunk_slots", slots_C, like, None)
     check_indices("chunk_starts", starts_C, like, slots_C.shape[0])
     check_indices("query_starts", query_starts_C1, like, slots_C.shape[0] + 1)
+
+
+def check_inputs(
+    x_TN: Tensor, rates_TR: Tensor | None, tails_STC: Tensor, conv_CW: Tensor, a_log_H: Tensor, dt_bias_H: Tensor,
+    num_key_heads: int, key_dim: int,
+) -> DeltaHeads:  # fmt: skip
+    """What a prologue is told of its tokens and weights, or raise. Without `rates_TR` rows end in rates."""
+    check_dtype("x", x_TN, *FLOATS)
+    check_shape("x", x_TN, None, None)
+    check_contiguous("x", x_TN)
+    check_shape("conv", conv_CW, None, None)
+    check_same("conv", conv_CW, x_TN, torch.float32)
+    check_shape("a_log", a_log_H, None)
+    channels, W = conv_CW.shape
+    H = a_log_H.shape[0]
+    if not 2 <= W <= 8:
+        raise ValueError(f"conv: got {W} taps, wanted 2 to 8")
+    values = channels - 2 * num_key_heads * key_dim
+    if H < 1 or values <= 0 or values % H:
+        raise ValueError(
+            f"conv: got {channels} channels, wanted twice {num_key_heads} key heads of {key_dim} and {H} value heads"
+        )
+    heads = check_heads(num_key_heads, H, key_dim, values // H, x_TN)
+    check_shape("x", x_TN, None, channels + values + (2 * H if rates_TR is None else 0))
+    if rates_TR is not None:
+        check_shape("rates", rates_TR, len(x_TN), 2 * H)
+        check_same("rates", rates_TR, x_TN)
+    check_shape("tails", tails_STC, None, W - 1, channels)
+    check_same("tails", tails_STC, x_TN)
+    for name, numbers in (("a_log", a_log_H), ("dt_bias", dt_bias_H)):
+        check_shape(name, numbers, H)
+        check_dtype(name, numbers, torch.float32)
+        check_contiguous(name, numbers)
+        check_device(name, numbers, x_TN)
+    return heads

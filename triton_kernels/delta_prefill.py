@@ -70,12 +70,12 @@ def _launch(
         **find,
     )  # fmt: skip
     block_v = min(V, 16 if wide else 64)
-    stages = 1 if wide else 2 if has_little_shared_memory(qkv_TC.device) else 3
+    stages = 1 if wide else 2 if has_little_shared_memory(qkv_TC.device) else 4
     scan_tiles_kernel[(V // block_v, H, num_chunks)](
         qkv_TC, chunk_slots_C, chunk_starts_C, query_starts_C1, summed, keys, values, before, states_SHDV,
         states_SHDV.shape[0], BLOCK_V=block_v, STAGES=stages, **how,
     )  # fmt: skip
-    block_v = min(V, 32 if wide else 128)
+    block_v = min(V, 32 if wide else 64)
     answer_tiles_kernel[(V // block_v, H, places)](
         qkv_TC, query_starts_C1, summed, values, before, out_THV, num_chunks, BLOCK_V=block_v, **how, **find
     )  # fmt: skip

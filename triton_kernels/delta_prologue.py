@@ -16,15 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import (
-    FLOATS,
-    check_contiguous,
-    check_device,
-    check_dtype,
     check_indices,
-    check_same,
-    check_shape,
 )
-from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_heads, check_rows
+from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_inputs, check_rows
 from tercet.triton_kernels.delta_tails import keep_chunk_tails
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -63,14 +57,22 @@ def _places(
 
 @triton.jit
 def _store_gates(
-    x_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, N: tl.constexpr, H: tl.constexpr, BLOCK_H: tl.constexpr
+    rates_ptr,
+    a_log_ptr,
+    dt_bias_ptr,
+    gates_ptr,
+    tokens,
+    real,
+    ROW: tl.constexpr,
+    H: tl.constexpr,
+    BLOCK_H: tl.constexpr,
 ):
-    """Log decays and betas, from the last 2 H numbers of tokens."""
+    """Log decays and betas of tokens, whose rates lie ROW numbers apart."""
     heads = tl.arange(0, BLOCK_H)[None, :]
     mask = real[:, None] & (heads < H)
     rows = tokens.to(tl.int64)[:, None]
-    b = tl.load(x_ptr + rows * N + (N - 2 * H) + heads, mask=mask, other=0.0).to(tl.float32)
-    a = tl.load(x_ptr + rows * N + (N - H) + heads, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(rates_ptr + rows * ROW + heads, mask=mask, other=0.0).to(tl.float32)
+    a = tl.load(rates_ptr + rows * ROW + H + heads, mask=mask, other=0.0).to(tl.float32)
     a += tl.load(dt_bias_ptr + heads, mask=heads < H, other=0.0)
     # softplus: max(a, 0) + log(1 + e), where what is lost in 1 + e is made good.
     e = tl.exp(-tl.abs(a))
@@ -84,10 +86,11 @@ def _store_gates(
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
 def _delta_prologue_kernel(
-    x_ptr, tails_ptr, conv_ptr, a_log_ptr, dt_bias_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr,
-    query_starts_ptr, rows_ptr, qkv_ptr, gates_ptr, T, B, S, num_chunks,
-    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, W: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, rates_ptr, tails_ptr, conv_ptr, a_log_ptr, dt_bias_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr,
+    chunk_starts_ptr, query_starts_ptr, rows_ptr, qkv_ptr, gates_ptr, T, B, S, num_chunks,
+    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, ROW: tl.constexpr,
+    W: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+    HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / BLOCK_T, 2 K + H + 1): one program owns a head of some tokens, with its tails of decode rows; the last
     ones own the gates of all heads.
@@ -95,7 +98,6 @@ def _delta_prologue_kernel(
     Tails of chunks are another kernel's: tokens of several programs read them.
     """
     C: tl.constexpr = 2 * K * D + H * V
-    N: tl.constexpr = C + H * V + 2 * H
     head = tl.program_id(1)
     is_value = head >= 2 * K
     numbers = tl.arange(0, BLOCK)
@@ -112,7 +114,7 @@ def _delta_prologue_kernel(
     tokens = first + tl.arange(0, BLOCK_T)
     real = tokens < T
     if head == 2 * K + H:
-        _store_gates(x_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, N, H, BLOCK_H)
+        _store_gates(rates_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, ROW, H, BLOCK_H)
     else:
         slot, ahead, before = _places(
             tokens, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, num_chunks, BLOCK_C
@@ -161,15 +163,17 @@ def delta_prologue(
     num_key_heads: int,
     key_dim: int,
     rows: Tensor | None,
+    rates_TR: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """[T, N] -> [T, C]: convolved, SiLU, heads of q and k of length 1, q by D ** -0.5; and [T, 2 H]: log decays, then
     betas, in fp32. Updates `tails_STC` of the slots that have tokens here.
 
     The first B tokens are decode rows': one of length 0 changes nothing. `rows`: how many tokens there are in truth,
-    int32 [1] on the device; those behind, as those of no chunk, may be left as they are. fp32 inside, rounded once.
-    Graph-safe.
+    int32 [1] on the device; those behind, as those of no chunk, may be left as they are. `rates_TR`: b and a, where
+    rows have them not at their end but lack them. fp32 inside, rounded once. Graph-safe.
     """
-    heads = _check(x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, num_key_heads, key_dim)
+    heads = check_inputs(x_TN, rates_TR, tails_STC, conv_CW, a_log_H, dt_bias_H, num_key_heads, key_dim)
+    rates_TR = x_TN[:, -2 * heads.H :] if rates_TR is None else rates_TR
     check_rows(decode_slots_B, decode_lengths_B, x_TN)
     check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, x_TN)
     if x_TN.shape[0] < decode_slots_B.shape[0]:
@@ -179,8 +183,9 @@ def delta_prologue(
     chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
     if not use_kernels(x_TN):
         return delta_prologue_reference(
-            x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks, heads=heads
-        )
+            x_TN, rates_TR, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks,
+            heads=heads,
+        )  # fmt: skip
     T, (K, H, D, V), C, W = x_TN.shape[0], heads, heads.channels, conv_CW.shape[1]
     B, S, num_chunks = decode_slots_B.shape[0], tails_STC.shape[0], chunk_slots_C.shape[0]
     qkv_TC, gates_T2H = x_TN.new_empty(T, C), torch.empty(T, 2 * H, dtype=torch.float32, device=x_TN.device)
@@ -188,11 +193,11 @@ def delta_prologue(
         # A row of a tile is as many threads' in both: its sums are of the same order.
         block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
         _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](
-            x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks,
+            x_TN, rates_TR, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks,
             query_starts_C1 if rows is None else rows, qkv_TC, gates_T2H, T, B, S, num_chunks,
-            K=K, H=H, D=D, V=V, W=W, BLOCK_T=block_t, BLOCK=max(D, V), BLOCK_H=next_power_of_2(H),
-            BLOCK_C=next_power_of_2(num_chunks) if num_chunks else 0, HAS_ROWS=rows is not None, num_warps=warps,
-            **overlap_options(x_TN),
+            K=K, H=H, D=D, V=V, N=x_TN.shape[1], ROW=rates_TR.stride(0), W=W, BLOCK_T=block_t, BLOCK=max(D, V),
+            BLOCK_H=next_power_of_2(H), BLOCK_C=next_power_of_2(num_chunks) if num_chunks else 0,
+            HAS_ROWS=rows is not None, num_warps=warps, **overlap_options(x_TN),
         )  # fmt: skip
     keep_chunk_tails(x_TN, tails_STC, *chunks, B)
     return qkv_TC, gates_T2H
@@ -200,6 +205,7 @@ def delta_prologue(
 
 def delta_prologue_reference(
     x_TN: Tensor,
+    rates_TR: Tensor,
     tails_STC: Tensor,
     conv_CW: Tensor,
     a_log_H: Tensor,
@@ -240,7 +246,7 @@ def delta_prologue_reference(
         if kept:
             tails_STC[slot] = inputs[count:]
         qkv_TC[first : first + count] = _heads_reference(inputs.float(), conv_CW.float(), heads).to(x_TN.dtype)
-        b, a = x_TN[first : first + count, C + heads.H * heads.V :].double().chunk(2, 1)
+        b, a = rates_TR[first : first + count].double().chunk(2, 1)
         log_decays = -a_log_H.double().exp() * F.softplus(a + dt_bias_H.double())
         gates_T2H[first : first + count] = torch.cat((log_decays, b.sigmoid()), 1).float()
     return qkv_TC, gates_T2H
@@ -262,34 +268,3 @@ def _unit(x_TC: Tensor, D: int) -> Tensor:
     """Heads of length 1."""
     x_TKD = x_TC.view(x_TC.shape[0], -1, D)
     return x_TKD.mul((x_TKD.square().sum(-1, keepdim=True) + 1e-6).rsqrt()).flatten(1)
-
-
-def _check(
-    x_TN: Tensor, tails_STC: Tensor, conv_CW: Tensor, a_log_H: Tensor, dt_bias_H: Tensor, num_key_heads: int,
-    key_dim: int,
-) -> DeltaHeads:  # fmt: skip
-    check_dtype("x", x_TN, *FLOATS)
-    check_shape("x", x_TN, None, None)
-    check_contiguous("x", x_TN)
-    check_shape("conv", conv_CW, None, None)
-    check_same("conv", conv_CW, x_TN, torch.float32)
-    check_shape("a_log", a_log_H, None)
-    channels, W = conv_CW.shape
-    H = a_log_H.shape[0]
-    if not 2 <= W <= 8:
-        raise ValueError(f"conv: got {W} taps, wanted 2 to 8")
-    values = channels - 2 * num_key_heads * key_dim
-    if H < 1 or values <= 0 or values % H:
-        raise ValueError(
-            f"conv: got {channels} channels, wanted twice {num_key_heads} key heads of {key_dim} and {H} value heads"
-        )
-    heads = check_heads(num_key_heads, H, key_dim, values // H)
-    check_shape("x", x_TN, None, channels + values + 2 * H)
-    check_shape("tails", tails_STC, None, W - 1, channels)
-    check_same("tails", tails_STC, x_TN)
-    for name, numbers in (("a_log", a_log_H), ("dt_bias", dt_bias_H)):
-        check_shape(name, numbers, H)
-        check_dtype(name, numbers, torch.float32)
-        check_contiguous(name, numbers)
-        check_device(name, numbers, x_TN)
-    return heads
