@@ -13,6 +13,10 @@ from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 
 
+_FAR = 512
+"""Tokens, to compute which takes longer than a step more."""
+
+
 class States:
     """Of all slots, and those that are kept."""
 
@@ -39,11 +43,13 @@ class States:
         """Where chunks of a prompt of `num_tokens` that is computed from `begin` on shall end, for a state to be kept.
 
         The last place serves whoever goes on from this prompt. And if others had the first `num_cached` tokens but left
-        no state so far, they part there, and more may come.
+        no state so far, they part there, and more may come: unless a state is kept just ahead of that, as in each turn
+        of a chat, where what others had is the answer to the last.
         """
         if not self._are_kept:
             return []
-        ends = {most // self._stride * self._stride for most in (num_cached, num_tokens - 1)}
+        parting, last = (most // self._stride * self._stride for most in (num_cached, num_tokens - 1))
+        ends = {last} if begin and parting - begin < _FAR else {parting, last}
         return sorted(end for end in ends if end > begin)
 
     def reach(self, slot: int, prefix: bytes) -> None:

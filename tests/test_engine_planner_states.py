@@ -10,6 +10,7 @@ from simulated_worker import VOCABULARY, undisturbed
 from state_worker import StateWorker, pairs
 from tercet.engine.config import EngineConfig
 from tercet.engine.planner_settings import PlannerSettings, check_state_tile, make_settings
+from tercet.engine.states import States
 from tercet.ipc.process_messages import Limits
 from tercet.ipc.step_messages import Abort, Step
 from test_engine_planner import Run, settings, submit
@@ -121,6 +122,14 @@ def test_a_conversation_goes_on_from_its_last_prompt() -> None:
         cached.append(ask(run, number, prompt, max_tokens=12))
         prompt = [*prompt, *run.said[number], 5, 6]
     assert cached == [0, 24, 40, 48]  # of prompts of 27, 41, 55 and 69
+
+
+def test_no_cut_just_behind_a_state_that_is_kept() -> None:
+    states = States(stateful(page_size=8, state_tile=16, kept_states=4))
+    assert states.cuts(1000, 0, 300) == [288, 992]
+    assert states.cuts(1000, 32, 32 + 511) == [992]  # as of a chat: the answer to its last prompt
+    assert states.cuts(1000, 32, 32 + 527) == [544, 992]
+    assert states.cuts(1000, 992, 992) == []
 
 
 def test_whoever_is_admitted_in_the_plan_that_copies_begins_from_the_copy() -> None:
