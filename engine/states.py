@@ -12,7 +12,6 @@ from tercet.engine.kept_states import KeptStates
 from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 
-
 _FAR = 512
 """Tokens, to compute which takes longer than a step more."""
 
