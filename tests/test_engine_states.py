@@ -2,11 +2,16 @@
 from copies of states, after a death.
 """
 
+import signal
+
+import anyio
 import pytest
 
 from checkpoints import checkpoint, random_prompts, reference_greedy
 from covering import long
+from engine_children import children
 from tercet.engine.errors import StartupFailed
+from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
 from whole_engine import (
     GREEDY,
@@ -79,6 +84,36 @@ def test_preempted_with_a_small_budget(caching: bool, kept: int) -> None:
         outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
         assert ids_of(outputs) == answers
         assert sum(output.usage.num_preemptions for output in outputs) > 0
+        wait_until_empty(llm.address)
+
+
+@pytest.mark.parametrize("name", ["worker", long("scheduler")])
+def test_answers_go_on_when_states_are_lost(name: str) -> None:
+    """Copies that are made before and afterwards, too."""
+    path = checkpoint("qwen3.5")
+    prompts = random_prompts(3, 70, 150, seed=8)
+    wanted = reference_greedy(path, prompts, 200)
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    got: list[list[int]] = [[], [], []]
+
+    async def stream(client: Client, index: int) -> None:
+        async for piece in client.stream(prompts[index], params):
+            got[index] += piece.token_ids
+
+    async def all_of_them(address: str) -> None:
+        async with Client(address) as client, anyio.create_task_group() as tasks:
+            for index in range(3):
+                tasks.start_soon(stream, client, index)
+            while min(map(len, got)) < 5:
+                await anyio.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+            assert max(map(len, got)) < 200
+
+    with tiny_engine("qwen3.5", restart_window=0.1, max_lease=2) as llm:
+        (process,) = children(llm._engine.process.pid, name)
+        anyio.run(all_of_them, llm.address)
+        assert got == wanted
+        assert generate(llm, prompts, params) == wanted
         wait_until_empty(llm.address)
 
 
