@@ -70,6 +70,8 @@ def add_calls(out: dict[str, Tensor], rank: int, call: int, rows: int, dtype: to
     """One call of each kind of sum: what came out."""
     kind = type(inboxes).__name__
     weight = drawn("weight", 0, 0, 1, dtype)[0]
+    if call % 2:  # of some families they keep 32 bits
+        weight = weight.float()
     residual, update = drawn("residual", 0, call, rows, dtype), drawn("update", rank, call, rows, dtype)
     other = residual.clone()
     out[f"{kind} sum{call}"] = all_reduce(drawn("sum", rank, call, rows, dtype), inboxes)

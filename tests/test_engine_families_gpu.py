@@ -88,6 +88,19 @@ def test_fp32_greedy_is_transformers(family: str, num_ranks: int, tmp_path: Path
         assert generate(llm, prompts, params) == answers  # with prefix hits
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs 2 CUDA devices")
+@pytest.mark.parametrize("family", ["llama3", "gemma2", "qwen3.5"])
+def test_two_ranks_in_bf16_say_nearly_what_one_does(family: str, tmp_path: Path) -> None:
+    """Sums through peer memory end in norms, whose weights have 32 bits or 16."""
+    model = str(larger(family, tmp_path))
+    prompts, params = random_prompts(40, 3, 90, seed=7), structs.replace(GREEDY, max_tokens=1)
+    answers = []
+    for num_ranks in (1, 2):
+        with LLM(model, dtype="bfloat16", device="cuda", tensor_parallel_size=num_ranks, **LIMITS) as llm:
+            answers.append(generate(llm, prompts, params))
+    assert sum(one == other for one, other in zip(*answers, strict=True)) > 30
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_request_has_its_tokens_whatever_else_runs(family: str, tmp_path: Path) -> None:
     """Batch-invariant in bf16: alone, among others, in chunks."""

@@ -110,7 +110,7 @@ def compiled(capability: int, inboxes: Any, dtype: torch.dtype = torch.bfloat16)
             all_reduce_add_rms_norm(x, x, x[0], 1e-6, inboxes)
             parts = torch.empty(2, 17, hidden, device="meta")
             all_reduce_parts(parts, x.dtype, inboxes)
-            all_reduce_add_rms_norm(parts, x, x[0], 1e-6, inboxes)
+            all_reduce_add_rms_norm(parts, x, x[0].float(), 1e-6, inboxes)
         if isinstance(inboxes, WordInboxes):
             stack_rows(torch.empty(17, 2, dtype=torch.int32, device="meta"), inboxes)
     return kernels

@@ -120,7 +120,7 @@ def add_arrived_rms_norm(
 ) -> Tensor:
     """`add_arrived`; returns the total, normed and scaled."""
     check_shape("weight", weight_D, update_TD.shape[-1])
-    check_same("weight", weight_D, update_TD)
+    check_same("weight", weight_D, update_TD, torch.float32)
     return _launch(update_TD, arrivals, number, residual_TD, weight_D, eps, rows, True)
 
 

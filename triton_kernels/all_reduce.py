@@ -58,7 +58,7 @@ def all_reduce_add_rms_norm(
     parts = check_update(update_TD, residual_TD)
     _check(residual_TD, inboxes)
     check_shape("weight", weight_D, residual_TD.shape[1])
-    check_same("weight", weight_D, residual_TD)
+    check_same("weight", weight_D, residual_TD, torch.float32)
     out_TD = torch.empty_like(residual_TD)
     match inboxes:
         case WordInboxes():

@@ -146,6 +146,18 @@ def _all_reduce_kernel(
     tl.store(out_words_ptr, _word(low, high, TYPE), mask=mask)
 
 
+@triton.jit
+def _weights(weight_ptr, columns, mask, TYPE: tl.constexpr):
+    """Of both numbers of words of TYPE, for which there may be more than 16 bits."""
+    if weight_ptr.dtype.element_ty == TYPE:
+        words = tl.load(weight_ptr.to(tl.pointer_type(tl.int32)) + columns, mask=mask, other=0)
+        low, high = _low(words, TYPE), _high(words, TYPE)
+    else:
+        low = tl.load(weight_ptr + 2 * columns, mask=mask, other=0.0)
+        high = tl.load(weight_ptr + 2 * columns + 1, mask=mask, other=0.0)
+    return low, high
+
+
 @triton.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def _all_reduce_add_rms_norm_kernel(
     update_ptr, residual_ptr, weight_ptr, out_ptr, eps, addresses, calls_ptr, M,
@@ -158,7 +170,7 @@ def _all_reduce_add_rms_norm_kernel(
     columns = tl.arange(0, BLOCK_W)
     mask = columns < W
     offset = row.to(tl.int64) * W + columns
-    weight = tl.load(weight_ptr.to(tl.pointer_type(tl.int32)) + columns, mask=mask, other=0)
+    weight_low, weight_high = _weights(weight_ptr, columns, mask, TYPE)
     residual_words_ptr = residual_ptr.to(tl.pointer_type(tl.int32)) + offset
     let_next_start(PDL)
     wait_for_previous(PDL)
@@ -169,7 +181,7 @@ def _all_reduce_add_rms_norm_kernel(
     tl.store(residual_words_ptr, total, mask=mask)
     low, high = _low(total, TYPE), _high(total, TYPE)
     scale = tl.rsqrt(tl.sum(low * low + high * high) / D + eps)
-    out = _word(low * scale * _low(weight, TYPE), high * scale * _high(weight, TYPE), TYPE)
+    out = _word(low * scale * weight_low, high * scale * weight_high, TYPE)
     tl.store(out_ptr.to(tl.pointer_type(tl.int32)) + offset, out, mask=mask)
 
 
