@@ -345,9 +345,7 @@ def delta_prologue(
             )
         else:
             block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
-            _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](
-                *tensors, BLOCK_T=block_t, num_warps=warps, **how
-            )
+            _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](*tensors, BLOCK_T=block_t, num_warps=warps, **how)
     keep_chunk_tails(x_TN, tails_STC, *chunks, B)
     return qkv_TC, gates_T2H
 

@@ -27,8 +27,7 @@ def _load_heads(
         x = tl.load(from_ptrs + few, mask=inside & (few < HALF), other=0.0)
         y = tl.load(from_ptrs + HALF + few, mask=inside & (few < HALF), other=0.0)
         return turning, rest, partners, x, y
-    else:
-        return turning, rest, partners, turning, turning
+    return turning, rest, partners, turning, turning
 
 
 @triton.jit
