@@ -98,7 +98,7 @@ def _taps(conv_ptr, columns, own, C: tl.constexpr, W: tl.constexpr):
 def _silu(y, FAST: tl.constexpr):
     """FAST: without the care for sigmoids that are no longer normal numbers, which come out as zeros."""
     if FAST:
-        return tl.inline_asm_elementwise(
+        y = tl.inline_asm_elementwise(
             """{
             .reg .f32 e;
             mul.f32 e, $1, 0fBFB8AA3B;
@@ -113,7 +113,9 @@ def _silu(y, FAST: tl.constexpr):
             is_pure=True,
             pack=1,
         )
-    return y / (1.0 + tl.exp(-y))
+    else:
+        y = y / (1.0 + tl.exp(-y))
+    return y
 
 
 @triton.jit

@@ -23,11 +23,11 @@ def _load_heads(
     turning = tl.load(from_ptrs + columns, mask=inside & (columns < R), other=0.0)
     rest = tl.load(from_ptrs + columns, mask=inside & (columns >= R) & (columns < D), other=0.0)
     partners = tl.load(from_ptrs + (columns + HALF) % R, mask=inside & (columns < R), other=0.0)
+    x, y = turning, turning
     if NORM:
         x = tl.load(from_ptrs + few, mask=inside & (few < HALF), other=0.0)
         y = tl.load(from_ptrs + HALF + few, mask=inside & (few < HALF), other=0.0)
-        return turning, rest, partners, x, y
-    return turning, rest, partners, turning, turning
+    return turning, rest, partners, x, y
 
 
 @triton.jit

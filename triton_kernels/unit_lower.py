@@ -21,14 +21,16 @@ def _merge(a, x, SIZE: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexp
     """From the inverses of blocks of WIDTH on the diagonal to those of twice as many rows."""
     rows, columns = tl.arange(0, SIZE)[:, None] // WIDTH, tl.arange(0, SIZE)[None, :] // WIDTH
     below = (rows == columns + 1) & (columns % 2 == 0)
-    if PRECISION != "halves":
+    if PRECISION == "halves":
+        upper, lower = _split(tl.where(below, -a, 0.0))
+        upper_x, lower_x = _split(x)
+        through = tl.dot(upper, upper_x, tl.dot(upper, lower_x, tl.dot(lower, upper_x)))
+        upper, lower = _split(through)
+        x = tl.dot(upper_x, upper, tl.dot(upper_x, lower, tl.dot(lower_x, upper, x)))
+    else:
         through = tl.dot(tl.where(below, a, 0.0), x, input_precision=PRECISION)
-        return x - tl.dot(x, through, input_precision=PRECISION)
-    upper, lower = _split(tl.where(below, -a, 0.0))
-    upper_x, lower_x = _split(x)
-    through = tl.dot(upper, upper_x, tl.dot(upper, lower_x, tl.dot(lower, upper_x)))
-    upper, lower = _split(through)
-    return tl.dot(upper_x, upper, tl.dot(upper_x, lower, tl.dot(lower_x, upper, x)))
+        x -= tl.dot(x, through, input_precision=PRECISION)
+    return x
 
 
 @triton.jit
