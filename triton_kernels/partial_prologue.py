@@ -63,25 +63,26 @@ def partial_prologue_kernel(
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr) - first_row)
     token = (tl.num_programs(0) - 1 - tl.program_id(0)).to(tl.int64)
-    if token < T:
-        # Where tokens stand is in the plan, which may be read before the wait.
-        position = tl.minimum(tl.maximum(tl.load(positions_ptr + token), 0), P - 1).to(tl.int64)
-        cell = tl.load(kv_slots_ptr + token).to(tl.int64)
-        columns = tl.arange(0, BLOCK_D)[None, :]
-        turns = columns < R
-        partner = (columns + HALF) % R
-        turn_ptrs = cos_sin_ptr + position * R + columns % HALF
-        cos = tl.load(turn_ptrs, mask=turns, other=1.0)
-        sin = tl.load(turn_ptrs + HALF, mask=turns, other=0.0)
-        sin = tl.where(columns < HALF, -sin, sin)
-        q_norm, q_partners = 1.0, 1.0
-        k_norm, k_partners = 1.0, 1.0
-        if NORM:
-            q_norm = tl.load(q_norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-            q_partners = tl.load(q_norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
-            k_norm = tl.load(k_norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
-            k_partners = tl.load(k_norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
-        wait_for_previous(PDL)
+    real = token < T
+    # Where tokens stand is in the plan, which may be read before the wait.
+    position = tl.minimum(tl.maximum(tl.load(positions_ptr + token, mask=real, other=0), 0), P - 1).to(tl.int64)
+    cell = tl.load(kv_slots_ptr + token, mask=real, other=-1).to(tl.int64)
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    turns = columns < R
+    partner = (columns + HALF) % R
+    turn_ptrs = cos_sin_ptr + position * R + columns % HALF
+    cos = tl.load(turn_ptrs, mask=turns, other=1.0)
+    sin = tl.load(turn_ptrs + HALF, mask=turns, other=0.0)
+    sin = tl.where(columns < HALF, -sin, sin)
+    q_norm, q_partners = 1.0, 1.0
+    k_norm, k_partners = 1.0, 1.0
+    if NORM:
+        q_norm = tl.load(q_norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        q_partners = tl.load(q_norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
+        k_norm = tl.load(k_norm_ptr + columns, mask=columns < D, other=0.0).to(tl.float32)
+        k_partners = tl.load(k_norm_ptr + partner, mask=turns, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
+    if real:
         heads, kv_heads = tl.arange(0, BLOCK_H)[:, None], tl.arange(0, BLOCK_KV)[:, None]
         token_ptr = qkv_ptr + token * ROW
         # All loads go ahead of all stores, which nothing passes.
