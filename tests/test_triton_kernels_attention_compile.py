@@ -1,5 +1,6 @@
 """The attention kernels compile for GPUs that are not here, at real head sizes and with every option."""
 
+import re
 import subprocess
 import tempfile
 from typing import Any
@@ -92,6 +93,21 @@ def test_compile(
         assert "wgmma" in prefill.asm["ptx"]
         if prefill.name == "hopper_prefill_kernel":  # few tiles leave multiprocessors to smaller ones
             assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
+
+
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), long(96, 48)])
+def test_heads_of_which_few_numbers_turn(head_dim: int, rotary_dim: int) -> None:
+    heads, kv_heads, count = 16, 4, 300
+    caches, qkv = (meta(100, kv_heads, 64, head_dim),) * 2, meta(count, (heads + 2 * kv_heads) * head_dim)
+    places = meta(count, dtype=torch.int32), meta(count, dtype=torch.int64), meta(99, rotary_dim, dtype=torch.float32)
+    with compiling_for(90) as kernels:
+        attention_prologue.attention_prologue(qkv, *places, *(meta(head_dim),) * 2, 1e-6, *caches, heads)
+    (kernel,) = kernels
+    assert kernel.name == "partial_prologue_kernel"
+    # A head's numbers stay in the layout that they are loaded in.
+    moved = [line for line in kernel.asm["ttgir"].splitlines() if "ttg.convert_layout" in line]
+    assert moved
+    assert not any(re.search(r"tensor<(16|4)x(?!1x)\d", line) for line in moved), moved
 
 
 @pytest.mark.long

@@ -69,8 +69,9 @@ def test_step(K: int, H: int, D: int, V: int, W: int, step: Step) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
-def test_bits_of_a_prompt_however_it_is_cut(dtype: torch.dtype) -> None:
+def test_bits_of_a_prompt_however_it_is_cut(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Alone in one chunk, and in several beside others; then a token that is decoded, alone and among others."""
+    monkeypatch.setattr("tercet.triton_kernels.delta_prologue._MANY_TOKENS", 100)
     layer = DeltaLayer(1, 2, 16, 32, dtype=dtype)
     x, answers = layer.tokens(201), []
     for cuts, beside in (([200], False), ([64, 128, 8], True), ([128, 72], False)):

@@ -78,9 +78,9 @@ def test_step(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
 def test_bits_of_a_prompt_however_it_is_cut(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
-    layer, count = on_card(K, H, D, V, dtype), 1000
+    layer, count = on_card(K, H, D, V, dtype), 1100
     x, answers = layer.tokens(count), []
-    for cuts in ([count], [64, 128, 808], [640, 360], [64] * 15 + [40]):
+    for cuts in ([count], [64, 128, 908], [640, 460], [64] * 17 + [12]):
         tails, states = layer.pools(60)
         tails[1] = states[1] = NAN
         outs, start = [], 0

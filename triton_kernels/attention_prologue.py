@@ -22,12 +22,14 @@ from tercet.triton_kernels.checks import (
 )
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
+from tercet.triton_kernels.partial_prologue import partial_prologue_kernel
 from tercet.triton_kernels.rotary import check_cos_sin, rotary
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 from tercet.triton_kernels.write_kv import write_kv
 
 _TOKENS = 4
 """Of one program: enough loads in flight, and for any number of tokens the same sums."""
+_APART = True
 _SIZES = ["T", "num_cells", "P", "first_row"]
 
 
@@ -167,17 +169,29 @@ def attention_prologue(
     q_THD = torch.empty(T, num_q_heads, head_dim, dtype=qkv_TN.dtype, device=qkv_TN.device)
     norm = q_norm_weight_D is not None
     if T:
-        group, rotary_dim = num_q_heads // num_kv_heads, cos_sin_PR.shape[1]
-        block_g, block_d = next_power_of_2(group), next_power_of_2(head_dim)
-        _prologue_kernel[(cdiv(T, _TOKENS) * num_kv_heads,)](
+        rotary_dim, block_d = cos_sin_PR.shape[1], next_power_of_2(head_dim)
+        tensors = (
             qkv_TN, positions_T, kv_slots_T, cos_sin_PR,
             q_norm_weight_D if norm else qkv_TN, k_norm_weight_D if norm else qkv_TN, eps, k_cache, v_cache, q_THD,
             positions_T if rows is None else rows, T, num_pages * page_size, cos_sin_PR.shape[0], first_row,
-            H=num_q_heads, KV_HEADS=num_kv_heads, ROW=qkv_TN.stride(0), D=head_dim, R=rotary_dim, PAGE=page_size,
-            TOKENS=_TOKENS, BLOCK_G=block_g, BLOCK_D=block_d, BLOCK_HALF=next_power_of_2(rotary_dim // 2),
-            BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)), NORM=norm, HAS_ROWS=rows is not None,
-            num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **overlap_options(qkv_TN),
         )  # fmt: skip
+        how = {
+            "H": num_q_heads, "KV_HEADS": num_kv_heads, "ROW": qkv_TN.stride(0), "D": head_dim, "R": rotary_dim,
+            "PAGE": page_size, "BLOCK_D": block_d, "BLOCK_HALF": next_power_of_2(rotary_dim // 2), "NORM": norm,
+            "HAS_ROWS": rows is not None, **overlap_options(qkv_TN),
+        }  # fmt: skip
+        if _APART and rotary_dim < head_dim:
+            block_h = next_power_of_2(num_q_heads)
+            warps = min(max(block_h * block_d // 1024, 1), 8)
+            partial_prologue_kernel[(T,)](
+                *tensors, BLOCK_H=block_h, BLOCK_KV=next_power_of_2(num_kv_heads), num_warps=warps, **how
+            )
+        else:
+            block_g = next_power_of_2(num_q_heads // num_kv_heads)
+            _prologue_kernel[(cdiv(T, _TOKENS) * num_kv_heads,)](
+                *tensors, TOKENS=_TOKENS, BLOCK_G=block_g, BLOCK_REST=next_power_of_2(max(head_dim - rotary_dim, 1)),
+                num_warps=max(_TOKENS * block_g * block_d // 1024, 1), **how,
+            )  # fmt: skip
     return q_THD
 
 

@@ -22,6 +22,7 @@ from tercet.triton_kernels.tiles import next_power_of_2
 TILE = 64
 _BLOCK, _LEVELS = 16, 2
 """Of the triangular inverse: TILE is _BLOCK * 2 ** _LEVELS."""
+_INVERSE = "halves"
 
 
 def delta_prefill(
@@ -66,8 +67,8 @@ def _launch(
     how |= overlap_options(qkv_TC)
     find = {"BLOCK_C": next_power_of_2(num_chunks)}
     solve_tiles_kernel[(H, places)](
-        qkv_TC, gates_T2H, query_starts_C1, summed, keys, values, num_chunks, BLOCK=_BLOCK, LEVELS=_LEVELS, **how,
-        **find,
+        qkv_TC, gates_T2H, query_starts_C1, summed, keys, values, num_chunks, BLOCK=_BLOCK, LEVELS=_LEVELS,
+        INVERSE="tf32x3" if wide else _INVERSE, **how, **find,
     )  # fmt: skip
     block_v = min(V, 16 if wide else 64)
     stages = 1 if wide else 2 if has_little_shared_memory(qkv_TC.device) else 4

@@ -15,73 +15,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import (
-    check_indices,
-)
+from tercet.triton_kernels.checks import check_indices
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_inputs, check_rows
 from tercet.triton_kernels.delta_tails import keep_chunk_tails
-from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.delta_tokens import follow_tokens, load_taps, store_gates
+from tercet.triton_kernels.delta_walk import delta_walk_kernel
+from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
-_FEW_TOKENS = 64
+_FEW_TOKENS, _MANY_TOKENS = 64, 1024
+_WALK = 8, 8, 4
+"""Rows of a program, tokens of each, warps."""
+_FAST = True
 _SIZES = ["T", "B", "S", "num_chunks"]
-
-
-@triton.jit
-def _nothing():
-    return ()
-
-
-@triton.jit
-def _places(
-    tokens, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, num_chunks,
-    BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Of tokens: their slots, how many of their sequence lie ahead of them in this step, and how many before it."""
-    is_row = tokens < B
-    slot = tl.load(slots_ptr + tokens, mask=is_row, other=-1)
-    before = tl.load(lengths_ptr + tokens, mask=is_row, other=0) - 1
-    ahead = tokens * 0
-    if BLOCK_C:
-        chunks = tl.arange(0, BLOCK_C)
-        ends = tl.load(query_starts_ptr + 1 + chunks, mask=chunks < num_chunks, other=2147483647)
-        # The number of chunks that end at or before a token is the index of its own.
-        own = tl.sum((ends[None, :] <= (tokens - B)[:, None]).to(tl.int32), 1)
-        inside = (tokens >= B) & (own < num_chunks)
-        slot = tl.where(is_row, slot, tl.load(chunk_slots_ptr + own, mask=inside, other=-1))
-        before = tl.where(is_row, before, tl.load(chunk_starts_ptr + own, mask=inside, other=0))
-        ahead = tl.where(inside, tokens - B - tl.load(query_starts_ptr + own, mask=inside, other=0), 0)
-    return slot, ahead, before
-
-
-@triton.jit
-def _store_gates(
-    rates_ptr,
-    a_log_ptr,
-    dt_bias_ptr,
-    gates_ptr,
-    tokens,
-    real,
-    ROW: tl.constexpr,
-    H: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-):
-    """Log decays and betas of tokens, whose rates lie ROW numbers apart."""
-    heads = tl.arange(0, BLOCK_H)[None, :]
-    mask = real[:, None] & (heads < H)
-    rows = tokens.to(tl.int64)[:, None]
-    b = tl.load(rates_ptr + rows * ROW + heads, mask=mask, other=0.0).to(tl.float32)
-    a = tl.load(rates_ptr + rows * ROW + H + heads, mask=mask, other=0.0).to(tl.float32)
-    a += tl.load(dt_bias_ptr + heads, mask=heads < H, other=0.0)
-    # softplus: max(a, 0) + log(1 + e), where what is lost in 1 + e is made good.
-    e = tl.exp(-tl.abs(a))
-    more = 1.0 + e
-    grown = tl.where(more == 1.0, e, tl.log(more) * (e / tl.where(more == 1.0, 1.0, more - 1.0)))
-    rate = tl.exp(tl.load(a_log_ptr + heads, mask=heads < H, other=0.0))
-    gates_ptrs = gates_ptr + rows * (2 * H) + heads
-    tl.store(gates_ptrs, -rate * (tl.maximum(a, 0.0) + grown), mask=mask)
-    tl.store(gates_ptrs + H, 1.0 / (1.0 + tl.exp(-b)), mask=mask)
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
@@ -90,7 +37,7 @@ def _delta_prologue_kernel(
     chunk_starts_ptr, query_starts_ptr, rows_ptr, qkv_ptr, gates_ptr, T, B, S, num_chunks,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, ROW: tl.constexpr,
     W: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
+    HAS_ROWS: tl.constexpr, FAST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / BLOCK_T, 2 K + H + 1): one program owns a head of some tokens, with its tails of decode rows; the last
     ones own the gates of all heads.
@@ -103,49 +50,20 @@ def _delta_prologue_kernel(
     numbers = tl.arange(0, BLOCK)
     columns = tl.where(is_value, 2 * K * D + (head - 2 * K) * V, head * D) + numbers
     own = numbers < tl.where(is_value, V, D)
-    taps = _nothing()
-    for tap in tl.static_range(W):
-        taps += (tl.load(conv_ptr + columns * W + tap, mask=own & (columns < C), other=0.0).to(tl.float32),)
+    taps = load_taps(conv_ptr, columns, own, C, W)
     let_next_start(PDL)
     wait_for_previous(PDL)
     if HAS_ROWS:
         T = tl.minimum(T, tl.load(rows_ptr))
     first = tl.program_id(0) * BLOCK_T
-    tokens = first + tl.arange(0, BLOCK_T)
-    real = tokens < T
     if head == 2 * K + H:
-        _store_gates(rates_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, ROW, H, BLOCK_H)
+        tokens = first + tl.arange(0, BLOCK_T)
+        store_gates(rates_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, tokens < T, ROW, H, BLOCK_H)
     else:
-        slot, ahead, before = _places(
-            tokens, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, num_chunks, BLOCK_C
+        follow_tokens(
+            x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, qkv_ptr,
+            first, columns, own, taps, head, T, B, S, num_chunks, K, C, D, N, W, BLOCK_T, BLOCK_C, FAST,
         )  # fmt: skip
-        kept = real & (slot >= 0) & (slot < S)
-        mask = real[:, None] & own[None, :]
-        x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * N + columns[None, :]
-        tails_ptrs = tails_ptr + slot.to(tl.int64)[:, None] * ((W - 1) * C) + columns[None, :]
-        inputs = _nothing()
-        for tap in tl.static_range(W):
-            back = W - 1 - tap
-            x = tl.load(x_ptrs - back * N, mask=mask & (ahead >= back)[:, None], other=0.0)
-            if back:
-                is_tail = kept & (ahead < back) & (before > 0)
-                tail_ptrs = tails_ptrs + (tap + ahead)[:, None] * C
-                tail = tl.load(tail_ptrs, mask=is_tail[:, None] & own[None, :], other=0.0)
-                x = tl.where(is_tail[:, None], tail, x)
-            inputs += (x,)
-        if first < B:
-            tl.debug_barrier()  # other threads may yet read what these write
-            moves = (kept & (tokens < B) & (before >= 0))[:, None] & own[None, :]
-            for tap in tl.static_range(1, W):
-                tl.store(tails_ptrs + (tap - 1) * C, inputs[tap], mask=moves)
-        y = inputs[0].to(tl.float32) * taps[0][None, :]
-        for tap in tl.static_range(1, W):
-            y += inputs[tap].to(tl.float32) * taps[tap][None, :]
-        y = y / (1.0 + tl.exp(-y))
-        if head < 2 * K:
-            y *= tl.rsqrt(tl.sum(y * y, 1) + 1e-6)[:, None] * tl.where(head < K, D**-0.5, 1.0)
-        qkv_ptrs = qkv_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
-        tl.store(qkv_ptrs, y.to(qkv_ptr.dtype.element_ty), mask=mask)
 
 
 def delta_prologue(
@@ -190,15 +108,24 @@ def delta_prologue(
     B, S, num_chunks = decode_slots_B.shape[0], tails_STC.shape[0], chunk_slots_C.shape[0]
     qkv_TC, gates_T2H = x_TN.new_empty(T, C), torch.empty(T, 2 * H, dtype=torch.float32, device=x_TN.device)
     if T:
-        # A row of a tile is as many threads' in both: its sums are of the same order.
-        block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
-        _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](
+        tensors = (
             x_TN, rates_TR, tails_STC, conv_CW, a_log_H, dt_bias_H, decode_slots_B, decode_lengths_B, *chunks,
             query_starts_C1 if rows is None else rows, qkv_TC, gates_T2H, T, B, S, num_chunks,
-            K=K, H=H, D=D, V=V, N=x_TN.shape[1], ROW=rates_TR.stride(0), W=W, BLOCK_T=block_t, BLOCK=max(D, V),
-            BLOCK_H=next_power_of_2(H), BLOCK_C=next_power_of_2(num_chunks) if num_chunks else 0,
-            HAS_ROWS=rows is not None, num_warps=warps, **overlap_options(x_TN),
         )  # fmt: skip
+        how = {
+            "K": K, "H": H, "D": D, "V": V, "N": x_TN.shape[1], "ROW": rates_TR.stride(0), "W": W, "BLOCK": max(D, V),
+            "BLOCK_H": next_power_of_2(H), "BLOCK_C": next_power_of_2(num_chunks) if num_chunks else 0,
+            "HAS_ROWS": rows is not None, "FAST": _FAST and not INTERPRETED, **overlap_options(x_TN),
+        }  # fmt: skip
+        # A row of a tile is as many threads' in all of them: its sums are of the same order.
+        if num_chunks and T - B >= _MANY_TOKENS:
+            block_t, length, warps = _WALK
+            delta_walk_kernel[(2 * K + H + 1, cdiv(T, block_t * length))](
+                *tensors, BLOCK_T=block_t, LENGTH=length, num_warps=warps, **how
+            )
+        else:
+            block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
+            _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](*tensors, BLOCK_T=block_t, num_warps=warps, **how)
     keep_chunk_tails(x_TN, tails_STC, *chunks, B)
     return qkv_TC, gates_T2H
 

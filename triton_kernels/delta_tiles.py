@@ -43,7 +43,7 @@ def _decays(summed, FROM_DIAGONAL: tl.constexpr, TILE: tl.constexpr):
 def solve_tiles_kernel(
     qkv_ptr, gates_ptr, query_starts_ptr, summed_ptr, keys_ptr, values_ptr, num_chunks,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
-    LEVELS: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    LEVELS: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, INVERSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (H, places of tiles): one program owns a head of a tile, apart from any state."""
     let_next_start(PDL)
@@ -61,7 +61,7 @@ def solve_tiles_kernel(
         k_ptrs = rows_ptr + (K + head // (H // K)) * D + keys[None, :]
         k = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
         a = tl.dot(k, tl.trans(k), input_precision=PRECISION) * _decays(summed, False, TILE) * beta[:, None]
-        solved = invert_unit_lower(a, TILE, BLOCK, LEVELS, PRECISION) * beta[None, :]
+        solved = invert_unit_lower(a, TILE, BLOCK, LEVELS, INVERSE) * beta[None, :]
         scratch = place.to(tl.int64) * H + head
         tl.store(summed_ptr + scratch * TILE + offsets, summed)
         decayed = (solved * tl.exp(summed)[None, :]).to(k.dtype)

@@ -10,12 +10,27 @@ import triton.language as tl
 
 
 @triton.jit
+def _split(x):
+    """Halves of fp32 that are no longer than 16 bits: together 22 bits of what is not much larger than 1."""
+    upper = x.to(tl.float16)
+    return upper, (x - upper.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
 def _merge(a, x, SIZE: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
     """From the inverses of blocks of WIDTH on the diagonal to those of twice as many rows."""
     rows, columns = tl.arange(0, SIZE)[:, None] // WIDTH, tl.arange(0, SIZE)[None, :] // WIDTH
     below = (rows == columns + 1) & (columns % 2 == 0)
-    through = tl.dot(tl.where(below, a, 0.0), x, input_precision=PRECISION)
-    return x - tl.dot(x, through, input_precision=PRECISION)
+    if PRECISION == "halves":
+        upper, lower = _split(tl.where(below, -a, 0.0))
+        upper_x, lower_x = _split(x)
+        through = tl.dot(upper, upper_x, tl.dot(upper, lower_x, tl.dot(lower, upper_x)))
+        upper, lower = _split(through)
+        x = tl.dot(upper_x, upper, tl.dot(upper_x, lower, tl.dot(lower_x, upper, x)))
+    else:
+        through = tl.dot(tl.where(below, a, 0.0), x, input_precision=PRECISION)
+        x -= tl.dot(x, through, input_precision=PRECISION)
+    return x
 
 
 @triton.jit
