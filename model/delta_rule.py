@@ -11,14 +11,11 @@ from torch import Tensor
 from tercet.model.blocks import Delta
 from tercet.model.rank_weights import DeltaWeights
 from tercet.model.states import LayerState
-from tercet.triton_kernels.delta_decode import HeadNorm, delta_decode
+from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.delta_prologue import delta_prologue
 from tercet.triton_kernels.gated_head_norm import gated_head_norm
 from tercet.triton_kernels.prepare import StepInputs
-
-_NORM_AT_ONCE = False
-"""Whether decode rows are normed by the kernel that makes them."""
 
 
 def follow_delta_rule(
@@ -38,24 +35,14 @@ def follow_delta_rule(
     )  # fmt: skip
     num_decodes, num_tokens = len(inputs.decode_slots_B), len(x_TN)
     out_THV = x_TN.new_empty(num_tokens, delta.value_heads, delta.value_dim)
-    norm = weights.norm_V, eps
     if num_decodes:
         delta_decode(
             qkv_TC[:num_decodes], gates_T2H[:num_decodes], state.states_SHDV, *decodes,
             num_key_heads=delta.key_heads, out_BHV=out_THV[:num_decodes],
-            norm=HeadNorm(x_TN[:num_decodes], first_gate, *norm) if _NORM_AT_ONCE else None,
         )  # fmt: skip
     if num_decodes < num_tokens:
         delta_prefill(
             qkv_TC[num_decodes:], gates_T2H[num_decodes:], state.states_SHDV, *chunks,
             num_key_heads=delta.key_heads, out_THV=out_THV[num_decodes:],
         )  # fmt: skip
-    if not _NORM_AT_ONCE:
-        return gated_head_norm(out_THV, x_TN, first_gate, *norm, rows=rows)
-    out_TH = out_THV.flatten(1)
-    if num_decodes < num_tokens:
-        gated_head_norm(
-            out_THV[num_decodes:], x_TN[num_decodes:], first_gate, *norm, rows=rows, first_row=num_decodes,
-            out=out_TH[num_decodes:],
-        )  # fmt: skip
-    return out_TH
+    return gated_head_norm(out_THV, x_TN, first_gate, weights.norm_V, eps, rows=rows)

@@ -29,7 +29,8 @@ from tercet.triton_kernels.write_kv import write_kv
 
 _TOKENS = 4
 """Of one program: enough loads in flight, and for any number of tokens the same sums."""
-_APART = True
+_MOST_AT_ONCE = 8192
+"""Numbers of a token's queries that a program may hold."""
 _SIZES = ["T", "num_cells", "P", "first_row"]
 
 
@@ -180,8 +181,8 @@ def attention_prologue(
             "PAGE": page_size, "BLOCK_D": block_d, "BLOCK_HALF": next_power_of_2(rotary_dim // 2), "NORM": norm,
             "HAS_ROWS": rows is not None, **overlap_options(qkv_TN),
         }  # fmt: skip
-        if _APART and rotary_dim < head_dim:
-            block_h = next_power_of_2(num_q_heads)
+        block_h = next_power_of_2(num_q_heads)
+        if rotary_dim < head_dim and block_h * block_d <= _MOST_AT_ONCE:
             warps = min(max(block_h * block_d // 1024, 1), 8)
             partial_prologue_kernel[(T,)](
                 *tensors, BLOCK_H=block_h, BLOCK_KV=next_power_of_2(num_kv_heads), num_warps=warps, **how

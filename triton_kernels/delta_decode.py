@@ -5,70 +5,40 @@ A head's state decays; what it answers to the key is replaced, as far as beta sa
 Shape suffixes: B decode rows, C channels (`delta_heads.py`), S slots, H value heads, D numbers of a key, V of a value.
 """
 
-from typing import NamedTuple
-
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import check_same, check_shape
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_out, check_rows, check_states
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.gated_head_norm import check_gates, gated_head_norm_reference
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 
 _BLOCK_V, _WARPS = 64, 2
 """Columns of a state that one program owns, and who sums them up: the same for any number of rows, for the bits."""
-_NORM_WARPS = 4
-"""Where a program owns all columns, for their norm."""
-_EARLY = False
-"""Whether states, slots and lengths are read before the wait: then between what wrote them and this there must be a
-kernel that is launched without overlap (see overlap.py)."""
 
 
-@triton.jit
-def _read_state(
-    states_ptr, slots_ptr, lengths_ptr, row, head, keys, values, S,
-    H: tl.constexpr, D: tl.constexpr, V: tl.constexpr,
-):  # fmt: skip
-    """A row's state, where it lies, and whether it has one."""
-    slot = tl.load(slots_ptr + row).to(tl.int64)
-    length = tl.load(lengths_ptr + row)
-    known = (length > 0) & (slot >= 0) & (slot < S)
-    state_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[:, None] * V + values[None, :]
-    # Nothing of what a slot's former holder has left goes into a sum, not even times zero.
-    state = tl.load(state_ptrs, mask=(keys[:, None] >= 0) & known & (length > 1), other=0.0)
-    return state, state_ptrs, known
-
-
-@triton.jit(do_not_specialize=["S", "first_column"], do_not_specialize_on_alignment=["S", "first_column"])
+@triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
 def _delta_decode_kernel(
-    qkv_ptr, gates_ptr, states_ptr, slots_ptr, lengths_ptr, out_ptr, z_ptr, weight_ptr, eps, first_column, S,
-    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, BLOCK_V: tl.constexpr,
-    NORM: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    qkv_ptr, gates_ptr, states_ptr, slots_ptr, lengths_ptr, out_ptr, S,
+    K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, BLOCK_V: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (V / BLOCK_V, H, B): one program owns BLOCK_V columns of a head's state, which go through it once.
 
     What the query will find is summed up from the state before: so both sums wait for the same load, and for nothing
-    else.
+    else. That load goes out before the wait: nobody else in a step touches these states.
     """
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
+    slot = tl.load(slots_ptr + row).to(tl.int64)
+    length = tl.load(lengths_ptr + row)
     keys = tl.arange(0, D)
     values = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
-    if NORM:
-        weight = tl.load(weight_ptr + values).to(tl.float32)
-    if EARLY:
-        state, state_ptrs, known = _read_state(
-            states_ptr, slots_ptr, lengths_ptr, row, head, keys, values, S, H, D, V
-        )  # fmt: skip
+    known = (length > 0) & (slot >= 0) & (slot < S)
+    state_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[:, None] * V + values[None, :]
+    # Nothing of what a slot's former holder has left goes into a sum, not even times zero.
+    state = tl.load(state_ptrs, mask=(keys[:, None] >= 0) & known & (length > 1), other=0.0)
     let_next_start(PDL)
     wait_for_previous(PDL)
-    if not EARLY:
-        state, state_ptrs, known = _read_state(
-            states_ptr, slots_ptr, lengths_ptr, row, head, keys, values, S, H, D, V
-        )  # fmt: skip
     out_ptrs = out_ptr + (row * H + head) * V + values
     if known:
         qkv_ptr += row * (2 * K * D + H * V)
@@ -78,30 +48,13 @@ def _delta_decode_kernel(
         v = tl.load(qkv_ptr + 2 * K * D + head * V + values).to(tl.float32)
         decay = tl.exp(tl.load(gates_ptr + row * (2 * H) + head))
         beta = tl.load(gates_ptr + row * (2 * H) + H + head)
-        if NORM:
-            z = tl.load(z_ptr + row * N + first_column + head * V + values).to(tl.float32)
         state *= decay
         added = (v - tl.sum(state * k[:, None], 0)) * beta
         found = tl.sum(state * q[:, None], 0) + tl.sum(q * k) * added
         tl.store(state_ptrs, state + k[:, None] * added[None, :])
-        found = found.to(out_ptr.dtype.element_ty)
-        if NORM:
-            # As `gated_head_norm` makes it of what lies in memory.
-            x = found.to(tl.float32)
-            x *= tl.rsqrt(tl.sum(x * x, 0) / V + eps) * weight * (z / (1.0 + tl.exp(-z)))
-            found = x.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptrs, found)
+        tl.store(out_ptrs, found.to(out_ptr.dtype.element_ty))
     else:
         tl.store(out_ptrs, tl.zeros((BLOCK_V,), out_ptr.dtype.element_ty))
-
-
-class HeadNorm(NamedTuple):
-    """How answers are normed and gated, as `gated_head_norm` is told it."""
-
-    z_BN: Tensor
-    first_column: int
-    weight_V: Tensor
-    eps: float
 
 
 def delta_decode(
@@ -113,33 +66,25 @@ def delta_decode(
     *,
     num_key_heads: int,
     out_BHV: Tensor,
-    norm: HeadNorm | None = None,
 ) -> None:
-    """Write `out_BHV`, with `norm` normed, and the new state of each row's slot. fp32 inside; graph-safe.
+    """Write `out_BHV` and the new state of each row's slot. fp32 inside, rounded once; graph-safe.
 
     `lengths_B`: tokens of the sequence, this one among them: of 1, the state is taken for zeros, whatever lies there;
-    of 0, the row's answer is zeros and no state changes. A row's bits do not depend on other rows.
+    of 0, the row's answer is zeros and no state changes. A row's bits do not depend on other rows. States, slots and
+    lengths are read before the wait: between what wrote them and this there must be a kernel that is launched without
+    overlap (see overlap.py).
     """
     heads = check_states(qkv_BC, gates_B2H, states_SHDV, num_key_heads)
     check_out(out_BHV, qkv_BC, heads)
     check_rows(slots_B, lengths_B, qkv_BC, qkv_BC.shape[0])
     B, (K, H, D, V) = qkv_BC.shape[0], heads
-    if norm is not None:
-        check_gates("z", norm.z_BN, norm.first_column, qkv_BC, H * V)
-        check_shape("weight", norm.weight_V, V)
-        check_same("weight", norm.weight_V, qkv_BC, torch.float32)
     if not use_kernels(qkv_BC):
         delta_decode_reference(qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, heads=heads, out_BHV=out_BHV)
-        if norm is not None:
-            normed = gated_head_norm_reference(out_BHV, norm.z_BN, norm.first_column, norm.weight_V, norm.eps)
-            out_BHV.copy_(normed.view_as(out_BHV))
     elif B:
-        block_v, warps = (min(_BLOCK_V, V), _WARPS) if norm is None else (V, _NORM_WARPS)
-        z_BN, first_column, weight_V, eps = norm or HeadNorm(qkv_BC, 0, qkv_BC, 0.0)
+        block_v = min(_BLOCK_V, V)
         _delta_decode_kernel[(V // block_v, H, B)](
-            qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, out_BHV, z_BN, weight_V, eps, first_column,
-            states_SHDV.shape[0], K=K, H=H, D=D, V=V, N=z_BN.shape[1], BLOCK_V=block_v, NORM=norm is not None,
-            EARLY=_EARLY, num_warps=warps, **overlap_options(qkv_BC),
+            qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, out_BHV, states_SHDV.shape[0],
+            K=K, H=H, D=D, V=V, BLOCK_V=block_v, num_warps=_WARPS, **overlap_options(qkv_BC),
         )  # fmt: skip
 
 

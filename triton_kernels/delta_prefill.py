@@ -22,7 +22,8 @@ from tercet.triton_kernels.tiles import next_power_of_2
 TILE = 64
 _BLOCK, _LEVELS = 16, 2
 """Of the triangular inverse: TILE is _BLOCK * 2 ** _LEVELS."""
-_INVERSE = "halves"
+_SOLVE_REGISTERS = 168
+"""A thread has, so that three programs share a multiprocessor: each waits for itself most of its time."""
 
 
 def delta_prefill(
@@ -68,7 +69,7 @@ def _launch(
     find = {"BLOCK_C": next_power_of_2(num_chunks)}
     solve_tiles_kernel[(H, places)](
         qkv_TC, gates_T2H, query_starts_C1, summed, keys, values, num_chunks, BLOCK=_BLOCK, LEVELS=_LEVELS,
-        INVERSE="tf32x3" if wide else _INVERSE, **how, **find,
+        INVERSE="tf32x3" if wide else "halves", maxnreg=None if wide else _SOLVE_REGISTERS, **how, **find,
     )  # fmt: skip
     block_v = min(V, 16 if wide else 64)
     stages = 1 if wide else 2 if has_little_shared_memory(qkv_TC.device) else 4

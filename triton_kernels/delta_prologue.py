@@ -25,9 +25,9 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
 _FEW_TOKENS, _MANY_TOKENS = 64, 1024
-_WALK = 8, 8, 4
+"""Up to how many tiles are small, and from how many of chunks on programs walk over theirs."""
+_WALK = 4, 8, 2
 """Rows of a program, tokens of each, warps."""
-_FAST = True
 _SIZES = ["T", "B", "S", "num_chunks"]
 
 
@@ -115,7 +115,7 @@ def delta_prologue(
         how = {
             "K": K, "H": H, "D": D, "V": V, "N": x_TN.shape[1], "ROW": rates_TR.stride(0), "W": W, "BLOCK": max(D, V),
             "BLOCK_H": next_power_of_2(H), "BLOCK_C": next_power_of_2(num_chunks) if num_chunks else 0,
-            "HAS_ROWS": rows is not None, "FAST": _FAST and not INTERPRETED, **overlap_options(x_TN),
+            "HAS_ROWS": rows is not None, "FAST": not INTERPRETED, **overlap_options(x_TN),
         }  # fmt: skip
         # A row of a tile is as many threads' in all of them: its sums are of the same order.
         if num_chunks and T - B >= _MANY_TOKENS:

@@ -18,12 +18,9 @@ _BLOCK = 1024
 """Numbers of one program."""
 
 
-_SIZES = ["first_column", "first_row"]
-
-
-@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)
+@triton.jit(do_not_specialize=["first_column"], do_not_specialize_on_alignment=["first_column"])
 def _gated_head_norm_kernel(
-    x_ptr, z_ptr, weight_ptr, out_ptr, rows_ptr, eps, first_column, first_row,
+    x_ptr, z_ptr, weight_ptr, out_ptr, rows_ptr, eps, first_column,
     H: tl.constexpr, V: tl.constexpr, N: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_V: tl.constexpr,
     HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -37,7 +34,7 @@ def _gated_head_norm_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     if HAS_ROWS:
-        mask &= token < tl.load(rows_ptr) - first_row
+        mask &= token < tl.load(rows_ptr)
     x = tl.load(x_ptr + token * (H * V) + columns, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(z_ptr + token * N + first_column + columns, mask=mask, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 1) / V + eps)[:, None] * weight * (z / (1.0 + tl.exp(-z)))
@@ -45,21 +42,12 @@ def _gated_head_norm_kernel(
 
 
 def gated_head_norm(
-    x_THV: Tensor,
-    z_TN: Tensor,
-    first_column: int,
-    weight_V: Tensor,
-    eps: float,
-    *,
-    rows: Tensor | None,
-    first_row: int = 0,
-    out: Tensor | None = None,
+    x_THV: Tensor, z_TN: Tensor, first_column: int, weight_V: Tensor, eps: float, *, rows: Tensor | None
 ) -> Tensor:
     """[T, H, V] -> [T, H V]: each head normed and scaled, times SiLU of its gates.
 
     The gates are H V columns of `z_TN` from `first_column` on. `rows`: how many tokens there are in truth, int32 [1] on
-    the device, counted from `first_row` tokens ahead of these; those behind may be left as they are. Mutates nothing
-    but `out`; fp32 inside, rounded once; graph-safe.
+    the device; those behind may be left as they are. Mutates nothing; fp32 inside, rounded once; graph-safe.
     """
     check_dtype("x", x_THV, *FLOATS)
     check_shape("x", x_THV, None, None, None)
@@ -70,19 +58,14 @@ def gated_head_norm(
     check_same("weight", weight_V, x_THV, torch.float32)
     if rows is not None:
         check_indices("rows", rows, x_THV, 1)
-    if out is not None:
-        check_shape("out", out, T, H * V)
-        check_same("out", out, x_THV)
-        check_contiguous("out", out)
     if not use_kernels(x_THV):
-        normed_TH = gated_head_norm_reference(x_THV, z_TN, first_column, weight_V, eps)
-        return normed_TH if out is None else out.copy_(normed_TH)
-    out_TH = x_THV.new_empty(T, H * V) if out is None else out
+        return gated_head_norm_reference(x_THV, z_TN, first_column, weight_V, eps)
+    out_TH = x_THV.new_empty(T, H * V)
     if out_TH.numel():
         block_v = next_power_of_2(V)
         block_h = min(next_power_of_2(H), max(_BLOCK // block_v, 1))
         _gated_head_norm_kernel[(T, cdiv(H, block_h))](
-            x_THV, z_TN, weight_V, out_TH, x_THV if rows is None else rows, eps, first_column, first_row,
+            x_THV, z_TN, weight_V, out_TH, x_THV if rows is None else rows, eps, first_column,
             H=H, V=V, N=z_TN.shape[1], BLOCK_H=block_h, BLOCK_V=block_v, HAS_ROWS=rows is not None, num_warps=4,
             **overlap_options(x_THV),
         )  # fmt: skip
