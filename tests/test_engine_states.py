@@ -74,7 +74,7 @@ def test_copies_of_states_are_begun_from() -> None:
         wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize(("caching", "kept"), [(True, 1), (False, 64), long(True, 0)])
+@pytest.mark.parametrize(("caching", "kept"), [(True, 1), long(False, 64), long(True, 0)])
 def test_preempted_with_a_small_budget(caching: bool, kept: int) -> None:
     family = "qwen3.5"
     prompts, answers = (some[::2] for some in greedy_cases(family))
@@ -125,6 +125,7 @@ def test_two_ranks(family: str) -> None:
         assert generate(llm, prompts, GREEDY) == answers
 
 
+@pytest.mark.long
 def test_a_budget_without_room_for_a_tile_is_refused() -> None:
     with (
         pytest.raises(StartupFailed, match="--max-num-batched-tokens is 72; want at least 73"),
