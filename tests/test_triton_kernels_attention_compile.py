@@ -95,7 +95,7 @@ def test_compile(
             assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
 
 
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), long(96, 48)])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), long(256, 96)])
 def test_heads_of_which_few_numbers_turn(head_dim: int, rotary_dim: int) -> None:
     heads, kv_heads, count = 16, 4, 300
     caches, qkv = (meta(100, kv_heads, 64, head_dim),) * 2, meta(count, (heads + 2 * kv_heads) * head_dim)

@@ -192,7 +192,12 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "rotary_dim"),
-    [(7, 1, 80, 80), (4, 4, 96, 48), *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256)] if HAVE_GPU else [])],
+    [
+        (7, 1, 80, 80),
+        (4, 4, 96, 48),
+        (6, 2, 256, 64),
+        *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256)] if HAVE_GPU else []),
+    ],
 )
 @pytest.mark.parametrize("count", [1, 4, 13, *([523] if HAVE_GPU else [])])
 def test_prologue(

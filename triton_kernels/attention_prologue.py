@@ -29,8 +29,9 @@ from tercet.triton_kernels.write_kv import write_kv
 
 _TOKENS = 4
 """Of one program: enough loads in flight, and for any number of tokens the same sums."""
-_MOST_AT_ONCE = 8192
-"""Numbers of a token's queries that a program may hold."""
+_WIDE, _MOST_AT_ONCE = 256, 8192
+"""From which head size on the kernel for heads of which a part turns was compared with the other one, and is better;
+how many numbers of a token's queries a program of it may hold."""
 _SIZES = ["T", "num_cells", "P", "first_row"]
 
 
@@ -182,7 +183,7 @@ def attention_prologue(
             "HAS_ROWS": rows is not None, **overlap_options(qkv_TN),
         }  # fmt: skip
         block_h = next_power_of_2(num_q_heads)
-        if rotary_dim < head_dim and block_h * block_d <= _MOST_AT_ONCE:
+        if rotary_dim < head_dim >= _WIDE and block_h * block_d <= _MOST_AT_ONCE:
             warps = min(max(block_h * block_d // 1024, 1), 8)
             partial_prologue_kernel[(T,)](
                 *tensors, BLOCK_H=block_h, BLOCK_KV=next_power_of_2(num_kv_heads), num_warps=warps, **how
