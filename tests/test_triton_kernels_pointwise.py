@@ -196,7 +196,7 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
         (7, 1, 80, 80),
         (4, 4, 96, 48),
         (6, 2, 256, 64),
-        *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256)] if HAVE_GPU else []),
+        *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256), (16, 4, 256, 64)] if HAVE_GPU else []),
     ],
 )
 @pytest.mark.parametrize("count", [1, 4, 13, *([523] if HAVE_GPU else [])])
