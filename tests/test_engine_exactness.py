@@ -34,7 +34,7 @@ from whole_engine import (
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
-FEW = ("llama3", "qwen3", "mistral", "deepseek-v3")
+FEW = ["llama3", "qwen3", "mistral", long("deepseek-v3")]
 RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2, "glm4-moe-lite": 2}
 # What sets these apart is all in the decoder, which test_model_decoder.py compares.
 VARIANTS = ("llama-", "qwen2-window")
@@ -164,7 +164,7 @@ def test_run_ahead_and_leases(run_ahead: int, max_lease: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks"), [long(*one) if one[0].startswith("llama") else one for one in RANKS.items()]
+    ("family", "ranks"), [one if one[0].startswith("glm") else long(*one) for one in RANKS.items()]
 )
 def test_ranks(family: str, ranks: int) -> None:
     """The vocabulary is divisible by neither; four ranks share two KV heads, and all have the same latents."""
