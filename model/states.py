@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
-from tercet.triton_kernels.copy_states import copy_states
+from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_heads import GPU_DIM
 from tercet.triton_kernels.delta_prefill import TILE
 
@@ -43,8 +43,8 @@ class States:
 
     def copy(self, pairs_P2: Tensor) -> None:
         """From one place to another, pair by pair: int32, on their device. No place that is copied to is in two."""
-        copy_states(self.tails_LSTC, pairs_P2)
-        copy_states(self.states_LSHDV, pairs_P2)
+        copy_places(self.tails_LSTC, pairs_P2)
+        copy_places(self.states_LSHDV, pairs_P2)
 
     @property
     def nbytes(self) -> int:

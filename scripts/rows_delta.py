@@ -10,7 +10,7 @@ import torch
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from tercet.triton_kernels.copy_states import copy_states
+from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import TILE, delta_prefill
 from tercet.triton_kernels.delta_prologue import delta_prologue
@@ -118,9 +118,9 @@ def _copy_row(num_pairs: int) -> Row:
     pairs = _integers(range(2 * num_pairs)).view(-1, 2)
 
     def run(index: int) -> None:
-        copy_states(pools, pairs)
+        copy_places(pools, pairs)
 
-    return Row("copy_states", f"P={num_pairs} {num_layers} layers", run, 1, 4.0 * pools.numel(), nodes=4)
+    return Row("copy_places", f"P={num_pairs} {num_layers} layers", run, 1, 4.0 * pools.numel(), nodes=4)
 
 
 def _heads(stopwatch: Stopwatch, num_heads: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:

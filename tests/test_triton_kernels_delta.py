@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from covering import long
 from delta_layers import DeltaLayer
 from interpreted import rerun_interpreted
-from tercet.triton_kernels.copy_states import copy_states
+from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.delta_prologue import delta_prologue
@@ -156,11 +156,11 @@ def test_gates(H: int, V: int, wide: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(3, 16), long((4, 5000))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_copy_states(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_copy_places(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     pools = torch.randn(2, 6, *shape).to(dtype)
     old, pairs = pools.clone(), [(1, 4), (-1, -1), (1, 0), (2, 6), (-1, 3), (3, 5)]
-    copy_states(pools, torch.tensor(pairs, dtype=torch.int32))
-    copy_states(pools, torch.empty(0, 2, dtype=torch.int32))
+    copy_places(pools, torch.tensor(pairs, dtype=torch.int32))
+    copy_places(pools, torch.empty(0, 2, dtype=torch.int32))
     for source, target in ((1, 4), (1, 0), (3, 5), (1, 1), (2, 2), (3, 3)):
         assert torch.equal(pools[:, target], old[:, source])
 
@@ -196,7 +196,7 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match="first_column: got 201, wanted one with 64 of the 264 columns behind"):
         gated_head_norm(out, x, 201, torch.ones(16), 1e-6, rows=None)
     with pytest.raises(ValueError, match=r"pools: got shape \[2, 8\], wanted \[layers, slots, ...\]"):
-        copy_states(gates, torch.zeros(1, 2).int())
+        copy_places(gates, torch.zeros(1, 2).int())
 
 
 def test_with_kernels() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from covering import long
 from tercet.triton_kernels.compile_only import compiling_for
-from tercet.triton_kernels.copy_states import copy_states
+from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.delta_prologue import delta_prologue
@@ -85,6 +85,6 @@ def test_what_is_around_it(capability: int, H: int, dtype: torch.dtype) -> None:
             x = meta(T, H, DIM, dtype=dtype)
             gated_head_norm(x, z, channels, meta(DIM, dtype=FP32), 1e-6, rows=ints(1))
             gate_by_sigmoid(meta(T, 4096, dtype=dtype), meta(T, 9216, dtype=dtype), 4096, rows=ints(1))
-        copy_states(meta(36, SLOTS, H, DIM, DIM, dtype=FP32), ints(2, 2))
-        copy_states(meta(36, SLOTS, TAPS - 1, channels, dtype=dtype), ints(2, 2))
+        copy_places(meta(36, SLOTS, H, DIM, DIM, dtype=FP32), ints(2, 2))
+        copy_places(meta(36, SLOTS, TAPS - 1, channels, dtype=dtype), ints(2, 2))
     assert len(kernels) == 5 * len(counts) + 2

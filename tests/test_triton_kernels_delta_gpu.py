@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from delta_layers import DeltaLayer
-from tercet.triton_kernels.copy_states import copy_states
+from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.gated_head_norm import gated_head_norm
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
@@ -156,6 +156,6 @@ def test_gates_and_copies(T: int) -> None:
     assert_near(flat, wide.flatten(1) * gates.sigmoid(), x.dtype)
     pools = torch.randn(3, 9, 2, T, device="cuda")
     old, pairs = pools.clone(), torch.tensor([[1, 5], [-1, -1], [2, 7]], dtype=torch.int32, device="cuda")
-    copy_states(pools, pairs)
+    copy_places(pools, pairs)
     old[:, [5, 7]] = old[:, [1, 2]]
     assert torch.equal(pools, old)
