@@ -26,10 +26,7 @@ def first_product(places: Places, config: ModelConfig, prefix: str) -> Weight:
     assert latent is not None
     whole, first, count = (latent.q_rank, 0, latent.q_rank) if latent.q_rank else _queries(places, config)
     queries, latents = f"{prefix}{_first_name(latent.q_rank)}", f"{prefix}{_LATENTS}"
-    into = places.matrix([queries, latents], count + latent.dim, hidden, hidden)
-    places.rows(queries, whole, first, into[:count])
-    places.rows(latents, latent.dim, 0, into[count:])
-    return into
+    return places.stacked([(queries, whole, first, count), (latents, latent.dim, 0, latent.dim)], hidden)
 
 
 def latent_weights(places: Places, config: ModelConfig, prefix: str) -> LatentWeights:

@@ -5,7 +5,7 @@ Knows types, ranks and what may be kept as it is stored; which tensors there are
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,9 @@ from tercet.model.config import ModelConfig
 from tercet.model.empty_matrix import empty_matrix
 from tercet.model.scaled_rows import Kept
 from tercet.triton_kernels.scaled_weight import Weight
+
+Rows = tuple[str, int, int, int]
+"""Name of a tensor, how many rows it has, the first that is meant, and how many."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,15 @@ class Places:
         ways = {self._kept.get(name) for name in names}
         way = ways.pop() if len(ways) == 1 else None
         return empty_matrix(way, rows, columns, whole, self.dtype, self.device)
+
+    def stacked(self, rows: Sequence[Rows], columns: int) -> Weight:
+        """Some rows of some tensors that have so many columns, on top of each other: filled in this order."""
+        into = self.matrix({name for name, *_ in rows}, sum(count for *_, count in rows), columns, columns)
+        place = 0
+        for name, whole, start, count in rows:
+            self.rows(name, whole, start, into[place : place + count])
+            place += count
+        return into
 
     def is_kept(self, name: str) -> bool:
         """Whether a tensor may be, as it is stored."""

@@ -99,7 +99,7 @@ class ShardBuilder:
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,
-            delta=None if delta is None else delta_weights(places, config, attention),
+            delta=None if delta is None else delta_weights(places, delta, attention, hidden),
             o_DQ=places.columns(f"{attention}o_proj.weight", hidden, config.attended_dim)
             if delta is None
             else places.columns(f"{attention}out_proj.weight", hidden, delta.value_heads * delta.value_dim),
@@ -114,30 +114,20 @@ class ShardBuilder:
 
     def _first_product(self, index: int, prefix: str) -> Weight:
         config, hidden = self.config, self.config.hidden_size
-        if config.delta_of(index) is not None:
-            return delta_product(self._places, config, prefix)
+        if (delta := config.delta_of(index)) is not None:
+            return delta_product(self._places, delta, prefix, hidden)
         if config.latent is not None:
             return first_product(self._places, config, prefix)
         return self._gated_qkv(prefix) if config.gated_attention else self._stacked(prefix, self.qkv(), hidden)
 
     def _gated_qkv(self, prefix: str) -> Weight:
         """Of each head the rows for its gates follow those for its queries in the checkpoint; here they come last."""
-        config, hidden = self.config, self.config.hidden_size
         queries, *others = self.qkv().parts
-        into = self._places.matrix(
-            [f"{prefix}{name}_proj.weight" for name in "qkv"], self.qkv().count + queries.count, hidden, hidden
-        )
-        size, first = config.head_dim, queries.count
-        for part in others:
-            self._places.rows(
-                f"{prefix}{part.name}_proj.weight", part.whole, part.start, into[first : first + part.count]
-            )
-            first += part.count
-        for begin in range(0, queries.count, size):
-            for turn, place in enumerate((begin, first + begin)):
-                start = 2 * (queries.start + begin) + turn * size
-                self._places.rows(f"{prefix}q_proj.weight", 2 * queries.whole, start, into[place : place + size])
-        return into
+        size, name = self.config.head_dim, f"{prefix}q_proj.weight"
+        ends = range(2 * queries.start, 2 * (queries.start + queries.count), 2 * size)
+        kinds = [[(name, 2 * queries.whole, head + turn * size, size) for head in ends] for turn in range(2)]
+        middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
+        return self._places.stacked([*kinds[0], *middle, *kinds[1]], self.config.hidden_size)
 
     def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
         config, places, hidden = self.config, self._places, self.config.hidden_size
