@@ -61,8 +61,13 @@ def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
         restart_window=config.restart_window,
         speculation=config.speculative_config,
         state_tile=limits.state_tile,
-        kept_states=config.kept_states if limits.state_tile and config.enable_prefix_caching else 0,
+        kept_states=num_kept_states(config) if limits.state_tile else 0,
     )
+
+
+def num_kept_states(config: EngineConfig) -> int:
+    """Copies of states there are places for, of a model that carries any: workers and scheduler have to agree."""
+    return config.kept_states if config.enable_prefix_caching else 0
 
 
 def check_state_tile(max_num_seqs: int, max_num_batched_tokens: int, state_tile: int) -> None:

@@ -15,7 +15,7 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.log_line import log_line
 from tercet.engine.null_runner import NullRunner
-from tercet.engine.planner_settings import check_state_tile
+from tercet.engine.planner_settings import check_state_tile, num_kept_states
 from tercet.engine.start_clock import StartClock
 from tercet.engine.step_answers import Answers, LateAnswers, NoAnswers
 from tercet.engine.step_runner import StepRunner
@@ -151,8 +151,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         guesses=guess_settings(config),
         timed=config.trace_dir is not None,
     )
-    kept_states = config.kept_states if config.enable_prefix_caching else 0
-    places = num_places(config.max_num_seqs, kept_states)
+    places = num_places(config.max_num_seqs, num_kept_states(config))
     states = make_states(decoder.config, places, decoder.dtype, device, group.size)
     if states is not None:
         check_state_tile(config.max_num_seqs, config.max_num_batched_tokens, state_tile(decoder.config))
