@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Qwen3_5Config
 
 from checkpoints import checkpoint, random_prompts, randomize, reference_model
 from families import SHAPE
 from families_delta import OF_DELTA
-from loaded_weights import load, tensors_of
+from loaded_weights import check_same, load
 from paged_sequences import Sequences, make_decoder
 from shapes_delta import SHAPES
 from tercet.model.config import ModelConfig
@@ -111,7 +111,7 @@ def test_layers_that_guess_are_left_out(tmp_path: Path) -> None:
     tensors = load_file(path / "model.safetensors")
     save_file({**tensors, "mtp.fc.weight": torch.zeros(3, 5)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((path / "config.json").read_text())
-    same(load(path), load(tmp_path))
+    check_same(load(path), load(tmp_path))
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -131,17 +131,10 @@ def test_experts_may_lie_in_one_tensor(size: int, tmp_path: Path) -> None:
     save_file(stacked, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text((path / "config.json").read_text())
     for rank in range(size):
-        same(load(path, rank=rank, size=size), load(tmp_path, rank=rank, size=size))
-
-
-def same(one: Any, other: Any) -> None:
-    for ours, theirs in zip(one.layers, other.layers, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(tensors_of(ours), tensors_of(theirs), strict=True))
+        check_same(load(path, rank=rank, size=size), load(tmp_path, rank=rank, size=size))
 
 
 def test_the_language_model_of_one_that_sees(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from transformers import AutoModelForImageTextToText
-
     _, settings = OF_DELTA["qwen3.5"]
     eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
     rope = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
