@@ -204,7 +204,6 @@ _HARMLESS = frozenset(
     }
 )
 
-_OF_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 # Fields above that transformers does not read for a family, with the values that say nothing there.
 _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
@@ -249,7 +248,10 @@ _UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     **{
         family: {"sliding_window": (None,), "use_sliding_window": (None, False)}
-        for family in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3", *_OF_DELTA)
+        for family in (
+            *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"),
+            *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        )
     },
 }
 

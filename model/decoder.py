@@ -144,7 +144,7 @@ class Decoder:
 
     def short_rows(self, kv_cache: Tensor, tries: int = 1) -> int:
         """Up to how many rows, of `tries` tokens each, `forward` serves in another way if it is told `longest`."""
-        if self.config.latent or self.config.gated_attention or not minds_length(
+        if self.config.latent or not self._fuses or not minds_length(
             kv_cache, num_heads=self._num_heads, rotary_dim=self._rotary_dim, scorings=self._scorings,
             deterministic=self.deterministic, tries=tries,
         ):  # fmt: skip
@@ -220,9 +220,7 @@ class Decoder:
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
             )
-        # Only prefill is padded so much that it pays to look how many tokens there are.
-        rows = inputs.num_tokens_1 if inputs.chunk_slots_C.shape[0] else None
-        return Residual(stream_TD, self.group, eps, deterministic=deterministic, rows=rows)
+        return Residual(stream_TD, self.group, eps, deterministic=deterministic, rows=inputs.told_tokens_1)
 
     def room_for_rows(self, num_rows: int) -> Tensor:
         """Memory for the hidden states of so many rows."""

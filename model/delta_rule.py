@@ -24,8 +24,7 @@ def follow_delta_rule(
 ) -> Tensor:  # fmt: skip
     """[T, N] -> [T, H V]; each token's slot has its state behind it then. `delta`: this rank's part; `rates_TR`:
     where they are no part of `x_TN`."""
-    # Only prefill is padded so much that it pays to look how many tokens there are.
-    rows = inputs.num_tokens_1 if len(inputs.chunk_slots_C) else None
+    rows = inputs.told_tokens_1
     first_gate = delta.channels
     decodes = inputs.decode_slots_B, inputs.decode_lengths_B
     chunks = inputs.chunk_slots_C, inputs.chunk_starts_C, inputs.query_starts_C1

@@ -29,8 +29,7 @@ def attend_to_latents(
 ) -> Tensor:  # fmt: skip
     """[T, N] -> [T, H V]. `cache`: this layer's, [page, 1, token, dim], to which the tokens' latents go; `prefill`: the
     part of the plan for chunks."""
-    # Only prefill is padded so much that it pays to look how many tokens there are.
-    rows = inputs.num_tokens_1 if len(inputs.chunk_slots_C) else None
+    rows = inputs.told_tokens_1
     room = prefill.room if prefill else None
     by_latents = room.latent_rows_1 if room else rows
     q_TQ = latent_prologue(

@@ -110,7 +110,7 @@ class Layer:
         out_TH = out_THD.flatten(1)
         if self.config.gated_attention:
             first_gate = qkv_TN.shape[1] - out_TH.shape[1]
-            gate_by_sigmoid(out_TH, qkv_TN, first_gate, rows=inputs.num_tokens_1 if len(inputs.chunk_slots_C) else None)
+            gate_by_sigmoid(out_TH, qkv_TN, first_gate, rows=inputs.told_tokens_1)
         return out_TH
 
     def _follow_delta_rule(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:

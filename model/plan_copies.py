@@ -37,7 +37,5 @@ class PlanCopies:
 
     def _sent(self, packed: bytes) -> Tensor:
         pairs = np.frombuffer(packed, np.int32)
-        stop = self._first_word + len(pairs)
-        self._plan.begin()[self._first_word : stop] = pairs
-        self._plan.send(self._first_word, stop)
-        return self._plan.words_W[self._first_word : stop].view(-1, 2)
+        self._plan.put(self._first_word, pairs)
+        return self._plan.words_W[self._first_word :][: len(pairs)].view(-1, 2)

@@ -127,9 +127,7 @@ class Runner:
             self._writer.write(changes.write(words, self._row_words, num_rows))
         self._copies.make(step)
         for packed, num_records in adjustments:
-            stop = self._row_words + len(packed)
-            self._plan.begin()[self._row_words : stop] = packed
-            self._plan.send(self._row_words, stop)
+            self._plan.put(self._row_words, packed)
             self._extras.apply(self._plan.words_W, self._row_words, num_records)
 
     def launch(self, index: int) -> Landing:

@@ -167,6 +167,12 @@ class PlanBuffer:
             self.words_W[start:stop].copy_(self.runs[self._turn][start:stop], non_blocking=True)
             self.sent()
 
+    def put(self, first: int, packed: NDArray[np.int32]) -> None:
+        """Write a run of these words alone, from `first` on, and start copying them."""
+        stop = first + len(packed)
+        self.begin()[first:stop] = packed
+        self.send(first, stop)
+
     def sent(self) -> None:
         """All that reads that run has been launched."""
         if self._on_gpu:

@@ -8,6 +8,7 @@ heads of this rank, D numbers of a key, V of a value.
 """
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -82,22 +83,15 @@ def make_states(config: ModelConfig, places: int, dtype: torch.dtype, device: to
     begins from nothing. ValueError where a GPU has no memory for them."""
     if config.delta is None:
         return None
-    num_bytes = places * place_bytes(config.delta, dtype, size)
+    num_layers, delta = len(config.delta.layers), config.delta.of_rank(size)
+    tails = num_layers, places, delta.taps - 1, delta.channels
+    states = num_layers, places, delta.value_heads, delta.key_dim, delta.value_dim
+    num_bytes = math.prod(tails) * dtype.itemsize + math.prod(states) * torch.float32.itemsize
     if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < num_bytes:
         raise ValueError(
             f"{places} states take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: lower --max-num-seqs "
             "or --kept-states"
         )
-    num_layers, delta = len(config.delta.layers), config.delta.of_rank(size)
-    tails = num_layers, places, delta.taps - 1, delta.channels
-    states = num_layers, places, delta.value_heads, delta.key_dim, delta.value_dim
     return States(
         torch.zeros(tails, dtype=dtype, device=device), torch.zeros(states, dtype=torch.float32, device=device)
     )
-
-
-def place_bytes(delta: Delta, dtype: torch.dtype, size: int) -> int:
-    """Of one place on a rank, all layers."""
-    own = delta.of_rank(size)
-    numbers = own.value_heads * own.key_dim * own.value_dim * 4
-    return len(delta.layers) * ((own.taps - 1) * own.channels * dtype.itemsize + numbers)

@@ -53,6 +53,11 @@ class StepInputs:
     groups_R: RowGroups | None = None
     """The same of rows."""
 
+    @property
+    def told_tokens_1(self) -> Tensor | None:
+        """`num_tokens_1` where it pays to look: only prefill is padded so much."""
+        return self.num_tokens_1 if self.chunk_slots_C.shape[0] else None
+
 
 @dataclass(frozen=True)
 class StepRows:
