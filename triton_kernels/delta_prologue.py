@@ -20,7 +20,7 @@ from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_in
 from tercet.triton_kernels.delta_tails import keep_chunk_tails
 from tercet.triton_kernels.delta_tokens import follow_tokens, load_taps, store_gates
 from tercet.triton_kernels.delta_walk import delta_walk_kernel
-from tercet.triton_kernels.dispatch import INTERPRETED, use_kernels
+from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
@@ -37,7 +37,7 @@ def _delta_prologue_kernel(
     chunk_starts_ptr, query_starts_ptr, rows_ptr, qkv_ptr, gates_ptr, T, B, S, num_chunks,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, ROW: tl.constexpr,
     W: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
-    HAS_ROWS: tl.constexpr, FAST: tl.constexpr, PDL: tl.constexpr,
+    HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T / BLOCK_T, 2 K + H + 1): one program owns a head of some tokens, with its tails of decode rows; the last
     ones own the gates of all heads.
@@ -46,11 +46,7 @@ def _delta_prologue_kernel(
     """
     C: tl.constexpr = 2 * K * D + H * V
     head = tl.program_id(1)
-    is_value = head >= 2 * K
-    numbers = tl.arange(0, BLOCK)
-    columns = tl.where(is_value, 2 * K * D + (head - 2 * K) * V, head * D) + numbers
-    own = numbers < tl.where(is_value, V, D)
-    taps = load_taps(conv_ptr, columns, own, C, W)
+    columns, own, taps = load_taps(conv_ptr, head, K, D, V, C, W, BLOCK)
     let_next_start(PDL)
     wait_for_previous(PDL)
     if HAS_ROWS:
@@ -62,7 +58,7 @@ def _delta_prologue_kernel(
     else:
         follow_tokens(
             x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, qkv_ptr,
-            first, columns, own, taps, head, T, B, S, num_chunks, K, C, D, N, W, BLOCK_T, BLOCK_C, FAST,
+            first, columns, own, taps, head, T, B, S, num_chunks, K, C, D, N, W, BLOCK_T, BLOCK_C,
         )  # fmt: skip
 
 
@@ -115,7 +111,7 @@ def delta_prologue(
         how = {
             "K": K, "H": H, "D": D, "V": V, "N": x_TN.shape[1], "ROW": rates_TR.stride(0), "W": W, "BLOCK": max(D, V),
             "BLOCK_H": next_power_of_2(H), "BLOCK_C": next_power_of_2(num_chunks) if num_chunks else 0,
-            "HAS_ROWS": rows is not None, "FAST": not INTERPRETED, **overlap_options(x_TN),
+            "HAS_ROWS": rows is not None, **overlap_options(x_TN),
         }  # fmt: skip
         # A row of a tile is as many threads' in all of them: its sums are of the same order.
         if num_chunks and T - B >= _MANY_TOKENS:

@@ -6,6 +6,10 @@ Shape suffixes as there. Knows no grid.
 import triton
 import triton.language as tl
 
+from tercet.triton_kernels.dispatch import INTERPRETED
+
+_ON_GPU = tl.constexpr(not INTERPRETED)
+
 
 @triton.jit
 def nothing():
@@ -64,18 +68,25 @@ def store_gates(
 
 
 @triton.jit
-def load_taps(conv_ptr, columns, own, C: tl.constexpr, W: tl.constexpr):
-    """Of some columns, the oldest token's first."""
+def load_taps(
+    conv_ptr, head, K: tl.constexpr, D: tl.constexpr, V: tl.constexpr, C: tl.constexpr, W: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A head's columns, which of them are its own, and their taps, the oldest token's first."""
+    is_value = head >= 2 * K
+    numbers = tl.arange(0, BLOCK)
+    columns = tl.where(is_value, 2 * K * D + (head - 2 * K) * V, head * D) + numbers
+    own = numbers < tl.where(is_value, V, D)
     taps = nothing()
     for tap in tl.static_range(W):
         taps += (tl.load(conv_ptr + columns * W + tap, mask=own & (columns < C), other=0.0).to(tl.float32),)
-    return taps
+    return columns, own, taps
 
 
 @triton.jit
-def _silu(y, FAST: tl.constexpr):
-    """FAST: without the care for sigmoids that are no longer normal numbers, which come out as zeros."""
-    if FAST:
+def _silu(y):
+    """On a GPU without the care for sigmoids that are no longer normal numbers, which come out as zeros."""
+    if _ON_GPU:
         y = tl.inline_asm_elementwise(
             """{
             .reg .f32 e;
@@ -97,12 +108,12 @@ def _silu(y, FAST: tl.constexpr):
 
 
 @triton.jit
-def convolve(inputs, taps, scale, NORM: tl.constexpr, FAST: tl.constexpr, W: tl.constexpr):
+def convolve(inputs, taps, scale, NORM: tl.constexpr, W: tl.constexpr):
     """SiLU of what taps make of inputs, as many and in their order; heads of length `scale` if NORM says so."""
     y = inputs[0].to(tl.float32) * taps[0][None, :]
     for tap in tl.static_range(1, W):
         y += inputs[tap].to(tl.float32) * taps[tap][None, :]
-    y = _silu(y, FAST)
+    y = _silu(y)
     if NORM:
         y *= tl.rsqrt(tl.sum(y * y, 1) + 1e-6)[:, None] * scale
     return y
@@ -113,7 +124,7 @@ def follow_tokens(
     x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, qkv_ptr,
     first, columns, own, taps, head, T, B, S, num_chunks,
     K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, N: tl.constexpr, W: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_C: tl.constexpr, FAST: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Tokens of any kind: each looks up where it stands."""
     tokens = first + tl.arange(0, BLOCK_T)
@@ -142,8 +153,8 @@ def follow_tokens(
             tl.store(tails_ptrs + (tap - 1) * C, inputs[tap], mask=moves)
     qkv_ptrs = qkv_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
     if head < 2 * K:
-        y = convolve(inputs, taps, tl.where(head < K, D**-0.5, 1.0), True, FAST, W)
+        y = convolve(inputs, taps, tl.where(head < K, D**-0.5, 1.0), True, W)
         tl.store(qkv_ptrs, y.to(qkv_ptr.dtype.element_ty), mask=mask)
     else:
-        y = convolve(inputs, taps, 1.0, False, FAST, W)
+        y = convolve(inputs, taps, 1.0, False, W)
         tl.store(qkv_ptrs, y.to(qkv_ptr.dtype.element_ty), mask=mask)

@@ -15,7 +15,7 @@ _SIZES = ["T", "B", "S", "num_chunks"]
 @triton.jit
 def _walk(
     x_ptrs, qkv_ptrs, mask, inputs, taps, scale,
-    NORM: tl.constexpr, FAST: tl.constexpr, N: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LENGTH: tl.constexpr,
+    NORM: tl.constexpr, N: tl.constexpr, C: tl.constexpr, W: tl.constexpr, LENGTH: tl.constexpr,
 ):  # fmt: skip
     """Of some rows LENGTH tokens each, whose inputs are loaded at once and turn into those before the next token."""
     loaded = nothing()
@@ -23,7 +23,7 @@ def _walk(
         loaded += (tl.load(x_ptrs + step * N, mask=mask, other=0.0),)
     for step in tl.static_range(LENGTH):
         inputs += (loaded[step].to(tl.float32),)
-        y = convolve(inputs, taps, scale, NORM, FAST, W)
+        y = convolve(inputs, taps, scale, NORM, W)
         tl.store(qkv_ptrs + step * C, y.to(qkv_ptrs.dtype.element_ty), mask=mask)
         inputs = inputs[1:]
 
@@ -34,7 +34,7 @@ def delta_walk_kernel(
     chunk_starts_ptr, query_starts_ptr, rows_ptr, qkv_ptr, gates_ptr, T, B, S, num_chunks,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, ROW: tl.constexpr,
     W: tl.constexpr, BLOCK_T: tl.constexpr, LENGTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr,
-    BLOCK_C: tl.constexpr, HAS_ROWS: tl.constexpr, FAST: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_C: tl.constexpr, HAS_ROWS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (2 K + H + 1, T / (BLOCK_T LENGTH)): as the kernel there, for many tokens of few chunks.
 
@@ -44,11 +44,7 @@ def delta_walk_kernel(
     SPAN: tl.constexpr = BLOCK_T * LENGTH
     tl.static_assert(LENGTH >= W - 1)
     head = tl.program_id(0)
-    is_value = head >= 2 * K
-    numbers = tl.arange(0, BLOCK)
-    columns = tl.where(is_value, 2 * K * D + (head - 2 * K) * V, head * D) + numbers
-    own = numbers < tl.where(is_value, V, D)
-    taps = load_taps(conv_ptr, columns, own, C, W)
+    columns, own, taps = load_taps(conv_ptr, head, K, D, V, C, W, BLOCK)
     let_next_start(PDL)
     wait_for_previous(PDL)
     if HAS_ROWS:
@@ -80,15 +76,15 @@ def delta_walk_kernel(
                 tail = tl.load(tails_ptrs + (tap + ahead) * C, mask=is_tail & own[None, :], other=0.0)
                 inputs += (tl.where(is_tail, tail, x).to(tl.float32),)
             mask = (rows[:, None] >= 0) & own[None, :]
-            if is_value:
-                _walk(x_ptrs, qkv_ptrs, mask, inputs, taps, 1.0, False, FAST, N, C, W, LENGTH)
+            if head >= 2 * K:
+                _walk(x_ptrs, qkv_ptrs, mask, inputs, taps, 1.0, False, N, C, W, LENGTH)
             else:
                 scale = tl.where(head < K, D**-0.5, 1.0)
-                _walk(x_ptrs, qkv_ptrs, mask, inputs, taps, scale, True, FAST, N, C, W, LENGTH)
+                _walk(x_ptrs, qkv_ptrs, mask, inputs, taps, scale, True, N, C, W, LENGTH)
         else:
             for step in range(LENGTH):
                 follow_tokens(
                     x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr,
                     qkv_ptr, first + step * BLOCK_T, columns, own, taps, head, T, B, S, num_chunks,
-                    K, C, D, N, W, BLOCK_T, BLOCK_C, FAST,
+                    K, C, D, N, W, BLOCK_T, BLOCK_C,
                 )  # fmt: skip
