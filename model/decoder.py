@@ -1,11 +1,12 @@
-"""The decoder on one rank: embedding, layers, final norm, logits.
+"""The decoder on one rank: embedding and layers; what makes tokens of hidden states is its head (`head.py`).
 
 One class serves every family: what sets them apart is in the ModelConfig and in which weights are there.
 
 Of a prompt only the last token is sampled from, so the last layer computes K and V of all tokens, but no more than that
 of those that no row samples from.
 
-Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary, S slots, M pages of a slot.
+Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocabulary of this rank, S slots, M pages of
+a slot.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan, depths, minds_length
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
+from tercet.model.head import Head
 from tercet.model.layers import Layer
-from tercet.model.linear import rms_norm_linear
 from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
@@ -27,18 +28,11 @@ from tercet.model.rope import rotary_tables
 from tercet.model.score_head import ScoreHead
 from tercet.model.states import States, held_by_layers
 from tercet.model.trial_shapes import TrialShapes
-from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.attention_reference import Scoring
-from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.embedding import embedding
-from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.prepare import StepInputs
-from tercet.triton_kernels.sample import TokenRing
-from tercet.triton_kernels.sample_shard import VocabShard, sample_shard, sample_shard_into
 from tercet.triton_kernels.scaled_embedding import scaled_embedding
 from tercet.triton_kernels.scaled_weight import ScaledWeight
-from tercet.triton_kernels.slot_table import SlotTable
-from tercet.triton_kernels.soft_cap import soft_cap
 
 _SMALL = 2048
 """Hidden size up to which attention is so much of a step that it pays to serve several short rows in another way."""
@@ -67,6 +61,10 @@ class Decoder:
         self.max_model_len = max_model_len
         self._weights = weights
         self.deterministic = deterministic
+        self.head = Head(
+            weights.final_norm_D, weights.lm_head_VD, config.stream_eps, config.vocab_size, config.logit_softcap, group,
+            deterministic,
+        )  # fmt: skip
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
         self._fuses = not (deterministic and guesses) and not config.gated_attention
@@ -226,72 +224,7 @@ class Decoder:
         """Memory for the hidden states of so many rows."""
         return self._weights.embedding_VD.new_zeros(num_rows, self.config.hidden_size)
 
-    @torch.inference_mode()
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Logits over the whole vocabulary, the same on every rank: [R, D] -> [R, V]."""
-        return self.group.all_gather(self.logits_shard(hidden_RD), self.config.vocab_size)
-
-    @torch.inference_mode()
-    def last_norm(self, hidden_RD: Tensor) -> Tensor:
-        """The rows behind the final norm, in memory: what an embedding is made of."""
-        weight_D, eps = self._weights.final_norm_D, self.config.stream_eps
-        return rms_norm(hidden_RD, weight_D, eps, deterministic=self.deterministic)
-
     @property
     def score_head(self) -> ScoreHead | None:
         """What classifies, if anything does."""
         return ScoreHead.of(self.config, self._weights.score_LD)
-
-    @property
-    def vocab_shard(self) -> VocabShard:
-        """Where this rank's columns of the logits lie."""
-        first = self.group.rank * self._weights.lm_head_VD.shape[0]
-        return VocabShard(first, self.config.vocab_size, self.group.stack if self.group.size > 1 else None)
-
-    @torch.inference_mode()
-    def logits_shard(self, hidden_RD: Tensor) -> Tensor:
-        """This rank's columns of the logits, the zeros of vocabulary padding included."""
-        weights = self._weights
-        logits_RV = rms_norm_linear(
-            hidden_RD,
-            weights.final_norm_D,
-            self.config.stream_eps,
-            weights.lm_head_VD,
-            None,
-            deterministic=self.deterministic,
-        )
-        cap = self.config.logit_softcap
-        return soft_cap(logits_RV, cap) if cap else logits_RV
-
-    @torch.inference_mode()
-    def sample(self, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable) -> Tensor:
-        """The token of each row, for rows that allow everything: as `sample_shard` says of their logits."""
-        if not use_kernels(hidden_RD):
-            return sample_shard(self.logits_shard(hidden_RD), slots_R, positions_R, table, self.vocab_shard)
-        places_1R = torch.empty(1, len(slots_R), dtype=torch.int32, device=slots_R.device)
-        turn_1 = torch.zeros(1, dtype=torch.int32, device=slots_R.device)
-        self.sample_into(TokenRing(places_1R, turn_1), hidden_RD, slots_R, positions_R, table)
-        return places_1R[0]
-
-    @torch.inference_mode()
-    def sample_into(
-        self, ring: TokenRing, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable
-    ) -> None:
-        """The same with kernels only, and no logits in memory unless they have a cap: into the next place of the ring.
-        Graph-safe."""
-        weights = self._weights
-        if self.config.logit_softcap:
-            sample_shard_into(ring, self.logits_shard(hidden_RD), slots_R, positions_R, table, self.vocab_shard)
-            return
-        rms_norm_matmul_sample(
-            ring,
-            hidden_RD,
-            weights.final_norm_D,
-            self.config.stream_eps,
-            weights.lm_head_VD,
-            slots_R,
-            positions_R,
-            table,
-            self.vocab_shard,
-            deterministic=self.deterministic,
-        )

@@ -234,7 +234,7 @@ class Runner:
         logs = self._logs(logs_RW, computed, places) if shape.logged or shape.of_prompts else None
         vectors = None
         if embedded := self._extras.embedded(self._rows.chunks):
-            words = HostCopy(self._decoder.last_norm(hidden_CD).view(torch.int32), self._rooms)
+            words = HostCopy(self._decoder.head.normed(hidden_CD).view(torch.int32), self._rooms)
             kind = hidden_CD.dtype, self._decoder.config.logits_scaling, self._decoder.score_head
             vectors = StepVectors(embedded, self._rows.num_decode_rows, words, *kind)
         return StepExtra(logs, vectors) if logs or vectors else None
@@ -290,7 +290,7 @@ class Runner:
             self._writer.capture()
         self._copies.warm_up()
         for num_rows in (1, len(self._hidden_RD)):
-            self._decoder.last_norm(self._hidden_RD[:num_rows])
+            self._decoder.head.normed(self._hidden_RD[:num_rows])
         self._extras.apply(self._plan.words_W, self._row_words, 1)
         self._extras.masks.warm_up()
         self._landings.restart()

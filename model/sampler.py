@@ -47,9 +47,9 @@ def sample_step(
         return token_ids_R, None
     slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
     hidden_ND = hidden_RD[rows_N]
-    raw_NV = decoder.logits(hidden_ND) if _takes_whole_logits(shape) else None
+    raw_NV = decoder.head.logits(hidden_ND) if _takes_whole_logits(shape) else None
     if raw_NV is None:
-        token_ids_R[rows_N] = decoder.sample(hidden_ND, slots_N, positions_N, table)
+        token_ids_R[rows_N] = decoder.head.sample(hidden_ND, slots_N, positions_N, table)
     else:
         logits_NV = extras.adjust(raw_NV, slots_N, positions_N, table) if shape.adjusted else raw_NV
         token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
@@ -74,9 +74,9 @@ def sample_step_into(
     trials: Trials | None = None,
 ) -> Tensor | None:
     """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
-    raw_RV = decoder.logits(hidden_RD) if _takes_whole_logits(shape) else None
+    raw_RV = decoder.head.logits(hidden_RD) if _takes_whole_logits(shape) else None
     if raw_RV is None:
-        decoder.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
+        decoder.head.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
     else:
         logits_RV = extras.adjust(raw_RV, rows.slots_R, rows.positions_R, table) if shape.adjusted else raw_RV
         sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)

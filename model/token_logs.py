@@ -55,7 +55,7 @@ def prompt_logs(decoder: Decoder, hidden_TD: Tensor, chunk: Chunk, table: SlotTa
     blocks = []
     for first in range(0, size, _BLOCK):
         block = slice(first, first + _BLOCK)
-        logits_PV = decoder.logits(embedding(rows_P[block], hidden_TD))
+        logits_PV = decoder.head.logits(embedding(rows_P[block], hidden_TD))
         logs_PW = token_logs(logits_PV, tokens_at(slots_P[block], positions_P[block], table))
         blocks.append(logs_PW[: chunk.length - first])
     return blocks

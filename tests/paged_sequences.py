@@ -138,7 +138,7 @@ class Sequences:
             off = 0.0 if self.decoder.group.size == 1 else 1e-4
             torch.testing.assert_close(rows_RD, hidden_RD, rtol=off, atol=off)
             torch.testing.assert_close(hidden_TD[rows][real], hidden_RD[real], rtol=1e-4, atol=1e-4)
-        return self.decoder.logits(hidden_RD[real])
+        return self.decoder.head.logits(hidden_RD[real])
 
 
 def _copied(states: States | None) -> States | None:

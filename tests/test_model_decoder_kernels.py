@@ -52,9 +52,9 @@ def test_draws_are_from_logits_with_their_cap() -> None:
     for table in tables:
         table.temperature_S.fill_(3.0)
     positions_R = tables[0].length_S[:3].clone()
-    logits_RV = decoder.logits(hidden_RD)
+    logits_RV = decoder.head.logits(hidden_RD)
     assert logits_RV.abs().max() < decoder.config.logit_softcap
-    got = decoder.sample(hidden_RD, rows_R, positions_R, tables[0])
+    got = decoder.head.sample(hidden_RD, rows_R, positions_R, tables[0])
     assert torch.equal(got, sample(logits_RV, rows_R, positions_R, tables[1]))
 
 
