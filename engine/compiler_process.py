@@ -72,8 +72,7 @@ def guess_settings(config: EngineConfig) -> "GuessSettings | None":
         return None
     return GuessSettings(
         num_guesses=asked.num_speculative_tokens,
-        shortest=asked.prompt_lookup_min,
-        longest=asked.prompt_lookup_max,
+        looked_up=asked.looked_up,
         most_slots=min(asked.disable_by_batch_size, config.max_num_seqs),
     )
 
@@ -97,6 +96,7 @@ def open_configured(
         tensor_parallel_size=config.tensor_parallel_size,
         adapters=[Path(path) for path in adapter_paths],
         label_tokens=config.classifier_tokens,
+        guesses=config.speculative_config is not None and config.speculative_config.looked_up is None,
     )
 
 

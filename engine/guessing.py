@@ -1,6 +1,7 @@
 """When it pays to try tokens ahead of those that are sampled. Pure.
 
-A step that tries some takes longer than a plain one, and gives a request more tokens the more of them were right. Both
+What the model's own layer guesses is tried wherever a step has room for it. What is looked up is there now and then: a
+step that tries some takes longer than a plain one, and gives a request more tokens the more of them were right. Both
 are watched. While steps are plain, it is looked up here for one request in each what would have been tried, so that
 nothing is lost on texts that never repeat themselves, and not much on those that begin to.
 """
@@ -55,6 +56,8 @@ class Guessing:
         config = self._config
         if config is None or len(slots) > config.disable_by_batch_size or self._slots.constrained[slots].any():
             return 0
+        if config.looked_up is None:  # the layer guesses in every step that may be followed by one that tries
+            return config.num_speculative_tokens
         self._decide(config.num_speculative_tokens)
         if not self._tries:
             self._num_plain += 1
@@ -73,8 +76,8 @@ class Guessing:
             self._count(token_ids.reshape(-1, plan.width))
         elif plan.is_decode and len(plan.slots) <= self._config.disable_by_batch_size:
             row = plan.step_id % len(plan.slots)
-            if token_ids[row] >= 0:
-                self._look_up(int(plan.slots[row]), self._config)
+            if token_ids[row] >= 0 and (repeated := self._config.looked_up) is not None:
+                self._look_up(int(plan.slots[row]), *repeated)
 
     def _decide(self, most: int) -> None:
         if self._tries:
@@ -101,12 +104,12 @@ class Guessing:
         if (kept > 0).any():
             self._tokens.append(float(kept[kept > 0].mean()))
 
-    def _look_up(self, slot: int, config: SpeculativeConfig) -> None:
+    def _look_up(self, slot: int, shortest: int, longest: int) -> None:
         """Whether the newest token of a slot would have been guessed."""
         slots = self._slots
         if slots.alive[slot] and not slots.constrained[slot]:
             tokens = slots.tokens[slot, : slots.known[slot]]
-            guessed = follows(tokens[:-1], config.prompt_lookup_min, config.prompt_lookup_max)
+            guessed = follows(tokens[:-1], shortest, longest)
             self._hits.append(guessed == int(tokens[-1]))
 
     @property

@@ -31,7 +31,7 @@ class PlannerSettings:
     @property
     def looks_back(self) -> bool:
         """Whether workers look for something among all of a request's tokens."""
-        return self.speculation is not None
+        return self.speculation is not None and self.speculation.looked_up is not None
 
     @property
     def most_followed(self) -> int:

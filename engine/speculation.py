@@ -8,33 +8,51 @@ from typing import Literal
 import msgspec
 
 _MOST_TOKENS, _MOST_REPEATED = 15, 8
+_REPEATED = 4
 _FLAG = "--speculative-config"
+_ALSO_MTP = tuple(f"{family}_mtp" for family in ("deepseek", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5"))
+"""What models' own pages call it, in words of other engines."""
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What follows where a request's last few tokens have been before is tried: prompt lookup."""
+    """`ngram`: what follows where a request's last few tokens have been before is tried (prompt lookup); `mtp`: what
+    the model's own layer behind its last one guesses, which some models come with (multi-token prediction)."""
 
-    method: Literal["ngram"] = "ngram"
+    method: Literal["ngram", "mtp"] = "ngram"
     num_speculative_tokens: int
     """Tried behind the last one, in a step."""
-    prompt_lookup_max: int = 4
-    """Of a request's last tokens so many are looked for."""
-    prompt_lookup_min: int = 1
+    prompt_lookup_max: int | None = None
+    """Of a request's last tokens so many are looked for; None: as many as pays, or with `mtp` none."""
+    prompt_lookup_min: int | None = None
     """Fewer of them are not enough. A step that tries takes as long whether or not it has something to try."""
     disable_by_batch_size: int = 16
     """With more requests in a step nothing is tried: their tokens fill it."""
 
     def __post_init__(self) -> None:
         _check("num_speculative_tokens", self.num_speculative_tokens, 1, _MOST_TOKENS)
-        _check("prompt_lookup_max", self.prompt_lookup_max, 1, _MOST_REPEATED)
-        _check("prompt_lookup_min", self.prompt_lookup_min, 1, self.prompt_lookup_max)
+        if (looked_up := self.looked_up) is not None:
+            _check("prompt_lookup_max", looked_up[1], 1, _MOST_REPEATED)
+            _check("prompt_lookup_min", looked_up[0], 1, looked_up[1])
+        for name in ("prompt_lookup_max", "prompt_lookup_min"):
+            if looked_up is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} came with method {self.method}, which looks nothing up; want method ngram")
         _check("disable_by_batch_size", self.disable_by_batch_size, 1, 64)
+
+    @property
+    def looked_up(self) -> tuple[int, int] | None:
+        """How many of a request's last tokens are looked for, at least and at most."""
+        if self.method == "mtp":
+            return None
+        longest = _REPEATED if self.prompt_lookup_max is None else self.prompt_lookup_max
+        return 1 if self.prompt_lookup_min is None else self.prompt_lookup_min, longest
 
 
 def speculative_config(given: object) -> SpeculativeConfig | None:
     """From what a flag or a program says: such a config, or a map of its fields. ValueError names what is wrong."""
     if given is None or isinstance(given, SpeculativeConfig):
         return given
+    if isinstance(given, dict) and given.get("method") in _ALSO_MTP:
+        given = {**given, "method": "mtp"}
     try:
         return msgspec.convert(given, SpeculativeConfig)
     except msgspec.ValidationError as error:

@@ -124,3 +124,23 @@ class Delta:
     def of_rank(self, size: int) -> "Delta":
         """What one of several ranks has: some heads."""
         return replace(self, key_heads=self.key_heads // size, value_heads=self.value_heads // size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guesser:
+    """A layer behind the last, which guesses tokens: of a token's hidden state and the embedding of the next one, side
+    by side and put through a product, it makes a hidden state that stands for the next one's. Names are those of its
+    tensors."""
+
+    layer: str
+    """What the names of its attention and MLP begin with."""
+    token_norm: str
+    """Of embeddings."""
+    hidden_norm: str
+    join: str
+    """The product's matrix; embeddings come first."""
+    norm: str
+    """Ahead of the logits."""
+    has_experts: bool
+    goes_on_normed: bool
+    """For guesses further ahead it reads its own hidden states as that norm leaves them."""

@@ -32,6 +32,7 @@ from tercet.model.shard import LAYERS
 from tercet.model.slots import make_slot_table
 from tercet.model.states import make_states, num_places
 from tercet.model.step_buffers import StepBuffers, max_row_words
+from tercet.model.step_end import StepEnd
 from tercet.model.token_logs import warm_up_prompt_logs
 from tercet.model.trial_shapes import TrialShapes
 from tercet.model.weights import empty_weights
@@ -153,9 +154,12 @@ def launch_all(steps: Steps, rank: int) -> None:
     buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
+    end = StepEnd(decoder, guesses, table, kv_cache, shapes.max_tokens)
+    of_model = kv_cache[: config.num_caching_layers]
     for shape in shapes.for_compilers():
-        hidden_RD, rows, _, tried = forward_step(decoder, kv_cache, table, buffers, shape, guesses, states)
-        sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras, trials=tried)
+        forwarded = forward_step(decoder, of_model, table, buffers, shape, guesses, states)
+        sample_step_into(ring, decoder, forwarded, table, shape=shape, extras=extras)
+        end.run(forwarded, shape)
     warm_up_prompt_logs(decoder, table)
     write_plan(words_W, words_W, RunSizes(0, base, 0, 0, 0), table, _NUM_PAGES)
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
@@ -185,7 +189,11 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
     if delta is not None:
         delta = replace(delta, layers=frozenset(layer for layer, (_, _, carries, _) in enumerate(few) if carries))
     windows = tuple(window for window, *_ in few)
+    few_kept = {f"{LAYERS}{n}.{matrix}": way for n, (*_, ways) in enumerate(few) for matrix, way in ways}
+    if (guesser := config.guesser_read) is not None:
+        names = guesser.layer, guesser.join
+        few_kept |= {name: way for name, way in kept.items() if name.startswith(names)}
     config = replace(
         config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts, delta=delta
     )  # fmt: skip
-    return config, {f"{LAYERS}{n}.{matrix}": way for n, (*_, ways) in enumerate(few) for matrix, way in ways}
+    return config, few_kept

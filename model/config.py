@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from tercet.ipc.answers import Classifier
-from tercet.model.blocks import Delta, Experts, Latent
+from tercet.model.blocks import Delta, Experts, Guesser, Latent
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -86,7 +86,11 @@ class ModelConfig:
     """What attention makes of a token is gated by sigmoids of the token's own, number by number."""
     experts: Experts | None = None
     guessing_layers: int = 0
-    """Which the checkpoint has behind the last: they guess further tokens, and are not read."""
+    """Which the checkpoint has behind the last: they guess further tokens."""
+    guesser: Guesser | None = None
+    """The first of them, if it is one that can be served."""
+    guesses: bool = False
+    """Whether it is: else it is not read."""
     stacked: bool = False
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())
@@ -125,8 +129,13 @@ class ModelConfig:
 
     @property
     def num_caching_layers(self) -> int:
-        """Layers that have keys and values, or latents, in the cache."""
+        """Layers that have keys and values, or latents, in the cache; the one that guesses has its own behind them."""
         return self.num_layers - (0 if self.delta is None else len(self.delta.layers))
+
+    @property
+    def guesser_read(self) -> Guesser | None:
+        """The layer that guesses, where it is served."""
+        return self.guesser if self.guesses else None
 
     @property
     def turning_dim(self) -> int:
@@ -140,10 +149,10 @@ class ModelConfig:
 
     def cache_shape(self, num_pages: int, page_size: int, tp_size: int) -> tuple[int, int, int, int, int, int]:
         """[layer, k/v, page, kv head, token, dim] on each rank; latents are their own values."""
+        num_layers = self.num_caching_layers + (self.guesser_read is not None)
         if self.latent is not None:
-            return self.num_caching_layers, 1, num_pages, 1, page_size, self.latent.dim
-        heads = self.kv_heads_per_rank(tp_size)
-        return self.num_caching_layers, 2, num_pages, heads, page_size, self.head_dim
+            return num_layers, 1, num_pages, 1, page_size, self.latent.dim
+        return num_layers, 2, num_pages, self.kv_heads_per_rank(tp_size), page_size, self.head_dim
 
     @property
     def gates_in_product(self) -> bool:

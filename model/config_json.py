@@ -18,6 +18,7 @@ from tercet.model.config_defaults import CLASSIFIERS, FAMILIES, HEADLESS, OTHER_
 from tercet.model.config_delta import delta
 from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
+from tercet.model.config_guesser import guesser
 from tercet.model.config_latents import latent, share_of_head
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
@@ -75,6 +76,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if family == "glm4_moe":
         known["qk_norm"] = flag(config, "use_qk_norm")
     of_embedding, of_blocks, of_logits = _multipliers(config, family)
+    many, guessing_layers = experts(config, family), _guessing_layers(config)
     return ModelConfig(
         **known,
         vocab_size=positive(config, "vocab_size"),
@@ -102,8 +104,11 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         latent=latents,
         delta=delta(config, family),
-        experts=experts(config, family),
-        guessing_layers=_guessing_layers(config),
+        experts=many,
+        guessing_layers=guessing_layers,
+        guesser=guesser(
+            family, num_layers, guessing_layers, has_experts=many is not None and num_layers - 1 in many.layers
+        ),
         layer_windows=layer_windows(config, family),
         layer_ropes=layer_ropes(config, family, ropes),
         dtype=_dtype(config),

@@ -9,7 +9,7 @@ Shape suffixes: T tokens of the step, R rows that sample, D hidden size, V vocab
 a slot.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -54,12 +54,15 @@ class Decoder:
         deterministic: bool = False,
         guesses: bool = False,
         adapters: Sequence[LayerAdapters] = (),
+        exchanges: bool = True,
     ) -> None:
-        """`guesses`: there will be steps with several tokens of one request; `adapters`: of each layer, if any."""
+        """`guesses`: there will be steps with several tokens of one request; `adapters`: of each layer, if any;
+        `exchanges`: sums over ranks may be those that the group has places for, step by step."""
         self.config = config
         self.group = group
         self.max_model_len = max_model_len
-        self._weights = weights
+        self.weights = weights
+        self._exchanges = exchanges
         self.deterministic = deterministic
         self.head = Head(
             weights.final_norm_D, weights.lm_head_VD, config.stream_eps, config.vocab_size, config.logit_softcap, group,
@@ -99,7 +102,7 @@ class Decoder:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights, activations and KV cache."""
-        return self._weights.embedding_VD.dtype
+        return self.weights.embedding_VD.dtype
 
     def shapes(
         self, kv_cache: Tensor, max_num_seqs: int, max_num_batched_tokens: int, trials: TrialShapes | None = None
@@ -129,7 +132,7 @@ class Decoder:
     def _widens(self) -> bool:
         """Whether all products of layers read weights of eight bits or four. Experts do not count: those that padding
         chooses would be read."""
-        return self.config.experts is None and isinstance(self._weights.layers[0].qkv_ND, ScaledWeight)
+        return self.config.experts is None and isinstance(self.weights.layers[0].qkv_ND, ScaledWeight)
 
     @property
     def _num_heads(self) -> int:
@@ -152,46 +155,53 @@ class Decoder:
     @torch.inference_mode()
     def forward(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
-        longest: int = 0, deep: int = 0,
+        longest: int = 0, deep: int = 0, begin: Callable[[], Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
-        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many.
+        a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many;
+        `begin`: makes what layers begin with, [T, D], in place of the tokens' embeddings, and looks these up first.
         Graph-safe: fixed shapes give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep)
+        residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep, begin=begin)
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()
     def forward_whole(
-        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
+        deep: int = 0,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
-        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, states, whole=True)
+        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, states, whole=True, deep=deep)
         hidden_RD = self._rows(residual, attended_TH, inputs)
         self._layers[-1].add(residual, attended_TH, inputs.groups_T)
         return hidden_RD, residual.end()
 
+    @torch.inference_mode()
+    def embed(self, ids_T: Tensor) -> Tensor:
+        """[T, D]; launched without overlap."""
+        shard_VD = self.weights.embedding_VD
+        first = self.group.rank * shard_VD.shape[0]
+        if self._embedding_factor == 1:
+            stream_TD = embedding(ids_T, shard_VD, first)
+        else:
+            stream_TD = scaled_embedding(ids_T, shard_VD, first, self._embedding_factor)
+        return self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
+
     def _attend_in_last(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None, *, whole: bool,
-        longest: int = 0, deep: int = 0,
+        longest: int = 0, deep: int = 0, begin: Callable[[], Tensor] | None = None,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
-        shard_VD = self._weights.embedding_VD
         plan = AttentionPlan.of_step(
             inputs, kv_cache, page_table_SM, num_heads=self._num_heads, rotary_dim=self._rotary_dim,
             scorings=self._scorings, deterministic=self.deterministic, longest=longest, deep=deep,
             fuses=self._fuses, latent=self.config.latent,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
-        first = self.group.rank * shard_VD.shape[0]
-        if self._embedding_factor == 1:
-            stream_TD = embedding(inputs.input_ids_T, shard_VD, first)
-        else:
-            stream_TD = scaled_embedding(inputs.input_ids_T, shard_VD, first, self._embedding_factor)
-        self.group.all_reduce(stream_TD)  # of numbers of which all but one are zero: exact in any order
+        stream_TD = self.embed(inputs.input_ids_T) if begin is None else begin()
         residual = self._residual(stream_TD, inputs, whole=whole)
         *others, last = self._layers
         held = held_by_layers(self.config, kv_cache, states)
@@ -213,7 +223,7 @@ class Decoder:
     def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
         eps, deterministic = self.config.stream_eps, self.deterministic
         # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
-        halves = not whole and not self.config.block_norms and inputs.groups_T is None
+        halves = self._exchanges and not whole and not self.config.block_norms and inputs.groups_T is None
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):
             return ExchangedResidual(
                 stream_TD, self.group, eps, exchange, deterministic=deterministic, rows=inputs.num_tokens_1
@@ -222,9 +232,9 @@ class Decoder:
 
     def room_for_rows(self, num_rows: int) -> Tensor:
         """Memory for the hidden states of so many rows."""
-        return self._weights.embedding_VD.new_zeros(num_rows, self.config.hidden_size)
+        return self.weights.embedding_VD.new_zeros(num_rows, self.config.hidden_size)
 
     @property
     def score_head(self) -> ScoreHead | None:
         """What classifies, if anything does."""
-        return ScoreHead.of(self.config, self._weights.score_LD)
+        return ScoreHead.of(self.config, self.weights.score_LD)

@@ -14,10 +14,11 @@ from tercet.model.runner_settings import GuessSettings
 from tercet.model.states import States
 from tercet.model.step_buffers import StepBuffers
 from tercet.model.step_shape import StepShape
-from tercet.triton_kernels.guess import Trials, guess
-from tercet.triton_kernels.prepare import StepRows, prepare
+from tercet.triton_kernels.guess import guess
+from tercet.triton_kernels.prepare import StepInputs, StepRows, prepare
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.token_adapters import with_adapters
+from tercet.triton_kernels.trials import Trials, lay_out
 
 
 class Forwarded(NamedTuple):
@@ -25,8 +26,10 @@ class Forwarded(NamedTuple):
 
     hidden_RD: Tensor
     rows: StepRows
+    inputs: StepInputs
     hidden_TD: Tensor | None = None
-    """Of all tokens, where prompts' log-probabilities are wanted."""
+    """Of all tokens, where there are others than rows and somebody wants them: prompts' log-probabilities, or a layer
+    that guesses."""
     trials: Trials | None = None
     """Of a step with guesses."""
 
@@ -40,22 +43,27 @@ def forward_step(
     guesses: GuessSettings | None = None,
     states: States | None = None,
 ) -> Forwarded:
-    """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim]; `guesses`: for shapes with
-    trials; `states`: of a model whose layers carry some."""
+    """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim], of the model's own layers;
+    `guesses`: of an engine that tries any; `states`: of a model whose layers carry some."""
     sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
-    trials = None
+    trials, whole = None, shape.of_prompts
     if shape.num_trials:
         assert guesses is not None
-        trials, repeated = buffers.cut_trials(shape), (guesses.shortest, guesses.longest)
-        guess(trials, table, num_guesses=shape.num_guesses, repeated=repeated, **sizes)
+        trials, num_guesses = buffers.cut_trials(shape), shape.num_guesses
+        if guesses.looked_up is None:
+            lay_out(trials, table, num_guesses=num_guesses, **sizes)
+        else:
+            guess(trials, table, num_guesses=num_guesses, repeated=guesses.looked_up, **sizes)
         inputs, rows = trials.inputs(apart=decoder.tries_apart), trials.rows
     else:
         inputs, rows = buffers.cut(shape)
         prepare(rows, table, inputs, **sizes)
+        whole = whole or (shape.num_chunks > 0 and guesses is not None and guesses.looked_up is None)
     if shape.adapted:
         inputs = with_adapters(inputs, table.adapter_S, decoder.num_adapters, deterministic=decoder.deterministic)
     tables = inputs, kv_cache, table.page_table_SM, states
-    if shape.of_prompts:
-        hidden_RD, hidden_TD = decoder.forward_whole(*tables)
-        return Forwarded(hidden_RD, rows, hidden_TD)
-    return Forwarded(decoder.forward(*tables, longest=shape.longest, deep=shape.deep), rows, trials=trials)
+    if whole:
+        hidden_RD, hidden_TD = decoder.forward_whole(*tables, deep=shape.deep)
+        return Forwarded(hidden_RD, rows, inputs, hidden_TD)
+    hidden_RD = decoder.forward(*tables, longest=shape.longest, deep=shape.deep)
+    return Forwarded(hidden_RD, rows, inputs, trials=trials)

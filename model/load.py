@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,17 +67,20 @@ def open_for(
     tensor_parallel_size: int = 1,
     adapters: Sequence[Path] = (),
     label_tokens: Sequence[str] = (),
+    guesses: bool = False,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
     config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters;
-    `label_tokens`: by which a model classifies.
+    `label_tokens`: by which a model classifies; `guesses`: the layer behind the last is wanted, which guesses tokens.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
     if dummy_seed is None:
         config, tensors = open_model(path, device)
+        config = _guessing(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
     else:
         config, quantization = read_settings(path)
+        config = _guessing(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
     if label_tokens:
@@ -92,6 +95,16 @@ def open_for(
     files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
     ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
     return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks)
+
+
+def _guessing(config: ModelConfig) -> ModelConfig:
+    """The same with its layer that guesses."""
+    if config.guesser is None:
+        raise ValueError(
+            f"--speculative-config: method mtp wants a model with a layer behind its last that guesses, and this one "
+            f"(family {config.family}) has none; want method ngram, or none"
+        )
+    return replace(config, guesses=True)
 
 
 def load_decoder(

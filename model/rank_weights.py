@@ -98,6 +98,17 @@ class LayerWeights:
 
 
 @dataclass(frozen=True)
+class GuesserWeights:
+    """The layer that guesses, and what is ahead of it and behind: E = 2 D."""
+
+    token_norm_D: Tensor
+    hidden_norm_D: Tensor
+    join_DE: Weight
+    layer: LayerWeights
+    norm_D: Tensor
+
+
+@dataclass(frozen=True)
 class Weights:
     """All of one rank. `lm_head_VD` is the embedding itself where the two are tied."""
 
@@ -108,3 +119,4 @@ class Weights:
     interleaved: bool
     score_LD: Tensor | None = None
     """What classifies: a head of L labels, or as many tokens' rows of the lm_head. On the host, in fp64."""
+    guesser: GuesserWeights | None = None

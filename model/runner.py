@@ -29,6 +29,7 @@ from tercet.model.shape_choice import ShapeChoice
 from tercet.model.slots import NO_CHANGES, PlanBuffer, make_slot_table, split_changes
 from tercet.model.states import States, state_tile
 from tercet.model.step_buffers import StepBuffers, max_row_words, write_rows
+from tercet.model.step_end import StepEnd
 from tercet.model.step_extra import StepExtra, StepLogs, StepVectors
 from tercet.model.step_shape import Part, StepShape
 from tercet.model.token_logs import Chunk, prompt_logs, warm_up_prompt_logs
@@ -59,10 +60,10 @@ class Runner:
         self, decoder: Decoder, kv_cache: Tensor, settings: RunnerSettings, progress: Progress | None = None,
         states: States | None = None,
     ) -> None:  # fmt: skip
-        """`kv_cache`: [layer, k/v, page, kv head, token, dim], as `make_kv_cache` makes it; `states`: as `make_states`
-        does, for slots, padding and copies."""
+        """`kv_cache`: [layer, k/v, page, kv head, token, dim], as `make_kv_cache` makes it, a layer that guesses the
+        last; `states`: as `make_states` does, for slots, padding and copies."""
         self._decoder = decoder
-        self._kv_cache, self._states = kv_cache, states
+        self._kv_cache, self._states = kv_cache[: decoder.config.num_caching_layers], states
         num_pages, page_size = kv_cache.shape[2], kv_cache.shape[4]
         device = kv_cache.device
         self._on_gpu = device.type == "cuda"
@@ -80,6 +81,7 @@ class Runner:
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._copies = PlanCopies(self._plan, self._row_words, kv_cache, states)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
+        self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes.max_tokens)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
         self._rows = PlanRows(np.zeros(0, np.int32), np.zeros((3, 0), np.int32))
@@ -179,13 +181,11 @@ class Runner:
         token_ids_R = np.full(self._rows.num_results, -1, np.int32)
         if forwarded is None:
             return DoneLanding(token_ids_R)
-        hidden_RD, rows, _, trials = forwarded
-        self._extras.masks.leave_out(np.flatnonzero(np.isin(computed, late)), rows.positions_R)
-        tokens_N, logs_NW = sample_step(
-            self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
-        )  # fmt: skip
+        self._extras.masks.leave_out(np.flatnonzero(np.isin(computed, late)), forwarded.rows.positions_R)
+        tokens_N, logs_NW = sample_step(self._decoder, forwarded, self.table, shape=shape, extras=self._extras)
+        self._end.run(forwarded, shape)
         token_ids_R[computed] = tokens_N.numpy()
-        hidden_CD = hidden_RD[shape.num_decodes :]
+        hidden_CD = forwarded.hidden_RD[shape.num_decodes :]
         return DoneLanding(token_ids_R, self._extra(shape, logs_NW, hidden_CD, computed, np.arange(len(computed))))
 
     def _reserve(self, index: int) -> StepShape:
@@ -220,7 +220,9 @@ class Runner:
         forwarded = forward_step(
             self._decoder, self._kv_cache, self.table, self._buffers, shape, self._guesses, self._states
         )  # fmt: skip
-        if (hidden_TD := forwarded.hidden_TD) is not None:
+        if shape.of_prompts:
+            hidden_TD = forwarded.hidden_TD
+            assert hidden_TD is not None
             chunks = self._extras.logged_chunks(len(self._rows.decodes), shape.num_decodes, self._rows.chunks)
             self._prompt_logs = [(chunk, prompt_logs(self._decoder, hidden_TD, chunk, self.table)) for chunk in chunks]
         return forwarded
@@ -251,20 +253,21 @@ class Runner:
     @torch.inference_mode()
     def _run_on_gpu(self, shape: StepShape) -> Tensor | None:
         """Launch a step, or a part of it; returns its rows' log-probabilities, if it is to have them."""
-        kept_RD, ring, trials = self._hidden_RD[: shape.num_decodes], self._landings.ring, None
+        kept_RD = self._hidden_RD[: shape.num_decodes]
         if shape.part == Part.DRAW:
-            hidden_RD, rows = kept_RD, self._buffers.cut(shape)[1]
+            inputs, rows = self._buffers.cut(shape)
+            forwarded = Forwarded(kept_RD, rows, inputs)
             self._extras.masks.fetch(rows.slots_R)
         else:
-            hidden_RD, rows, _, trials = self._forward(shape)
+            forwarded = self._forward(shape)
         if shape.part == Part.MODEL:
-            kept_RD.copy_(hidden_RD)
+            kept_RD.copy_(forwarded.hidden_RD)
             return None
-        logs_RW = sample_step_into(
-            ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
-        )  # fmt: skip
+        ring, extras = self._landings.ring, self._extras
+        logs_RW = sample_step_into(ring, self._decoder, forwarded, self.table, shape=shape, extras=extras)
+        self._end.run(forwarded, shape)
         if shape.num_chunks:
-            self._hidden_RD[: shape.num_chunks].copy_(hidden_RD[shape.num_decodes :])
+            self._hidden_RD[: shape.num_chunks].copy_(forwarded.hidden_RD[shape.num_decodes :])
         return logs_RW
 
     def _run_largest(self) -> None:

@@ -8,10 +8,9 @@ class GuessSettings:
     """How far rows try what may come next."""
 
     num_guesses: int
-    shortest: int
-    """Of a slot's last tokens at least so many have been in it before, where something is guessed."""
-    longest: int
-    """No more of them are looked at."""
+    looked_up: tuple[int, int] | None
+    """Of a slot's last tokens at least so many have been in it before, where something is guessed, and no more of them
+    are looked at; None: the model's own layer guesses."""
     most_slots: int
     """In one step."""
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from tercet.ipc.step_messages import Sampling
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
+from tercet.model.forward_step import Forwarded
 from tercet.model.step_shape import StepShape
 from tercet.model.token_logs import token_logs
 from tercet.triton_kernels.accept import accept
-from tercet.triton_kernels.guess import Trials
-from tercet.triton_kernels.prepare import StepRows
 from tercet.triton_kernels.sample import TokenRing, sample, sample_into
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
@@ -27,27 +26,26 @@ def needs_whole_logits(sampling: Sampling) -> bool:
 
 def sample_step(
     decoder: Decoder,
-    hidden_RD: Tensor,
-    rows: StepRows,
+    forwarded: Forwarded,
     table: SlotTable,
     *,
     shape: StepShape,
     extras: Extras,
-    trials: Trials | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    `trials`: of a step with guesses; where one was wrong, what is behind it has no token either (`accept.py`).
+    Where a guess was wrong, what is behind it has no token either (`accept.py`).
 
     Also the rows' log-probabilities, as `token_logs` has them, in a step that wants any. Every rank comes to the same.
     """
+    hidden_RD, rows, trials = forwarded.hidden_RD, forwarded.rows, forwarded.trials
     token_ids_R = torch.full_like(rows.positions_R, -1)
     rows_N = (rows.positions_R >= 0).nonzero().squeeze(1)
     if not len(rows_N):  # all ranks agree on this: their tables are the same
         return token_ids_R, None
     slots_N, positions_N = rows.slots_R[rows_N], rows.positions_R[rows_N]
     hidden_ND = hidden_RD[rows_N]
-    raw_NV = decoder.head.logits(hidden_ND) if _takes_whole_logits(shape) else None
+    raw_NV = decoder.head.logits(hidden_ND) if takes_whole_logits(shape) else None
     if raw_NV is None:
         token_ids_R[rows_N] = decoder.head.sample(hidden_ND, slots_N, positions_N, table)
     else:
@@ -65,27 +63,27 @@ def sample_step(
 def sample_step_into(
     ring: TokenRing,
     decoder: Decoder,
-    hidden_RD: Tensor,
-    rows: StepRows,
+    forwarded: Forwarded,
     table: SlotTable,
     *,
     shape: StepShape,
     extras: Extras,
-    trials: Trials | None = None,
 ) -> Tensor | None:
     """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
-    raw_RV = decoder.head.logits(hidden_RD) if _takes_whole_logits(shape) else None
+    hidden_RD, rows = forwarded.hidden_RD, forwarded.rows
+    raw_RV = decoder.head.logits(hidden_RD) if takes_whole_logits(shape) else None
     if raw_RV is None:
         decoder.head.sample_into(ring, hidden_RD, rows.slots_R, rows.positions_R, table)
     else:
         logits_RV = extras.adjust(raw_RV, rows.slots_R, rows.positions_R, table) if shape.adjusted else raw_RV
         sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
-    if trials is not None:
-        accept(ring, trials, table, num_guesses=shape.num_guesses)
+    if forwarded.trials is not None:
+        accept(ring, forwarded.trials, table, num_guesses=shape.num_guesses)
     if raw_RV is None or not shape.logged:
         return None
     return token_logs(raw_RV, tokens_at(rows.slots_R, rows.positions_R, table))
 
 
-def _takes_whole_logits(shape: StepShape) -> bool:
+def takes_whole_logits(shape: StepShape) -> bool:
+    """Whether some row of a step has to see logits of the whole vocabulary."""
     return shape.whole_logits or shape.adjusted or shape.logged

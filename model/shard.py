@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tercet.model.blocks import Delta, Experts, Guesser
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights
 from tercet.model.latent_shard import first_product, latent_weights
 from tercet.model.places import Move, Places
-from tercet.model.rank_weights import LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import GuesserWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
 from tercet.model.score_head import rows_of_head
 from tercet.triton_kernels.scaled_weight import Weight
@@ -67,12 +68,16 @@ class ShardBuilder:
 
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self._vocabulary(EMBEDDING)
-        layers = tuple(self._layer(index, interleaved) for index in range(self.config.num_layers))
+        layers = tuple(
+            self._layer(f"{LAYERS}{index}.", interleaved, self.config.delta_of(index), self.config.experts_of(index))
+            for index in range(self.config.num_layers)
+        )
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
         final_norm_D = self._places.norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
         lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
         score = rows_of_head(self.config, EMBEDDING if tied else LM_HEAD)
-        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, self._score(score))
+        guesser = None if (one := self.config.guesser_read) is None else self._guesser(one, interleaved)
+        return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, self._score(score), guesser)
 
     def _score(self, rows: Sequence[tuple[str, int, int]]) -> Tensor | None:
         score_LD = torch.empty(len(rows), self.config.hidden_size, dtype=torch.float64, device="cpu")
@@ -80,19 +85,27 @@ class ShardBuilder:
             self._places.rows(*row, score_LD[index : index + 1])
         return score_LD if rows else None
 
-    def _layer(self, index: int, interleaved: bool) -> LayerWeights:
+    def _guesser(self, guesser: Guesser, interleaved: bool) -> GuesserWeights:
+        places, hidden = self._places, self.config.hidden_size
+        return GuesserWeights(
+            token_norm_D=places.norm(guesser.token_norm, hidden),
+            hidden_norm_D=places.norm(guesser.hidden_norm, hidden),
+            join_DE=places.stacked([(f"{guesser.join}.weight", hidden, 0, hidden)], 2 * hidden),
+            layer=self._layer(guesser.layer, interleaved, None, self.config.experts if guesser.has_experts else None),
+            norm_D=places.norm(guesser.norm, hidden),
+        )
+
+    def _layer(self, prefix: str, interleaved: bool, delta: Delta | None, many: Experts | None) -> LayerWeights:
+        """`prefix`: of its tensors' names; `delta`, `many`: what it has in place of keys and values, and of one MLP."""
         config, places, hidden = self.config, self._places, self.config.hidden_size
-        prefix = f"{LAYERS}{index}."
-        delta = config.delta_of(index)
         attention = f"{prefix}self_attn." if delta is None else f"{prefix}linear_attn."
         heads_normed = config.qk_norm and delta is None
-        many = config.experts_of(index)
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
             input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
-            qkv_ND=self._first_product(index, attention),
+            qkv_ND=self._first_product(attention, delta),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
             q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
             k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
@@ -112,9 +125,9 @@ class ShardBuilder:
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
 
-    def _first_product(self, index: int, prefix: str) -> Weight:
+    def _first_product(self, prefix: str, delta: Delta | None) -> Weight:
         config, hidden = self.config, self.config.hidden_size
-        if (delta := config.delta_of(index)) is not None:
+        if delta is not None:
             return delta_product(self._places, delta, prefix, hidden)
         if config.latent is not None:
             return first_product(self._places, config, prefix)

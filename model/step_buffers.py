@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tercet.model.step_shape import StepShape
-from tercet.triton_kernels.guess import Trials
 from tercet.triton_kernels.prepare import StepInputs, StepRows
+from tercet.triton_kernels.trials import Trials
 
 
 class StepBuffers:

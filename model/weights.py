@@ -20,7 +20,14 @@ from tercet.model.expert_products import ReorderedExperts, reorder_experts
 from tercet.model.head_products import reorder_heads
 from tercet.model.linear import reorder_for_cpu
 from tercet.model.places import Move
-from tercet.model.rank_weights import DeltaWeights, ExpertWeights, LatentWeights, MlpWeights, Weights
+from tercet.model.rank_weights import (
+    DeltaWeights,
+    ExpertWeights,
+    LatentWeights,
+    LayerWeights,
+    MlpWeights,
+    Weights,
+)
 from tercet.model.safetensors_files import shown
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.shard import LAYERS, LM_HEAD, ShardBuilder
@@ -123,9 +130,10 @@ def load_weights(
     shapes = checkpoint.shapes()
     # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
     tied = config.tie_word_embeddings and LM_HEAD not in shapes
-    found = {name: shape for name, shape in shapes.items() if not _guesses(name, config)}
     # Before there is memory for any: sizes that the files do not have may be beyond it.
-    _check_names(checkpoint.source, expected_shapes(replace(config, tie_word_embeddings=tied)), found)
+    expected = expected_shapes(replace(config, tie_word_embeddings=tied))
+    found = {name: shape for name, shape in shapes.items() if name in expected or not _guesses(name, config)}
+    _check_names(checkpoint.source, expected, found)
     builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
     moves = builder.moves
@@ -188,20 +196,24 @@ def reordered_for_cpu(weights: Weights) -> Weights:
 
     What was given is used up: each matrix gives its memory back before the next one's copy is made.
     """
-    layers = tuple(
-        replace(
-            layer,
-            qkv_ND=_reordered(layer.qkv_ND),
-            latent=layer.latent and _reordered_latent(layer.latent),
-            delta=layer.delta and _reordered_delta(layer.delta),
-            o_DQ=_reordered(layer.o_DQ),
-            mlp=_reordered_mlp(layer.mlp, weights.interleaved),
-        )
-        for layer in weights.layers
-    )
-    tied = weights.lm_head_VD is weights.embedding_VD
+    layers = tuple(_reordered_layer(layer, weights.interleaved) for layer in weights.layers)
+    tied, guesser = weights.lm_head_VD is weights.embedding_VD, weights.guesser
     lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _replaced(weights.lm_head_VD)
-    return replace(weights, layers=layers, lm_head_VD=lm_head_VD)
+    if guesser is not None:
+        layer = _reordered_layer(guesser.layer, weights.interleaved)
+        guesser = replace(guesser, join_DE=_reordered(guesser.join_DE), layer=layer)
+    return replace(weights, layers=layers, lm_head_VD=lm_head_VD, guesser=guesser)
+
+
+def _reordered_layer(layer: LayerWeights, interleaved: bool) -> LayerWeights:
+    return replace(
+        layer,
+        qkv_ND=_reordered(layer.qkv_ND),
+        latent=layer.latent and _reordered_latent(layer.latent),
+        delta=layer.delta and _reordered_delta(layer.delta),
+        o_DQ=_reordered(layer.o_DQ),
+        mlp=_reordered_mlp(layer.mlp, interleaved),
+    )
 
 
 def _reordered_mlp(mlp: MlpWeights | ExpertWeights, interleaved: bool) -> MlpWeights | ExpertWeights:
@@ -258,7 +270,7 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _guesses(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is of a layer behind the last, which nothing here needs."""
+    """Whether a tensor is of a layer behind the last: nothing needs those that are not expected."""
     if name.startswith("mtp."):  # as Qwen's files have them, whatever config.json says
         return True
     layer = name.removeprefix(LAYERS).partition(".")[0]

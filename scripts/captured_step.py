@@ -27,6 +27,7 @@ from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
 from tercet.model.states import make_states, num_places
 from tercet.model.step_buffers import StepBuffers, write_rows
+from tercet.model.step_end import StepEnd
 from tercet.model.step_shape import StepShape
 from tercet.model.trial_shapes import TrialShapes
 from tercet.model.weights import load_weights
@@ -97,7 +98,8 @@ class StepModel:
         self._group = group
         self._guesses = None
         if num_guesses:
-            self._guesses = GuessSettings(num_guesses=num_guesses, shortest=2, longest=4, most_slots=max_rows)
+            looked_up = None if config.guesses else (2, 4)
+            self._guesses = GuessSettings(num_guesses=num_guesses, looked_up=looked_up, most_slots=max_rows)
         device = group.device
         dtype = resolve_dtype("auto", config, device)
         group.connect(config.hidden_size, dtype)
@@ -128,6 +130,7 @@ class StepModel:
         self._words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
         most = max_rows * (1 + num_guesses) + 64
         self._buffers = StepBuffers(most, max_rows + MOST_TOKENS, self._words_W)
+        self._end = StepEnd(self._decoder, self._guesses, self._table, self._kv_cache, max_rows + MOST_TOKENS)
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, most, dtype=torch.int32, pin_memory=True)
         self._ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
@@ -179,11 +182,10 @@ class StepModel:
         return CapturedStep(graph, lambda: self._table.length_S.copy_(lengths_S), self._group)
 
     def _run(self, shape: StepShape) -> None:
-        tables = self._kv_cache, self._table, self._buffers
-        hidden_RD, rows, _, trials = forward_step(self._decoder, *tables, shape, self._guesses, self._states)
-        sample_step_into(
-            self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras, trials=trials
-        )  # fmt: skip
+        tables = self._kv_cache[: self._decoder.config.num_caching_layers], self._table, self._buffers
+        forwarded = forward_step(self._decoder, *tables, shape, self._guesses, self._states)
+        sample_step_into(self._ring, self._decoder, forwarded, self._table, shape=shape, extras=self._extras)
+        self._end.run(forwarded, shape)
 
 
 class CapturedStep:

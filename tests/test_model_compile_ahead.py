@@ -126,7 +126,7 @@ def launches(steps: Steps, rank: int = 0) -> set[str]:
 
 def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where few requests may run, those that try tokens have more rows than any other."""
-    guesses = GuessSettings(num_guesses=7, shortest=1, longest=4, most_slots=4)
+    guesses = GuessSettings(num_guesses=7, looked_up=(1, 4), most_slots=4)
     steps = steps_of("qwen3", max_num_seqs=4, guesses=guesses)
     ahead, trials = launches(steps), TrialShapes(guesses)
     kinds = list(itertools.product((1, 2, 4), *[(False, True)] * 3))

@@ -15,7 +15,7 @@ from tercet.model.step_buffers import StepBuffers
 from tercet.model.step_shape import StepShape
 
 CPU = torch.device("cpu")
-GUESSES = GuessSettings(num_guesses=3, shortest=1, longest=4, most_slots=2)
+GUESSES = GuessSettings(num_guesses=3, looked_up=(1, 4), most_slots=2)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from test_triton_kernels_guess import empty_trials
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 __all__ = ["compiled"]
 
-FOUR = GuessSettings(num_guesses=4, shortest=1, longest=4, most_slots=16)
+FOUR = GuessSettings(num_guesses=4, looked_up=(1, 4), most_slots=16)
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_few_short_rows_have_graphs_for_their_length() -> None:
 
 
 def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
-    trials = TrialShapes(GuessSettings(num_guesses=3, shortest=1, longest=4, most_slots=16))
+    trials = TrialShapes(GuessSettings(num_guesses=3, looked_up=(1, 4), most_slots=16))
     shapes = Shapes(16, 1024, trials=trials)
     graphs = set(shapes.for_graphs())
     alone = [(1, 768), (769, 1536), (1537, 16_384), (16_385, LONG)]
@@ -57,7 +57,7 @@ def test_few_short_slots_with_guesses_have_graphs_for_their_length() -> None:
                 shape = shapes.of_length(fitted, length)
                 assert shape == fitted._replace(longest=longest)
                 assert shape in graphs
-    few = TrialShapes(GuessSettings(num_guesses=3, shortest=1, longest=4, most_slots=3))
+    few = TrialShapes(GuessSettings(num_guesses=3, looked_up=(1, 4), most_slots=3))
     assert Shapes(3, 1024, trials=few).of_length(few.fit(3), 5000).longest == LONG, "as of four"
     large = Shapes(16, 1024, short_trials=1, trials=trials)
     assert {shape.longest for shape in large.for_graphs() if shape.num_trials == 1} == {768, 1536, 8192, LONG}
@@ -111,7 +111,7 @@ def test_few_tokens_behind_many_have_graphs() -> None:
 
 
 def test_a_start_has_what_stands_in_for_prompts_though_steps_with_guesses_are_longer() -> None:
-    trials = TrialShapes(GuessSettings(num_guesses=15, shortest=1, longest=4, most_slots=64))
+    trials = TrialShapes(GuessSettings(num_guesses=15, looked_up=(1, 4), most_slots=64))
     shapes = Shapes(64, 512, trials=trials)
     first = shapes.for_start()
     assert first[0] == shapes.for_graphs()[0] == trials.fit(64), "graphs share memory: the largest is first"

@@ -111,7 +111,7 @@ def test_guesses_change_no_token(family: str, num_guesses: int) -> None:
     plain = outputs(runner, prompts, sampling, seed=3)
     assert len({len(tokens) for tokens in plain}) > 3
     guessing = make_runner(
-        family, guesses=GuessSettings(num_guesses=num_guesses, shortest=1, longest=4, most_slots=MAX_SEQS)
+        family, guesses=GuessSettings(num_guesses=num_guesses, looked_up=(1, 4), most_slots=MAX_SEQS)
     )  # fmt: skip
     for seed, how in enumerate(({}, {"max_lease": 1}, {"budget": 7})):
         assert outputs(guessing, prompts, sampling, seed=seed, num_guesses=num_guesses, **how) == plain

@@ -60,7 +60,7 @@ def test_guesses_change_no_token(deterministic: bool) -> None:
     for num_guesses in (0, 3):
         decoder = make_decoder(repetitive(), deterministic=deterministic)
         cache = make_kv_cache(decoder.config, 20, 16, torch.float32, CPU, 1)
-        tries = GuessSettings(num_guesses=3, shortest=1, longest=3, most_slots=3)
+        tries = GuessSettings(num_guesses=3, looked_up=(1, 3), most_slots=3)
         settings = RunnerSettings(max_num_seqs=3, max_model_len=512, max_num_batched_tokens=64, guesses=tries)
         jobs = [Job(prompt, sampling) for prompt, sampling in zip(prompts, params, strict=True)]
         runner = CountingRunner(decoder, cache, settings)

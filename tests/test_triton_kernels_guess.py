@@ -10,9 +10,10 @@ from torch import Tensor
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.accept import WRONG, accept
-from tercet.triton_kernels.guess import Trials, guess
+from tercet.triton_kernels.guess import guess
 from tercet.triton_kernels.sample import TokenRing, append_reference
 from tercet.triton_kernels.slot_table import SlotTable
+from tercet.triton_kernels.trials import Trials
 
 PAGE, PAGES_EACH, SLOTS, VOCAB = 16, 5, 9, 3
 DUMMY, LENGTH = SLOTS - 1, PAGE * PAGES_EACH

@@ -2,7 +2,7 @@
 
 What is sampled for a position depends on the tokens before it and on the request's seed. So a guess that is the sampled
 token changes nothing, and the token sampled behind it is what a step of its own would have sampled; behind the first
-wrong guess, nothing counts. `guess.py` laid the rows out, and whoever sampled them has written tokens into the table
+wrong guess, nothing counts. `trials.py` laid the rows out, and whoever sampled them has written tokens into the table
 and said of slots how long they are as if each row were a slot's only one: that is put right here.
 
 Shape suffixes: B slots, N tokens of each, T tokens of the step; R places of a ring, E stop ids of a slot.
@@ -12,11 +12,11 @@ import triton
 import triton.language as tl
 
 from tercet.triton_kernels.dispatch import use_kernels
-from tercet.triton_kernels.guess import Trials
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.trials import Trials
 
 WRONG = -2
 """Instead of the token of a row that was behind a wrong guess, or behind its request's end."""

@@ -45,7 +45,7 @@ class StepInputs:
     num_tokens_1: Tensor
     """How many tokens there are, all decode rows among them: what lies behind is padding."""
     tries: int = 1
-    """Tokens of each decode row, behind each other: more than one in a step with guesses (`guess.py`)."""
+    """Tokens of each decode row, behind each other: more than one in a step with guesses (`trials.py`)."""
     lengths_T: Tensor | None = None
     """Then, what each of them sees: that is not more than its row's length."""
     groups_T: RowGroups | None = None

@@ -1,0 +1,32 @@
+"""What a step does once it has drawn its tokens, if anything: guess those behind them.
+
+Knows the order of things; how, others know.
+"""
+
+from torch import Tensor
+
+from tercet.model.decoder import Decoder
+from tercet.model.forward_step import Forwarded
+from tercet.model.guess_ahead import GuessAhead
+from tercet.model.guesser import Guesser
+from tercet.model.runner_settings import GuessSettings
+from tercet.model.step_shape import StepShape
+from tercet.triton_kernels.slot_table import SlotTable
+
+
+class StepEnd:
+    """Of all steps of a runner."""
+
+    def __init__(
+        self, decoder: Decoder, guesses: GuessSettings | None, table: SlotTable, kv_cache: Tensor, max_tokens: int
+    ) -> None:
+        """`kv_cache`: of all layers, that of a layer that guesses the last; `max_tokens`: of a step."""
+        self._guess_ahead: GuessAhead | None = None
+        if guesses is not None and guesses.looked_up is None:
+            own = kv_cache[decoder.config.num_caching_layers :]
+            self._guess_ahead = GuessAhead(Guesser(decoder), guesses, table, own, max_tokens)
+
+    def run(self, forwarded: Forwarded, shape: StepShape) -> None:
+        """Graph-safe."""
+        if self._guess_ahead is not None:
+            self._guess_ahead.run(forwarded, shape)
