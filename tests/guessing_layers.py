@@ -23,18 +23,18 @@ _AS_QWEN = dict(zip(_NAMES, ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc"
 GUESSING = ("glm4-moe", "deepseek-v3", "glm4-moe-lite", *_QWEN)
 
 
-def guessing_checkpoint(family: str, folder: Path, seed: int = 0) -> Path:
-    """One of GUESSING's families; its guessing layer is random, too."""
+def guessing_checkpoint(family: str, folder: Path, seed: int = 0, **overrides: Any) -> Path:
+    """One of GUESSING's families; its guessing layer is random, too. `overrides`: of its config.json."""
     kind, settings = FAMILIES[family]
-    plain = kind(**{**SHAPE, **settings}).to_dict()
+    plain = kind(**{**SHAPE, **settings, **overrides}).to_dict()
     count = plain["num_hidden_layers"]
-    longer: dict[str, Any] = {"num_hidden_layers": count + 1}
+    longer: dict[str, Any] = {**overrides, "num_hidden_layers": count + 1}
     for name, last in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
         if isinstance(plain.get(name), list):
             longer[name] = [*plain[name], last]
     make_checkpoint(family, folder, seed, **longer)
     config = json.loads((folder / "config.json").read_text())
-    config |= {name: plain[name] for name in longer}
+    config |= {name: plain[name] for name in ("num_hidden_layers", "layer_types", "mlp_layer_types") if name in config}
     if family not in _QWEN:
         config["num_nextn_predict_layers"] = 1
     (folder / "config.json").write_text(json.dumps(config))
@@ -110,3 +110,21 @@ def _alone(config: Any, path: Path, layer: str, tensors: dict[str, Tensor]) -> A
     model = AutoModel.from_pretrained(folder, config=loaded, dtype=torch.float32, attn_implementation="eager").eval()
     model.norm = torch.nn.Identity()
     return model
+
+
+def foreseen_checkpoint(family: str, folder: Path, **overrides: Any) -> Path:
+    """One whose guessing layer knows all, where the next token follows from the last alone: all layers add nothing, and
+    the guessing one reads embeddings only, and ends in the model's own norm."""
+    guessing_checkpoint(family, folder, **overrides)
+    config = json.loads((folder / "config.json").read_text())
+    names, prefix = _naming(family, config["num_hidden_layers"])
+    tensors = load_file(folder / "model.safetensors")
+    shift = 1.0 if family in _QWEN else 0.0
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "experts.down_proj")):
+            tensor.zero_()
+    join_DE = tensors[f"{prefix}{names['join']}.weight"].zero_()
+    join_DE[:, : len(join_DE)] = torch.diag(1 / (tensors[f"{prefix}{names['token']}.weight"] + shift))
+    tensors[f"{prefix}{names['norm']}.weight"].copy_(tensors["model.norm.weight"])
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -11,6 +11,7 @@ import torch
 
 from checkpoints import checkpoint
 from covering import long
+from guessing_layers import guessing_checkpoint
 from tercet.model import compile_ahead as module
 from tercet.model.adapters import Ranks
 from tercet.model.checkpoint import read_config
@@ -131,6 +132,21 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     ahead, trials = launches(steps), TrialShapes(guesses)
     kinds = list(itertools.product((1, 2, 4), *[(False, True)] * 3))
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: [trials.exact(*kind) for kind in kinds])
+    assert launches(steps) <= ahead
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_steps_whose_end_guesses_use_no_others(
+    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all sizes that graphs may have."""
+    guesses = GuessSettings(num_guesses=2, looked_up=None, most_slots=12)
+    config = replace(read_config(guessing_checkpoint("deepseek-v3", tmp_path)), guesses=True)
+    sizes = {"max_num_seqs": 20, "max_num_batched_tokens": 128, "deterministic": deterministic, "guesses": guesses}
+    steps = replace(steps_of("deepseek-v3", **sizes), config=config)
+    ahead = launches(steps)
+    assert any("_join_normed" in what for what in ahead)
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
     assert launches(steps) <= ahead
 
 

@@ -1,14 +1,14 @@
 """The layer that guesses, in fp32 against transformers' modules, whatever the schedule; and that no token changes."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 
 from checkpoints import random_prompts, reference_greedy
 from covering import long
-from guessing_layers import GUESSING, ReferenceGuesser, guessing_checkpoint
+from guessing_layers import ReferenceGuesser, guessing_checkpoint
+from paged_sequences import CPU
 from plan_driver import GREEDY, Job, run_jobs
 from tercet.model.forward_step import Forwarded
 from tercet.model.guess_ahead import GuessAhead
@@ -18,7 +18,6 @@ from tercet.model.parallel import Group
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import GuessSettings, RunnerSettings
 from tercet.model.step_shape import StepShape
-from paged_sequences import CPU
 
 PAGE, MAX_SEQS = 16, 4
 
@@ -36,7 +35,7 @@ def make_runner(path: Path, num_guesses: int, most_slots: int = MAX_SEQS) -> Run
 @pytest.mark.parametrize("family", ["glm4-moe", "deepseek-v3", long("glm4-moe-lite")])
 def test_guesses_are_the_layers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = guessing_checkpoint(family, tmp_path)
-    reference, num_guesses, checked, right = ReferenceGuesser(family, path), 3, [0] * 3, [0]
+    reference, num_guesses, checked = ReferenceGuesser(family, path), 3, [0] * 3
     run = GuessAhead.run
 
     def listen(self: GuessAhead, forwarded: Forwarded, shape: StepShape) -> None:

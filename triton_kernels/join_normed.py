@@ -22,7 +22,7 @@ def _norm(x, weight, eps, D: tl.constexpr):
 @triton.jit
 def _join_normed_kernel(
     embedded_ptr, hidden_ptr, own_norm_ptr, token_norm_ptr, hidden_norm_ptr, out_ptr, eps,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_OWN: tl.constexpr, HIDDEN_FIRST: tl.constexpr, PDL: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, HAS_OWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (T,): one program owns a row of either."""
     row = tl.program_id(0).to(tl.int64)
@@ -39,18 +39,17 @@ def _join_normed_kernel(
         # Rounded, as if another kernel had written it.
         hidden = _norm(hidden, own_norm, eps, D).to(out_ptr.dtype.element_ty).to(tl.float32)
     out_ptr += row * (2 * D) + columns
-    first: tl.constexpr = D if HIDDEN_FIRST else 0
     token_row = _norm(embedded, token_norm, eps, D).to(out_ptr.dtype.element_ty)
     hidden_row = _norm(hidden, hidden_norm, eps, D).to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + first, token_row, mask=mask)
-    tl.store(out_ptr + D - first, hidden_row, mask=mask)
+    tl.store(out_ptr, token_row, mask=mask)
+    tl.store(out_ptr + D, hidden_row, mask=mask)
 
 
 def join_normed(
     embedded_TD: Tensor, hidden_TD: Tensor, own_norm_D: Tensor | None, token_norm_D: Tensor, hidden_norm_D: Tensor,
-    eps: float, *, hidden_first: bool = False, deterministic: bool = False,
+    eps: float, *, deterministic: bool = False,
 ) -> Tensor:  # fmt: skip
-    """[T, D] each -> [T, 2 D]: the embeddings' half, then the hidden states', or the other way round.
+    """[T, D] each -> [T, 2 D]: the embeddings' half, then the hidden states'.
 
     `own_norm_D`: hidden states go through this norm before. Sums in fp32; mutates nothing; graph-safe.
     """
@@ -62,13 +61,12 @@ def join_normed(
     if own_norm_D is not None:
         check_norm(hidden_TD, own_norm_D)
     if not use_kernels(embedded_TD):
-        norms = own_norm_D, token_norm_D, hidden_norm_D
-        return join_normed_reference(embedded_TD, hidden_TD, *norms, eps, hidden_first=hidden_first)
+        return join_normed_reference(embedded_TD, hidden_TD, own_norm_D, token_norm_D, hidden_norm_D, eps)
     out_TE = torch.empty(T, 2 * D, dtype=embedded_TD.dtype, device=embedded_TD.device)
     if T:
         _join_normed_kernel[(T,)](
             embedded_TD, hidden_TD, hidden_norm_D if own_norm_D is None else own_norm_D, token_norm_D, hidden_norm_D,
-            out_TE, eps, D=D, HAS_OWN=own_norm_D is not None, HIDDEN_FIRST=hidden_first,
+            out_TE, eps, D=D, HAS_OWN=own_norm_D is not None,
             **norm_options(T, D, embedded_TD, deterministic),
         )  # fmt: skip
     return out_TE
@@ -76,10 +74,10 @@ def join_normed(
 
 def join_normed_reference(
     embedded_TD: Tensor, hidden_TD: Tensor, own_norm_D: Tensor | None, token_norm_D: Tensor, hidden_norm_D: Tensor,
-    eps: float, *, hidden_first: bool,
+    eps: float,
 ) -> Tensor:  # fmt: skip
     """The same in PyTorch."""
     if own_norm_D is not None:
         hidden_TD = rms_norm_reference(hidden_TD, own_norm_D, eps)
-    halves = [rms_norm_reference(embedded_TD, token_norm_D, eps), rms_norm_reference(hidden_TD, hidden_norm_D, eps)]
-    return torch.cat(halves[::-1] if hidden_first else halves, 1)
+    halves = rms_norm_reference(embedded_TD, token_norm_D, eps), rms_norm_reference(hidden_TD, hidden_norm_D, eps)
+    return torch.cat(halves, 1)

@@ -1,0 +1,49 @@
+"""On a GPU: engines whose model guesses tokens by a layer of its own, of each kind of attention."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from guessing_layers import foreseen_checkpoint, guessing_checkpoint
+from tercet.ipc.messages import SamplingParams
+from test_engine_gpu import REAL_HEADS, engine
+from test_engine_guesses import answers, draws, settled
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+TWO = {"method": "mtp", "num_speculative_tokens": 2}
+FAMILIES = ["glm4-moe", "deepseek-v3"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(family: str, tmp_path: Path) -> None:
+    path = guessing_checkpoint(family, tmp_path)
+    prompts, params = draws()
+    with engine(path, dtype="float32") as llm:
+        wanted = answers(llm, prompts, params)
+    with engine(path, dtype="float32", speculative_config=TWO) as llm:
+        assert answers(llm, prompts, params) == wanted
+        for index in range(4):
+            assert answers(llm, [prompts[index]], [params[index]]) == [wanted[index]]
+        assert settled(llm).num_guesses > 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_what_follows_from_the_last_token_is_foreseen(deterministic: bool, tmp_path: Path) -> None:
+    """In bf16, heads as of real models."""
+    path = foreseen_checkpoint("glm4-moe", tmp_path, **REAL_HEADS, max_position_embeddings=1024)
+    prompts, _ = draws()
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.9, "top_p": 0.7}]
+    params = [SamplingParams(max_tokens=61, ignore_eos=True, seed=one, **kinds[one % 3]) for one in range(6)]
+    how = {"dtype": "bfloat16", "deterministic": deterministic}
+    with engine(path, **how) as llm:
+        said = answers(llm, prompts[:6], params)
+    with engine(path, speculative_config=TWO, **how) as llm:
+        assert answers(llm, prompts[:6], params) == said
+        for index in range(6):
+            assert answers(llm, [prompts[index]], [params[index]]) == [said[index]]
+        gauges = settled(llm)
+    assert gauges.num_guesses >= 12 * 40
+    assert gauges.num_right_guesses >= 0.9 * gauges.num_guesses  # in 16 bits some are drawn from other logits
