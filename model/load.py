@@ -76,11 +76,11 @@ def open_for(
     tensors: Checkpoint
     if dummy_seed is None:
         config, tensors = open_model(path, device)
-        config = _guessing(config) if guesses else config
+        config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
     else:
         config, quantization = read_settings(path)
-        config = _guessing(config) if guesses else config
+        config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
     if label_tokens:
@@ -97,7 +97,7 @@ def open_for(
     return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks)
 
 
-def _guessing(config: ModelConfig) -> ModelConfig:
+def with_guesser(config: ModelConfig) -> ModelConfig:
     """The same with its layer that guesses."""
     if config.guesser is None:
         raise ValueError(

@@ -27,6 +27,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
     parser.add_argument("--guesses", type=int, default=0, help="tokens that each row tries beside its own")
+    parser.add_argument("--guess-layer", action="store_true", help="those are what the model's own layer guesses")
     parser.add_argument("--random-adapters", type=int, default=0, help="LoRA adapters, through which rows go by turns")
     parser.add_argument("--rank", type=int, default=16, help="of random adapters")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each")
@@ -41,6 +42,8 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         raise ValueError(f"{given}; want 0 or more, of rank 1 or more")
     if arguments.random_adapters and arguments.guesses:
         raise ValueError("--random-adapters came with --guesses; want one of them")
+    if arguments.guess_layer and not arguments.guesses:
+        raise ValueError("--guess-layer came without --guesses; want how many it is to guess")
     import torch  # here, since other measurements do without: it takes seconds
 
     if not torch.cuda.is_available():
@@ -49,12 +52,15 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from power_meter import PowerMeter
     from tercet.model.adapters import Ranks, module_sizes
     from tercet.model.checkpoint import parse_settings
+    from tercet.model.load import with_guesser
     from tercet.model.parallel import Group
 
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
     config, quantization = parse_settings(SHAPES[arguments.shape])
+    if arguments.guess_layer:
+        config = with_guesser(config)
     sizes = max(arguments.rows), arguments.context
     group = Group.join(0, 1, device, "", 120.0)
     adapters = None

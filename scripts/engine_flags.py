@@ -107,7 +107,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag(
         "speculative-config",
         "try tokens that may come next: JSON such as "
-        '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 1}',
+        '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 1}, or by the '
+        'model\'s own layer: {"method": "mtp", "num_speculative_tokens": 2}',
         type=json_map,
         metavar="JSON",
     )
