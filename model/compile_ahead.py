@@ -143,9 +143,10 @@ def launch_all(steps: Steps, rank: int) -> None:
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
     decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
-    states = make_states(config, num_places(max_rows, 0), dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     trials = None if guesses is None else TrialShapes(guesses)
+    most_tried = 0 if trials is None else trials.max_rows
+    states = make_states(config, num_places(max_rows, 0), dtype, _META, size, most_tried)
     shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens, trials)
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)
@@ -155,7 +156,9 @@ def launch_all(steps: Steps, rank: int) -> None:
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
     for shape in shapes.for_compilers():
         hidden_RD, rows, _, tried = forward_step(decoder, kv_cache, table, buffers, shape, guesses, states)
-        sample_step_into(ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras, trials=tried)
+        sample_step_into(
+            ring, decoder, hidden_RD, rows, table, shape=shape, extras=extras, trials=tried, states=states
+        )  # fmt: skip
     warm_up_prompt_logs(decoder, table)
     write_plan(words_W, words_W, RunSizes(0, base, 0, 0, 0), table, _NUM_PAGES)
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)

@@ -182,7 +182,8 @@ class Runner:
         hidden_RD, rows, _, trials = forwarded
         self._extras.masks.leave_out(np.flatnonzero(np.isin(computed, late)), rows.positions_R)
         tokens_N, logs_NW = sample_step(
-            self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
+            self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials,
+            states=self._states,
         )  # fmt: skip
         token_ids_R[computed] = tokens_N.numpy()
         hidden_CD = hidden_RD[shape.num_decodes :]
@@ -261,7 +262,8 @@ class Runner:
             kept_RD.copy_(hidden_RD)
             return None
         logs_RW = sample_step_into(
-            ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials
+            ring, self._decoder, hidden_RD, rows, self.table, shape=shape, extras=self._extras, trials=trials,
+            states=self._states,
         )  # fmt: skip
         if shape.num_chunks:
             self._hidden_RD[: shape.num_chunks].copy_(hidden_RD[shape.num_decodes :])

@@ -11,6 +11,7 @@ from torch import Tensor
 from tercet.ipc.step_messages import Sampling
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
+from tercet.model.states import States
 from tercet.model.step_shape import StepShape
 from tercet.model.token_logs import token_logs
 from tercet.triton_kernels.accept import accept
@@ -34,10 +35,12 @@ def sample_step(
     shape: StepShape,
     extras: Extras,
     trials: Trials | None = None,
+    states: States | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    `trials`: of a step with guesses; where one was wrong, what is behind it has no token either (`accept.py`).
+    `trials`: of a step with guesses; where one was wrong, what is behind it has no token either (`accept.py`). `states`:
+    of a model whose layers carry some; those of slots with guesses move on by what holds.
 
     Also the rows' log-probabilities, as `token_logs` has them, in a step that wants any. Every rank comes to the same.
     """
@@ -54,8 +57,7 @@ def sample_step(
         logits_NV = extras.adjust(raw_NV, slots_N, positions_N, table) if shape.adjusted else raw_NV
         token_ids_R[rows_N] = sample(logits_NV, slots_N, positions_N, table)
     if trials is not None:
-        ring = TokenRing(token_ids_R[None], token_ids_R.new_zeros(1))
-        accept(ring, trials, table, num_guesses=shape.num_guesses)
+        _end_trials(TokenRing(token_ids_R[None], token_ids_R.new_zeros(1)), trials, table, shape, states)
     if raw_NV is None or not shape.logged:
         return token_ids_R, None
     logs_NW = token_logs(raw_NV, token_ids_R[rows_N])
@@ -72,6 +74,7 @@ def sample_step_into(
     shape: StepShape,
     extras: Extras,
     trials: Trials | None = None,
+    states: States | None = None,
 ) -> Tensor | None:
     """The same for all rows, padding too, into the next place of the ring: fixed shapes, graph-safe."""
     raw_RV = decoder.logits(hidden_RD) if _takes_whole_logits(shape) else None
@@ -81,10 +84,18 @@ def sample_step_into(
         logits_RV = extras.adjust(raw_RV, rows.slots_R, rows.positions_R, table) if shape.adjusted else raw_RV
         sample_into(ring, logits_RV, rows.slots_R, rows.positions_R, table)
     if trials is not None:
-        accept(ring, trials, table, num_guesses=shape.num_guesses)
+        _end_trials(ring, trials, table, shape, states)
     if raw_RV is None or not shape.logged:
         return None
     return token_logs(raw_RV, tokens_at(rows.slots_R, rows.positions_R, table))
+
+
+def _end_trials(
+    ring: TokenRing, trials: Trials, table: SlotTable, shape: StepShape, states: States | None
+) -> None:  # fmt: skip
+    accept(ring, trials, table, num_guesses=shape.num_guesses)
+    if states is not None:
+        states.settle(trials.tokens, table.length_S)
 
 
 def _takes_whole_logits(shape: StepShape) -> bool:

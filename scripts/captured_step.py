@@ -117,7 +117,8 @@ class StepModel:
         self._kv_cache = make_kv_cache(config, num_pages, _PAGE_SIZE, cells, device, group.size)
         for layer in self._kv_cache:  # to read zeros takes a fifth less power, and the clock follows power
             layer.copy_(torch.randn(layer.shape, dtype=dtype, device=device))
-        self._states = make_states(config, num_places(max_rows, 0), dtype, device, group.size)
+        most_tried = 0 if self._guesses is None else TrialShapes(self._guesses).max_rows
+        self._states = make_states(config, num_places(max_rows, 0), dtype, device, group.size, most_tried)
         self._table = make_slot_table(max_rows, length, _PAGE_SIZE, device)
         shuffled = 1 + torch.randperm(num_pages - 1, dtype=torch.int32, device=device)
         self._table.page_table_SM[0, : MOST_TOKENS // _PAGE_SIZE] = shuffled[: MOST_TOKENS // _PAGE_SIZE]
@@ -182,7 +183,8 @@ class StepModel:
         tables = self._kv_cache, self._table, self._buffers
         hidden_RD, rows, _, trials = forward_step(self._decoder, *tables, shape, self._guesses, self._states)
         sample_step_into(
-            self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras, trials=trials
+            self._ring, self._decoder, hidden_RD, rows, self._table, shape=shape, extras=self._extras, trials=trials,
+            states=self._states,
         )  # fmt: skip
 
 
