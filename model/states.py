@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
+from tercet.model.step_shape import round_up
 from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_heads import GPU_DIM
 from tercet.triton_kernels.delta_prefill import TILE
@@ -132,7 +133,8 @@ def make_states(
     num_layers, delta = len(config.delta.layers), config.delta.of_rank(size)
     tails = num_layers, places, delta.taps - 1, delta.channels
     states = num_layers, places, delta.value_heads, delta.key_dim, delta.value_dim
-    tried, gates = (num_layers, most_tried, delta.channels), (num_layers, most_tried, 2 * delta.value_heads)
+    room = round_up(most_tried, 4)  # aligned to 16 bytes in each layer, or kernels would compile once more
+    tried, gates = (num_layers, room, delta.channels), (num_layers, room, 2 * delta.value_heads)
     num_bytes = (math.prod(tails) + 2 * math.prod(tried)) * dtype.itemsize
     num_bytes += (math.prod(states) + math.prod(gates)) * torch.float32.itemsize
     if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < num_bytes:
@@ -144,5 +146,5 @@ def make_states(
     def zeros(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=of, device=device)
 
-    tries = Tries(zeros(tried, dtype), zeros(tried, dtype), zeros(gates, torch.float32)) if most_tried else None
+    tries = Tries(zeros(tried, dtype), zeros(tried, dtype), zeros(gates, torch.float32)) if room else None
     return States(zeros(tails, dtype), zeros(states, torch.float32), tries)

@@ -40,7 +40,19 @@ def cases(nan_memory: None) -> Cases:
     return prompts, params, said
 
 
-@pytest.mark.parametrize("how", [long("alone"), long("deterministic"), "preempted", long("ahead"), long("ranks")])
+def test_preempted_while_tokens_are_tried() -> None:
+    prompts = [prompt * 2 for prompt in random_prompts(4, 20, 36, seed=5)]
+    said = reference_greedy(model(FAMILY), prompts, 60)
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with tiny_engine(model(FAMILY), speculative_config=THREE, **DISTURBED["preempted"]) as llm:
+        assert generate(llm, prompts, params) == said
+        gauges = settled(llm)
+    assert 0 < gauges.num_right_guesses < gauges.num_guesses
+    assert gauges.num_preemptions > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", DISTURBED)
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     prompts, params, said = cases
     with tiny_engine(model(FAMILY), speculative_config=THREE, **DISTURBED[how]) as llm:

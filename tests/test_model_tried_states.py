@@ -108,7 +108,8 @@ def test_states_are_those_of_plain_steps(family: str, deterministic: bool, num_g
     assert all(len(said) == 60 for said in tries.said)
 
 
-@pytest.mark.parametrize(("family", "num_guesses"), [("qwen3.5", 3), long("qwen3-next", 2), long("qwen3.5-moe", 7)])
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "num_guesses"), [("qwen3.5", 3), ("qwen3-next", 2), ("qwen3.5-moe", 7)])
 def test_guesses_change_no_token(family: str, num_guesses: int) -> None:
     """Greedy and drawn, with stop ids, penalties and log-probabilities; places are used again."""
     prompts = [prompt * 3 for prompt in random_prompts(7, 3, 40, seed=9)]

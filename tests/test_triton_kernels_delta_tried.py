@@ -64,10 +64,10 @@ def test_step(K: int, H: int, D: int, V: int, W: int, each: int, slots: list[tup
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
-@pytest.mark.parametrize(("K", "H", "D", "V", "W"), [(1, 2, 32, 128, 4), long(2, 6, 16, 16, 3)])
+@pytest.mark.parametrize(("K", "H", "D", "V", "W"), [(1, 1, 16, 128, 4), long(2, 6, 16, 16, 3)])
 def test_bits_are_those_of_plain_steps(K: int, H: int, D: int, V: int, W: int, dtype: torch.dtype) -> None:
     """Of what tokens find, and of states and tails behind those that hold; then of a token that is decoded."""
-    slots, kept = [(3, 70, 5), (0, 1, 5), (6, 0, 0), (5, 2, 2), (1, 9, 5)], [5, 2, 0, 1, 0]
+    slots, kept = [(3, 70, 5), (0, 1, 5), (6, 0, 0), (5, 2, 1)], [5, 2, 0, 0]
     run = TriedLayers([DeltaLayer(K, H, D, V, W, dtype=dtype) for _ in range(2)], PLACES, slots, 5)
     old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
     outs = run.run()
@@ -78,14 +78,14 @@ def test_bits_are_those_of_plain_steps(K: int, H: int, D: int, V: int, W: int, d
                 continue
             x, first = run.of_slot(index, row), row * 5
             pair = old_tails[index].clone(), old_states[index].clone()
-            assert torch.equal(plain_steps(layer, x, *pair, slot, length), outs[index][first : first + count])
-            pair = old_tails[index].clone(), old_states[index].clone()
-            plain_steps(layer, x[:held], *pair, slot, length)
+            found = plain_steps(layer, x[:held], *pair, slot, length)
+            beyond = pair[0].clone(), pair[1].clone()
+            found = torch.cat((found, plain_steps(layer, x[held:], *beyond, slot, length + held)))
+            assert torch.equal(found, outs[index][first : first + count])
             now = run.states.tails_LSTC[index].clone(), run.states.states_LSHDV[index].clone()
             for ours, theirs in zip(now, pair, strict=True):
                 assert torch.equal(ours[slot].nan_to_num(7), theirs[slot].nan_to_num(7))
-            one = layer.tokens(1)
-            step = slot, length + held
+            one, step = layer.tokens(1), (slot, length + held)
             assert torch.equal(layer.run(one, *now, [step], []), layer.run(one, *pair, [step], []))
 
 
