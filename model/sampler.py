@@ -39,8 +39,8 @@ def sample_step(
 ) -> tuple[Tensor, Tensor | None]:
     """Token of each row, int32 [R], -1 where it samples none. Only rows that sample are computed: not graph-safe.
 
-    `trials`: of a step with guesses; where one was wrong, what is behind it has no token either (`accept.py`). `states`:
-    of a model whose layers carry some; those of slots with guesses move on by what holds.
+    `trials`: of a step with guesses; where one was wrong, what is behind it has no token either (`accept.py`).
+    `states`: of a model whose layers carry some: those of the trials' slots move on by what holds.
 
     Also the rows' log-probabilities, as `token_logs` has them, in a step that wants any. Every rank comes to the same.
     """

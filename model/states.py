@@ -4,8 +4,8 @@ A request's state lies at the place that its slot says; places behind those of a
 shapes; whose copy is where, and when it is made, is the scheduler's matter. A state cannot be taken back: where tokens
 are tried, layers leave what they make of those, and when it is known which hold, all states move on at once.
 
-Shape suffixes: L layers that carry states, S places, T tokens that a convolution looks back on, or that are tried; C its
-channels, H value heads of this rank, D numbers of a key, V of a value.
+Shape suffixes: L layers that carry states, S places, T tokens that a convolution looks back on, or that are tried; C
+its channels, H value heads of this rank, D numbers of a key, V of a value.
 """
 
 import itertools
@@ -138,10 +138,10 @@ def make_states(
     num_bytes = (math.prod(tails) + 2 * math.prod(tried)) * dtype.itemsize
     num_bytes += (math.prod(states) + math.prod(gates)) * torch.float32.itemsize
     if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < num_bytes:
-        raise ValueError(
-            f"{places} states take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: lower --max-num-seqs "
-            "or --kept-states"
-        )
+        what, ways = f"{places} states", "--max-num-seqs or --kept-states"
+        if room:
+            what, ways = f"{what} and room for {room} tokens that are tried", f"{ways}, or try fewer"
+        raise ValueError(f"{what} take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: lower {ways}")
 
     def zeros(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=of, device=device)

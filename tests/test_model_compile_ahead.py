@@ -142,7 +142,8 @@ def test_steps_with_guesses_of_models_with_states(deterministic: bool, monkeypat
     delta = bare.config.delta
     assert delta is not None
     bare = replace(bare, config=replace(bare.config, delta=replace(delta, key_dim=128, value_dim=128)))
-    steps, tried = replace(bare, guesses=guesses), ("_tried_prologue", "_delta_tried", "_settle_states", "_settle_tails")
+    steps = replace(bare, guesses=guesses)
+    tried = "_tried_prologue", "_delta_tried", "_settle_states", "_settle_tails"
     ahead, trials = launches(steps), TrialShapes(guesses)
     # The prologue is another kernel for few tokens; none is for other layers or sizes.
     assert [sum(what.startswith(name) for what in ahead) for name in tried] == [2, 1, 1, 1]

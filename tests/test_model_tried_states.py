@@ -2,6 +2,7 @@
 steps, to the bit, whatever was tried and however much of it was right.
 """
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -63,12 +64,14 @@ class OneAtATime:
         self._step_id = 0
         greedy = msgspec.structs.replace(GREEDY, max_tokens=max_tokens)
         enters = tuple(Enter(slot, pack(*prompt), len(prompt), greedy) for slot, prompt in enumerate(prompts))
-        pages = [number for slot in range(len(prompts)) for at in range(12) for number in (slot, at, 1 + 12 * slot + at)]
+        places = itertools.product(range(len(prompts)), range(12))
+        pages = [number for slot, at in places for number in (slot, at, 1 + 12 * slot + at)]
         chunks = [number for slot, prompt in enumerate(prompts) for number in (slot, 0, len(prompt))]
         self._run(Step(0, 1, b"", enters, pack(*pages), pack(*chunks), b""), list(range(len(prompts))), 1)
 
     def step(self, slots: list[int], num_guesses: int) -> None:
-        self._run(Step(self._step_id, 1, b"", (), b"", b"", pack(*slots), num_guesses=num_guesses), slots, 1 + num_guesses)
+        step = Step(self._step_id, 1, b"", (), b"", b"", pack(*slots), num_guesses=num_guesses)
+        self._run(step, slots, 1 + num_guesses)
 
     def _run(self, step: Step, slots: list[int], width: int) -> None:
         self.runner.begin(step)
@@ -96,11 +99,10 @@ def test_states_are_those_of_plain_steps(family: str, deterministic: bool, num_g
         for slot in range(3):
             while len(plain.said[slot]) < len(tries.said[slot]):
                 plain.step([slot], 0)
-            for ours, theirs in (
-                (tries.states.tails_LSTC, plain.states.tails_LSTC), (tries.states.states_LSHDV, plain.states.states_LSHDV)
-            ):  # fmt: skip
-                assert ours[:, slot].isfinite().all()
-                assert torch.equal(ours[:, slot], theirs[:, slot])
+            for name in ("tails_LSTC", "states_LSHDV"):
+                ours, theirs = (getattr(run.states, name)[:, slot] for run in (tries, plain))
+                assert ours.isfinite().all()
+                assert torch.equal(ours, theirs)
         if min(map(len, tries.said)) == 60:
             break
     assert tries.said == plain.said == reference_greedy(model(family), prompts, 60)

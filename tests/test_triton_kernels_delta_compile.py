@@ -112,9 +112,10 @@ def arithmetic(kernel: CompiledKernel) -> list[str]:
 
 def layout(kernel: CompiledKernel) -> str:
     """Of a state's columns."""
-    first, second = re.findall(r"^#(blocked\d*) = (#ttg\.blocked<\{sizePerThread = \[1, 4\].*)$", kernel.asm["ttgir"], re.M)[0]
-    assert f"tensor<{DIM}x64xf32, #{first}>" in kernel.asm["ttgir"]
-    return second
+    text = kernel.asm["ttgir"]
+    found = re.search(rf"tensor<{DIM}x64xf32, #(\w+)>", text)
+    assert found
+    return text.split(f"#{found[1]} = ")[1].splitlines()[0]
 
 
 @pytest.mark.parametrize("capability", [90, long(80), long(89)])

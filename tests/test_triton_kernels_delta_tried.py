@@ -34,7 +34,9 @@ STEPS: list[Slots] = [
 
 @pytest.mark.parametrize(("each", "slots", "kept"), STEPS)
 @pytest.mark.parametrize(SIZES, CASES)
-def test_step(K: int, H: int, D: int, V: int, W: int, each: int, slots: list[tuple[int, int, int]], kept: list[int]) -> None:
+def test_step(
+    K: int, H: int, D: int, V: int, W: int, each: int, slots: list[tuple[int, int, int]], kept: list[int]
+) -> None:
     run = TriedLayers([DeltaLayer(K, H, D, V, W) for _ in range(2)], PLACES, slots, each)
     old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
     outs = run.run()
@@ -59,8 +61,8 @@ def test_step(K: int, H: int, D: int, V: int, W: int, each: int, slots: list[tup
                 count = 0
             assert not outs[index][first + count : first + each].count_nonzero()
         for slot in set(range(PLACES)) - moved:
-            assert torch.equal(run.states.states_LSHDV[index, slot].nan_to_num(7), old_states[index, slot].nan_to_num(7))
-            assert torch.equal(run.states.tails_LSTC[index, slot].nan_to_num(7), old_tails[index, slot].nan_to_num(7))
+            for now, old in ((run.states.tails_LSTC, old_tails), (run.states.states_LSHDV, old_states)):
+                assert torch.equal(now[index, slot].nan_to_num(7), old[index, slot].nan_to_num(7))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])

@@ -20,7 +20,8 @@ class TriedLayers:
             layer.rates_apart = each == 1
         self.tokens = [layer.tokens(len(slots) * each) for layer in layers]
         lengths = [length + place if place < count else 0 for _, length, count in slots for place in range(each)]
-        self.tried = TriedTokens(one.ints(*(slot for slot, _, _ in slots for _ in range(each))), one.ints(*lengths), each)
+        whose = [slot for slot, _, _ in slots for _ in range(each)]
+        self.tried = TriedTokens(one.ints(*whose), one.ints(*lengths), each)
         pools = [layer.pools(places) for layer in layers]
         tails, states = (torch.stack([pool[part] for pool in pools]) for part in range(2))
         for slot, length, _ in slots:

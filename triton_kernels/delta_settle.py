@@ -4,9 +4,9 @@ How many do, the slot table says by then (`accept.py`): a slot's newest token, w
 them. What layers made of tokens, they left (`delta_tried_prologue.py`); from that a state's bits come to be those of
 as many plain steps (`delta_decode.py`). Its tails are the last inputs of the convolution.
 
-Shape suffixes: L layers, T tokens of the step, as many of each slot (`tried_tokens.py`), or of a slot's tails W - 1, the
-oldest first; C channels (`delta_heads.py`), P places, S slots, which have the first of those; H value heads, D numbers
-of a key, V of a value.
+Shape suffixes: L layers, T tokens of the step, as many of each slot (`tried_tokens.py`), or of a slot's tails W - 1,
+the oldest first; C channels (`delta_heads.py`), P places, S slots, which have the first of those; H value heads, D
+numbers of a key, V of a value.
 """
 
 import torch
@@ -48,9 +48,9 @@ def _settle_states_kernel(
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, EACH: tl.constexpr, BLOCK_V: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (H V / BLOCK_V, slots, layers): one program owns BLOCK_V columns of a head's state, which go through it once.
+    """Grid (H V / BLOCK_V, slots, layers): one program owns BLOCK_V columns of a head's state.
 
-    They are loaded before the wait: nobody has written them in this step.
+    They go through it once, and are loaded before the wait: nobody has written them in this step.
     """
     TILES: tl.constexpr = V // BLOCK_V
     head = tl.program_id(0) // TILES

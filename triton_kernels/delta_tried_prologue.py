@@ -118,7 +118,8 @@ def delta_tried_prologue_reference(
     none = tried.slots_T[:0]
     for slot, first, count in tried.counts():
         own, start_1 = slice(first, first + count), tried.lengths_T[first : first + 1] - 1
-        tails_1TC = tails_STC[slot : slot + 1].clone() if 0 <= slot < len(tails_STC) else torch.zeros_like(tails_STC[:1])
+        has_tails = 0 <= slot < len(tails_STC)
+        tails_1TC = tails_STC[slot : slot + 1].clone() if has_tails else torch.zeros_like(tails_STC[:1])
         qkv_TC[own], gates_T2H[own] = delta_prologue_reference(
             x_TN[own], rates_TR[own], tails_1TC, conv_CW, a_log_H, dt_bias_H, none, none,
             none.new_zeros(1), start_1, none.new_tensor([0, count]), heads=heads,
