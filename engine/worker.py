@@ -125,6 +125,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     from tercet.model.runner import Runner
     from tercet.model.runner_settings import RunnerSettings
     from tercet.model.states import make_states, num_places, state_tile
+    from tercet.model.trial_shapes import TrialShapes
 
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
@@ -152,7 +153,8 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
         timed=config.trace_dir is not None,
     )
     places = num_places(config.max_num_seqs, num_kept_states(config))
-    states = make_states(decoder.config, places, decoder.dtype, device, group.size)
+    most_tried = 0 if settings.guesses is None else TrialShapes(settings.guesses).max_rows
+    states = make_states(decoder.config, places, decoder.dtype, device, group.size, most_tried)
     if states is not None:
         check_state_tile(config.max_num_seqs, config.max_num_batched_tokens, state_tile(decoder.config))
         link.tell(Phase(f"{places} states, {states.nbytes / 2**20:.0f} MiB", 1, 1))

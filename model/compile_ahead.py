@@ -144,9 +144,10 @@ def launch_all(steps: Steps, rank: int) -> None:
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
     decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
-    states = make_states(config, num_places(max_rows, 0), dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     trials = None if guesses is None else TrialShapes(guesses)
+    most_tried = 0 if trials is None else trials.max_rows
+    states = make_states(config, num_places(max_rows, 0), dtype, _META, size, most_tried)
     shapes = decoder.shapes(kv_cache, max_rows, steps.max_num_batched_tokens, trials)
     extras = Extras(max_rows + 1, _META, config.vocab_size)
     base = max_row_words(shapes.max_rows)
@@ -154,7 +155,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
-    end = StepEnd(decoder, guesses, table, kv_cache, shapes.max_tokens)
+    end = StepEnd(decoder, guesses, table, kv_cache, shapes.max_tokens, states)
     of_model = kv_cache[: config.num_caching_layers]
     for shape in shapes.for_compilers():
         forwarded = forward_step(decoder, of_model, table, buffers, shape, guesses, states)

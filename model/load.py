@@ -119,11 +119,6 @@ def load_decoder(
     """Read the weights of a model that was opened for the group's device. `guesses`: see `Decoder`; `max_tokens`: of
     the longest step, if that is known. ValueError names what is wrong with them, or with the number of ranks."""
     config, dtype = opened.config, opened.dtype
-    if guesses and config.delta is not None:
-        raise ValueError(
-            f"--speculative-config: a model of family {config.family} carries states, which cannot be taken back to "
-            "where a guess was wrong; want none"
-        )
     config.check_tensor_parallel(group.size)
     group.connect(config.hidden_size, dtype, max_tokens, 2 * config.num_layers)
     on_rank: dict[str, Any] = {

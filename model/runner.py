@@ -81,7 +81,7 @@ class Runner:
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._copies = PlanCopies(self._plan, self._row_words, kv_cache, states)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
-        self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes.max_tokens)
+        self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes.max_tokens, states)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
         self._rows = PlanRows(np.zeros(0, np.int32), np.zeros((3, 0), np.int32))

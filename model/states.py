@@ -1,10 +1,11 @@
 """The states that layers carry for each request, of fixed size: how large they are, and the tensors they are.
 
 A request's state lies at the place that its slot says; places behind those of all slots hold copies. Knows bytes and
-shapes; whose copy is where, and when it is made, is the scheduler's matter.
+shapes; whose copy is where, and when it is made, is the scheduler's matter. A state cannot be taken back: where tokens
+are tried, layers leave what they make of those, and when it is known which hold, all states move on at once.
 
-Shape suffixes: L layers that carry states, S places, T tokens that a convolution looks back on, C its channels, H value
-heads of this rank, D numbers of a key, V of a value.
+Shape suffixes: L layers that carry states, S places, T tokens that a convolution looks back on, or that are tried; C
+its channels, H value heads of this rank, D numbers of a key, V of a value.
 """
 
 import itertools
@@ -16,9 +17,39 @@ from torch import Tensor
 
 from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
+from tercet.model.step_shape import round_up
 from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_heads import GPU_DIM
 from tercet.triton_kernels.delta_prefill import TILE
+from tercet.triton_kernels.delta_settle import delta_settle
+from tercet.triton_kernels.tried_tokens import TriedTokens
+
+
+@dataclass(frozen=True)
+class LayerTries:
+    """What a layer leaves of the tokens of a step that tries some, or room for more."""
+
+    inputs_TC: Tensor
+    """What they bring to the convolution."""
+    qkv_TC: Tensor
+    gates_T2H: Tensor
+    """In fp32: log decays, then betas."""
+
+    def cut(self, num_tokens: int) -> "LayerTries":
+        """Of a step with so many."""
+        return LayerTries(self.inputs_TC[:num_tokens], self.qkv_TC[:num_tokens], self.gates_T2H[:num_tokens])
+
+
+@dataclass(frozen=True)
+class Tries:
+    """All layers' room for it."""
+
+    inputs_LTC: Tensor
+    qkv_LTC: Tensor
+    gates_LT2H: Tensor
+
+    def of_layer(self, index: int) -> LayerTries:
+        return LayerTries(self.inputs_LTC[index], self.qkv_LTC[index], self.gates_LT2H[index])
 
 
 @dataclass(frozen=True)
@@ -29,6 +60,8 @@ class LayerState:
     """What the last tokens brought to the convolution, the oldest first."""
     states_SHDV: Tensor
     """In fp32: they are added to for as long as a request lives."""
+    tries: LayerTries | None = None
+    """Where tokens are tried."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +70,21 @@ class States:
 
     tails_LSTC: Tensor
     states_LSHDV: Tensor
+    tries: Tries | None = None
 
     def of_layer(self, index: int) -> LayerState:
         """`index`: among the layers that carry states."""
-        return LayerState(self.tails_LSTC[index], self.states_LSHDV[index])
+        tries = None if self.tries is None else self.tries.of_layer(index)
+        return LayerState(self.tails_LSTC[index], self.states_LSHDV[index], tries)
+
+    def settle(self, tried: TriedTokens, known_S: Tensor) -> None:
+        """At the end of a step that tried tokens, by which slots are as long as `known_S` says: move on by those that
+        hold. Behind all layers, which have left what they made of them."""
+        assert self.tries is not None
+        _, _, value_heads, key_dim, value_dim = self.states_LSHDV.shape
+        num_key_heads = (self.tails_LSTC.shape[-1] - value_heads * value_dim) // (2 * key_dim)
+        left = self.tries.inputs_LTC, self.tries.qkv_LTC, self.tries.gates_LT2H
+        delta_settle(*left, self.tails_LSTC, self.states_LSHDV, tried, known_S, num_key_heads=num_key_heads)
 
     def copy(self, pairs_P2: Tensor) -> None:
         """From one place to another, pair by pair: int32, on their device. No place that is copied to is in two."""
@@ -78,20 +122,29 @@ def num_places(max_num_seqs: int, kept_states: int) -> int:
     return max_num_seqs + 1 + kept_states
 
 
-def make_states(config: ModelConfig, places: int, dtype: torch.dtype, device: torch.device, size: int) -> States | None:
+def make_states(
+    config: ModelConfig, places: int, dtype: torch.dtype, device: torch.device, size: int, most_tried: int = 0
+) -> States | None:
     """One of `size` ranks' part of them; None where no layer carries any. What is in them does not matter: a request
-    begins from nothing. ValueError where a GPU has no memory for them."""
+    begins from nothing. `most_tried`: tokens of a step that tries some, at most, if there are such steps. ValueError
+    where a GPU has no memory for them."""
     if config.delta is None:
         return None
     num_layers, delta = len(config.delta.layers), config.delta.of_rank(size)
     tails = num_layers, places, delta.taps - 1, delta.channels
     states = num_layers, places, delta.value_heads, delta.key_dim, delta.value_dim
-    num_bytes = math.prod(tails) * dtype.itemsize + math.prod(states) * torch.float32.itemsize
+    room = round_up(most_tried, 4)  # aligned to 16 bytes in each layer, or kernels would compile once more
+    tried, gates = (num_layers, room, delta.channels), (num_layers, room, 2 * delta.value_heads)
+    num_bytes = (math.prod(tails) + 2 * math.prod(tried)) * dtype.itemsize
+    num_bytes += (math.prod(states) + math.prod(gates)) * torch.float32.itemsize
     if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < num_bytes:
-        raise ValueError(
-            f"{places} states take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: lower --max-num-seqs "
-            "or --kept-states"
-        )
-    return States(
-        torch.zeros(tails, dtype=dtype, device=device), torch.zeros(states, dtype=torch.float32, device=device)
-    )
+        what, ways = f"{places} states", "--max-num-seqs or --kept-states"
+        if room:
+            what, ways = f"{what} and room for {room} tokens that are tried", f"{ways}, or try fewer"
+        raise ValueError(f"{what} take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: lower {ways}")
+
+    def zeros(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=of, device=device)
+
+    tries = Tries(zeros(tried, dtype), zeros(tried, dtype), zeros(gates, torch.float32)) if room else None
+    return States(zeros(tails, dtype), zeros(states, torch.float32), tries)

@@ -119,7 +119,8 @@ class StepModel:
         self._kv_cache = make_kv_cache(config, num_pages, _PAGE_SIZE, cells, device, group.size)
         for layer in self._kv_cache:  # to read zeros takes a fifth less power, and the clock follows power
             layer.copy_(torch.randn(layer.shape, dtype=dtype, device=device))
-        self._states = make_states(config, num_places(max_rows, 0), dtype, device, group.size)
+        most_tried = 0 if self._guesses is None else TrialShapes(self._guesses).max_rows
+        self._states = make_states(config, num_places(max_rows, 0), dtype, device, group.size, most_tried)
         self._table = make_slot_table(max_rows, length, _PAGE_SIZE, device)
         shuffled = 1 + torch.randperm(num_pages - 1, dtype=torch.int32, device=device)
         self._table.page_table_SM[0, : MOST_TOKENS // _PAGE_SIZE] = shuffled[: MOST_TOKENS // _PAGE_SIZE]
@@ -130,7 +131,8 @@ class StepModel:
         self._words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
         most = max_rows * (1 + num_guesses) + 64
         self._buffers = StepBuffers(most, max_rows + MOST_TOKENS, self._words_W)
-        self._end = StepEnd(self._decoder, self._guesses, self._table, self._kv_cache, max_rows + MOST_TOKENS)
+        most_tokens = max_rows + MOST_TOKENS
+        self._end = StepEnd(self._decoder, self._guesses, self._table, self._kv_cache, most_tokens, self._states)
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, most, dtype=torch.int32, pin_memory=True)
         self._ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))

@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
+from tercet.model.states import LayerTries
 from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.delta_prologue import delta_prologue
+from tercet.triton_kernels.delta_tried import delta_tried
+from tercet.triton_kernels.delta_tried_prologue import delta_tried_prologue
+from tercet.triton_kernels.tried_tokens import TriedTokens
 
 
 class DeltaLayer:
@@ -60,6 +64,18 @@ class DeltaLayer:
         out = torch.full((len(x), self.H, self.V), float("nan"), dtype=self.dtype, device=self.device)
         delta_decode(qkv[:B], gates[:B], states, slots, lengths, num_key_heads=self.K, out_BHV=out[:B])
         delta_prefill(qkv[B:], gates[B:], states, *of_chunks, num_key_heads=self.K, out_THV=out[B:])
+        return out
+
+    def try_tokens(self, x: Tensor, tails: Tensor, states: Tensor, tried: TriedTokens, left: LayerTries) -> Tensor:
+        """Answers to tokens, or NaN, of a step that tries some; `left` gets what is left of them."""
+        rates = x[:, -2 * self.H :].contiguous() if self.rates_apart else None
+        delta_tried_prologue(
+            x if rates is None else x[:, : -2 * self.H].contiguous(), tails, self.conv, self.a_log, self.dt_bias, tried,
+            num_key_heads=self.K, key_dim=self.D, rates_TR=rates,
+            inputs_TC=left.inputs_TC, qkv_TC=left.qkv_TC, gates_T2H=left.gates_T2H,
+        )  # fmt: skip
+        out = torch.full((len(x), self.H, self.V), float("nan"), dtype=self.dtype, device=self.device)
+        delta_tried(left.qkv_TC, left.gates_T2H, states, tried, num_key_heads=self.K, out_THV=out)
         return out
 
     def exact(self, x: Tensor, tails: Tensor | None, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -106,11 +106,12 @@ def run_jobs(
     masks: RandomMasks | None = None,
     ahead: bool = False,
     num_guesses: int = 0,
+    tile: int = 1,
 ) -> None:
     """Run every job to its end; slots and pages are drawn at random and used again.
 
     `ahead`: steps that have no prompts are planned ahead of some of their `masks`; `num_guesses`: in most of those that
-    have no masks either so many tokens are tried.
+    have no masks either so many tokens are tried; `tile`: chunks begin at multiples of it.
     """
     rng = random.Random(seed)
     free_pages = list(range(1, runner.limits.num_pages))
@@ -132,7 +133,9 @@ def run_jobs(
         rng.shuffle(decodes)
         lengths: dict[int, int] = {}
         for job in chunked:
-            length = min(len(job.prompt) - job.computed, rng.randint(1, 20), room)
+            rest = len(job.prompt) - job.computed
+            length = min(rest, tile * rng.randint(1, 20), room)
+            length -= length % tile if length < rest else 0
             if length:
                 chunks += [job.slot, job.computed, length]
                 lengths[id(job)] = length

@@ -14,6 +14,8 @@ from checkpoints import make_checkpoint
 from families import VOCAB_SIZE
 
 FAMILY = "llama3"
+QUIET = 0.0003
+"""Where norms are louder, as in models with states."""
 CYCLE = 9
 """Tokens after which it says the same again, unless its layers have another idea."""
 
@@ -32,5 +34,7 @@ def repetitive(loudness: float = 0.002, family: str = FAMILY, **overrides: Any) 
     for name in tensors:
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             tensors[name] *= loudness
+        elif name.endswith("linear_attn.out_proj.weight"):  # where there are states, what follows depends on them
+            tensors[name] *= 20 * loudness
     save_file(tensors, path, {"format": "pt"})
     return folder

@@ -68,6 +68,14 @@ class StateWorker(SimulatedWorker):
         self.states[slot_index] = root(slot.sampling), tokens
         return prefix
 
+    def _run_trial(self, slot_index: int, num_guesses: int, written: dict[tuple[int, int], bytes]) -> list[int]:
+        """The state moves on by the tokens that hold, of which the newest is not computed yet."""
+        token_ids = super()._run_trial(slot_index, num_guesses, written)
+        slot = self._slots[slot_index]
+        if max(token_ids) >= 0:
+            self.states[slot_index] = root(slot.sampling), tuple(slot.tokens[:-1])
+        return token_ids
+
     def execute(self) -> Sampled:
         sampled = super().execute()
         for index, slot in self._slots.items():

@@ -1,11 +1,12 @@
 """On a GPU: engines that try tokens ahead say what they say without, and with `--deterministic` what they say alone."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
-from repetitive_model import repetitive
+from repetitive_model import FAMILY, QUIET, repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from test_engine_gpu import REAL_HEADS, engine
@@ -14,6 +15,7 @@ from test_engine_guesses import Answers, answers, draws, settled
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 THREE = {"num_speculative_tokens": 3, "prompt_lookup_min": 1}
+HEADS_OF_STATES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 
 
 def longer(params: Sequence[SamplingParams]) -> list[SamplingParams]:
@@ -22,13 +24,21 @@ def longer(params: Sequence[SamplingParams]) -> list[SamplingParams]:
     ]
 
 
+def of_family(family: str, loudness: float, **heads: int) -> Path:
+    """`heads`: of what attends."""
+    if family == "qwen3.5":
+        return repetitive(QUIET, family, **{**heads, **HEADS_OF_STATES})
+    return repetitive(loudness, family, **heads)
+
+
+@pytest.mark.parametrize("family", [FAMILY, "qwen3.5"])
 @pytest.mark.parametrize("enforce_eager", [False, True])
-def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(enforce_eager: bool) -> None:
+def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(enforce_eager: bool, family: str) -> None:
     prompts, params = draws()
-    how = {"dtype": "float32", "enforce_eager": enforce_eager}
-    with engine(repetitive(), **how) as llm:
+    how, model = {"dtype": "float32", "enforce_eager": enforce_eager}, of_family(family, 0.002)
+    with engine(model, **how) as llm:
         wanted = answers(llm, prompts, params)
-    with engine(repetitive(), speculative_config=THREE, **how) as llm:
+    with engine(model, speculative_config=THREE, **how) as llm:
         assert answers(llm, prompts, params) == wanted
         for index in range(4):
             assert answers(llm, [prompts[index]], [params[index]]) == [wanted[index]]
@@ -40,10 +50,11 @@ def _alone(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> 
     return [answers(llm, [prompt], [one])[0] for prompt, one in zip(prompts, params, strict=True)]
 
 
-def test_deterministic_answers_are_the_same_alone_and_together_and_however_many_are_tried() -> None:
+@pytest.mark.parametrize("family", [FAMILY, "qwen3.5"])
+def test_deterministic_answers_are_the_same_alone_and_together_and_however_many_are_tried(family: str) -> None:
     """In bf16, heads as of real models."""
     prompts, params = draws()
-    params, model = longer(params), repetitive(0.0005, **REAL_HEADS)
+    params, model = longer(params), of_family(family, 0.0005, **REAL_HEADS)
     said = []
     for number in (3, 7):
         config = {**THREE, "num_speculative_tokens": number}

@@ -15,7 +15,7 @@ from simulated_worker import VOCABULARY
 from state_worker import StateWorker
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.ipc.step_messages import Abort, Submit
-from test_engine_planner import Run, settings
+from test_engine_planner import Run, random_speculation, settings
 from test_engine_planner_families import several, singles
 from test_engine_planner_restart import prompt_of, restart
 
@@ -36,6 +36,7 @@ def sizes(draw: random.Random) -> PlannerSettings:
         max_model_len=60,
         enable_prefix_caching=caching,
         deterministic=draw.random() < 0.4,
+        speculation=draw.choice([None, random_speculation(draw)]),
     )
 
 
@@ -99,7 +100,9 @@ def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
             run.execute()
     run.finish()
     counts += run.worker.counts
-    counts["preempted"] = run.planner.load().num_preemptions
+    load = run.planner.load()
+    right, wrong = load.num_right_guesses, load.num_guesses - load.num_right_guesses
+    counts.update(preempted=load.num_preemptions, right=right, wrong=wrong)
     for number, said in want.items():
         if number in aborted:
             assert number not in run.ended
@@ -108,7 +111,7 @@ def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
             assert run.said[number] == said
     assert counts["restored"] == 0 or chosen.kept_states
     if not dies:
-        assert (run.planner.load().num_prefix_hits > 0) == (counts["restored"] > 0)
+        assert (load.num_prefix_hits > 0) == (counts["restored"] > 0)
     return counts
 
 
@@ -124,4 +127,4 @@ def test_every_state_is_of_the_tokens_before_it_beside_late_masks(seed: int) -> 
 
 def test_random_loads_have_all_that_can_go_wrong() -> None:
     counts = sum((random_load(seed, dies=False, constrains=False) for seed in range(1000, 1012)), Counter[str]())
-    assert all(counts[what] >= 10 for what in ("kept", "restored", "evicted", "preempted")), counts
+    assert all(counts[what] >= 10 for what in ("kept", "restored", "evicted", "preempted", "right", "wrong")), counts

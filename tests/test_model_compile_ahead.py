@@ -135,6 +135,24 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     assert launches(steps) <= ahead
 
 
+@pytest.mark.parametrize("deterministic", [False, long(True)])
+def test_steps_with_guesses_of_models_with_states(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds, and what moves states on; of all sizes."""
+    guesses = GuessSettings(num_guesses=7, looked_up=(1, 4), most_slots=16)
+    bare = steps_of("qwen3.5", max_num_seqs=16, deterministic=deterministic)
+    delta = bare.config.delta
+    assert delta is not None
+    bare = replace(bare, config=replace(bare.config, delta=replace(delta, key_dim=128, value_dim=128)))
+    steps = replace(bare, guesses=guesses)
+    tried = "_tried_prologue", "_delta_tried", "_settle_states", "_settle_tails"
+    ahead, trials = launches(steps), TrialShapes(guesses)
+    # The prologue is another kernel for few tokens; none is for other layers or sizes.
+    assert [sum(what.startswith(name) for what in ahead) for name in tried] == [2, 1, 1, 1]
+    assert not any(what.startswith(tried) for what in launches(bare))
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: [trials.exact(size, True, True) for size in range(1, 17)])
+    assert launches(steps) <= ahead
+
+
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_steps_whose_end_guesses_use_no_others(
     deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

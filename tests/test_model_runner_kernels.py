@@ -11,12 +11,13 @@ from covering import long
 from interpreted import rerun_interpreted
 from paged_sequences import CPU, make_decoder
 from plan_driver import GREEDY, Job, run_jobs
-from repetitive_model import CYCLE, repetitive
+from repetitive_model import CYCLE, FAMILY, QUIET, repetitive
 from tercet.ipc.step_messages import Adjustments
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.landings import Landing
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import GuessSettings, RunnerSettings
+from tercet.model.states import make_states, num_places
 from tercet.triton_kernels.dispatch import INTERPRETED
 
 
@@ -48,8 +49,10 @@ class CountingRunner(Runner):
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the references have tests of their own")
-@pytest.mark.parametrize("deterministic", [False, long(True)])
-def test_guesses_change_no_token(deterministic: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "deterministic"), [(FAMILY, False), long(FAMILY, True), long("qwen3.5", False), long("qwen3.5", True)]
+)
+def test_guesses_change_no_token(family: str, deterministic: bool) -> None:
     """Of a model that says what follows in its prompt; several of them in a step, beside a request with penalties."""
     torch.set_num_threads(1)
     circle = list(range(18, 18 + CYCLE))
@@ -58,13 +61,15 @@ def test_guesses_change_no_token(deterministic: bool) -> None:
     params = [greedy, greedy, msgspec.structs.replace(greedy, max_tokens=3, adjustments=Adjustments(1.5))]
     answers, num_steps = [], []
     for num_guesses in (0, 3):
-        decoder = make_decoder(repetitive(), deterministic=deterministic)
+        model = repetitive() if family == FAMILY else repetitive(QUIET, family)
+        decoder = make_decoder(model, deterministic=deterministic)
         cache = make_kv_cache(decoder.config, 20, 16, torch.float32, CPU, 1)
+        states = make_states(decoder.config, num_places(3, 0), torch.float32, CPU, 1, 12)
         tries = GuessSettings(num_guesses=3, looked_up=(1, 3), most_slots=3)
         settings = RunnerSettings(max_num_seqs=3, max_model_len=512, max_num_batched_tokens=64, guesses=tries)
         jobs = [Job(prompt, sampling) for prompt, sampling in zip(prompts, params, strict=True)]
-        runner = CountingRunner(decoder, cache, settings)
-        run_jobs(runner, jobs, max_seqs=3, page_size=16, seed=1, num_guesses=num_guesses)
+        runner = CountingRunner(decoder, cache, settings, states=states)
+        run_jobs(runner, jobs, max_seqs=3, page_size=16, seed=1, num_guesses=num_guesses, tile=64, budget=64)
         answers.append([job.output for job in jobs])
         num_steps.append(runner.num_steps)
     assert answers[1] == answers[0]

@@ -11,6 +11,7 @@ from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.gated_head_norm import gated_head_norm
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
+from tried_layers import TriedLayers, plain_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -121,6 +122,72 @@ def test_decode(K: int, H: int, D: int, V: int) -> None:
             assert torch.equal(again[0][slot], tails[slot])
             assert torch.equal(again[1][slot], states[slot])
     assert_all_near(outs, layer.dtype)
+
+
+def some_slots(count: int, each: int) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Which slots, how long, how many tokens of each are tried; how many of those hold."""
+    slots = [
+        (slot, random.choice([1, 2, 3, 700]), random.choice([0, 1, each, each]))
+        for slot in random.sample(range(count + 2), count)
+    ]
+    return slots, [random.randint(0, tries) for _, _, tries in slots]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
+def test_tokens_that_are_tried(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
+    """Of few and of many slots, stacked layers; what is left alone stays."""
+    for count, each in ((1, 8), (16, 8), (9, 3), (2, 16)):
+        slots, kept = some_slots(count, each)
+        run = TriedLayers([on_card(K, H, D, V, dtype) for _ in range(3)], count + 4, slots, each)
+        old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
+        answers, outs = run.run(), []
+        assert torch.equal(run.states.states_LSHDV.nan_to_num(7), old_states.nan_to_num(7))
+        assert torch.equal(run.states.tails_LSTC.nan_to_num(7), old_tails.nan_to_num(7))
+        run.settle(kept, count + 3)
+        for index, layer in enumerate(run.layers):
+            moved = set()
+            for row, ((slot, length, tries), held) in enumerate(zip(slots, kept, strict=True)):
+                first, x = row * each, run.of_slot(index, row)
+                pair = (old_tails[index, slot], old_states[index, slot]) if length > 1 else (None, None)
+                if tries:
+                    outs.append((answers[index][first : first + tries], layer.exact(x, *pair)[0]))
+                assert not answers[index][first + tries : first + each].count_nonzero()
+                if held:
+                    moved.add(slot)
+                    _, wanted_tails, wanted_state = layer.exact(x[:held], *pair)
+                    assert_near(run.states.states_LSHDV[index, slot], wanted_state, dtype)
+                    assert torch.equal(run.states.tails_LSTC[index, slot].double(), wanted_tails)
+            for slot in set(range(count + 4)) - moved:
+                for now, old in ((run.states.tails_LSTC, old_tails), (run.states.states_LSHDV, old_states)):
+                    assert torch.equal(now[index, slot].nan_to_num(7), old[index, slot].nan_to_num(7))
+        if outs:
+            assert_all_near(outs, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
+def test_bits_of_tokens_that_are_tried_are_those_of_plain_steps(
+    K: int, H: int, D: int, V: int, dtype: torch.dtype
+) -> None:
+    """Alone or not, in steps with as many rows as make other tiles; and of the states that come of them."""
+    for count, each in ((1, 8), (7, 4), (16, 8)):
+        slots, kept = some_slots(count, each)
+        run = TriedLayers([on_card(K, H, D, V, dtype) for _ in range(2)], count + 3, slots, each)
+        old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
+        answers = run.run()
+        run.settle(kept, count + 3)
+        for index, layer in enumerate(run.layers):
+            for row, ((slot, length, tries), held) in enumerate(zip(slots, kept, strict=True)):
+                tails, states = old_tails[index].clone(), old_states[index].clone()
+                found = plain_steps(layer, run.of_slot(index, row)[:held], tails, states, slot, length)
+                assert torch.equal(found, answers[index][row * each : row * each + held])
+                if held:
+                    assert torch.equal(run.states.tails_LSTC[index, slot], tails[slot])
+                    assert torch.equal(run.states.states_LSHDV[index, slot], states[slot])
+                rest = run.of_slot(index, row)[held:]
+                found = plain_steps(layer, rest, tails, states, slot, length + held)
+                assert torch.equal(found, answers[index][row * each + held : row * each + tries])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -1,6 +1,6 @@
 """The gated delta rule of decode rows: one token a sequence, whose state moves on in place.
 
-A head's state decays; what it answers to the key is replaced, as far as beta says, by the value; then the query asks.
+What a token makes of a state is in `delta_advance.py`; of tokens that are tried, `delta_tried.py` says what they find.
 
 Shape suffixes: B decode rows, C channels (`delta_heads.py`), S slots, H value heads, D numbers of a key, V of a value.
 """
@@ -9,12 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tercet.triton_kernels.delta_advance import COLUMNS, WARPS, fade, find, load_columns, load_token
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_out, check_rows, check_states
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
-
-_BLOCK_V, _WARPS = 64, 2
-"""Columns of a state that one program owns, and who sums them up: the same for any number of rows, for the bits."""
 
 
 @triton.jit(do_not_specialize=["S"], do_not_specialize_on_alignment=["S"])
@@ -24,8 +22,7 @@ def _delta_decode_kernel(
 ):  # fmt: skip
     """Grid (V / BLOCK_V, H, B): one program owns BLOCK_V columns of a head's state, which go through it once.
 
-    What the query will find is summed up from the state before: so both sums wait for the same load, and for nothing
-    else. That load goes out before the wait: nobody else in a step touches these states.
+    They are loaded before the wait: nobody else in a step touches these states.
     """
     head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
@@ -34,23 +31,14 @@ def _delta_decode_kernel(
     keys = tl.arange(0, D)
     values = tl.program_id(0) * BLOCK_V + tl.arange(0, BLOCK_V)
     known = (length > 0) & (slot >= 0) & (slot < S)
-    state_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[:, None] * V + values[None, :]
-    # Nothing of what a slot's former holder has left goes into a sum, not even times zero.
-    state = tl.load(state_ptrs, mask=(keys[:, None] >= 0) & known & (length > 1), other=0.0)
+    state_ptrs, state = load_columns(states_ptr, slot * H + head, keys, values, known & (length > 1), D, V)
     let_next_start(PDL)
     wait_for_previous(PDL)
     out_ptrs = out_ptr + (row * H + head) * V + values
     if known:
-        qkv_ptr += row * (2 * K * D + H * V)
-        key_head = head // (H // K)
-        q = tl.load(qkv_ptr + key_head * D + keys).to(tl.float32)
-        k = tl.load(qkv_ptr + (K + key_head) * D + keys).to(tl.float32)
-        v = tl.load(qkv_ptr + 2 * K * D + head * V + values).to(tl.float32)
-        decay = tl.exp(tl.load(gates_ptr + row * (2 * H) + head))
-        beta = tl.load(gates_ptr + row * (2 * H) + H + head)
-        state *= decay
-        added = (v - tl.sum(state * k[:, None], 0)) * beta
-        found = tl.sum(state * q[:, None], 0) + tl.sum(q * k) * added
+        q, k, v, log_decay, beta = load_token(qkv_ptr, gates_ptr, row, head, keys, values, K, H, D, V)
+        state, added = fade(state, k, v, log_decay, beta)
+        found = find(state, added, q, k)
         tl.store(state_ptrs, state + k[:, None] * added[None, :])
         tl.store(out_ptrs, found.to(out_ptr.dtype.element_ty))
     else:
@@ -81,10 +69,10 @@ def delta_decode(
     if not use_kernels(qkv_BC):
         delta_decode_reference(qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, heads=heads, out_BHV=out_BHV)
     elif B:
-        block_v = min(_BLOCK_V, V)
+        block_v = min(COLUMNS, V)
         _delta_decode_kernel[(V // block_v, H, B)](
             qkv_BC, gates_B2H, states_SHDV, slots_B, lengths_B, out_BHV, states_SHDV.shape[0],
-            K=K, H=H, D=D, V=V, BLOCK_V=block_v, num_warps=_WARPS, **overlap_options(qkv_BC),
+            K=K, H=H, D=D, V=V, BLOCK_V=block_v, num_warps=WARPS, **overlap_options(qkv_BC),
         )  # fmt: skip
 
 

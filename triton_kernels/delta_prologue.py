@@ -120,10 +120,15 @@ def delta_prologue(
                 *tensors, BLOCK_T=block_t, LENGTH=length, num_warps=warps, **how
             )
         else:
-            block_t, warps = (2, 1) if T <= _FEW_TOKENS else (16, 4)
+            block_t, warps = tile_of(T)
             _delta_prologue_kernel[(cdiv(T, block_t), 2 * K + H + 1)](*tensors, BLOCK_T=block_t, num_warps=warps, **how)
     keep_chunk_tails(x_TN, tails_STC, *chunks, B)
     return qkv_TC, gates_T2H
+
+
+def tile_of(num_tokens: int) -> tuple[int, int]:
+    """Tokens of a program that has no longer walk, and its warps."""
+    return (2, 1) if num_tokens <= _FEW_TOKENS else (16, 4)
 
 
 def delta_prologue_reference(

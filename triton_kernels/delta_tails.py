@@ -13,7 +13,24 @@ from torch import Tensor
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
-_BLOCK = 512
+BLOCK = 512
+
+
+@triton.jit
+def shift_tails(
+    tails_ptr, x_ptr, first, count, started, columns,
+    C: tl.constexpr, N: tl.constexpr, KEPT: tl.constexpr, BLOCK_T: tl.constexpr,
+):  # fmt: skip
+    """Of a slot's tails and, behind them, `count` tokens from `first` on the last KEPT become its tails."""
+    tails = tl.arange(0, BLOCK_T)[:, None]
+    mask = (tails < KEPT) & (columns < C)
+    source = tails + count
+    is_old = source < KEPT
+    old = tl.load(tails_ptr + source * C + columns, mask=mask & is_old & started, other=0.0)
+    token = first + source - KEPT
+    x = tl.load(x_ptr + token * N + columns, mask=mask & (source >= KEPT), other=0.0)
+    tl.debug_barrier()  # other threads may yet read what these write
+    tl.store(tails_ptr + tails * C + columns, tl.where(is_old, old, x), mask=mask)
 
 
 @triton.jit(do_not_specialize=["B", "S"], do_not_specialize_on_alignment=["B", "S"])
@@ -29,19 +46,10 @@ def _chunk_tails_kernel(
     begin = tl.load(query_starts_ptr + chunk)
     count = tl.load(query_starts_ptr + chunk + 1) - begin
     if (count > 0) & (slot >= 0) & (slot < S):
-        tails = tl.arange(0, BLOCK_T)[:, None]
         columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
-        mask = (tails < KEPT) & (columns < C)
-        # Of the old tails and, behind them, the chunk's tokens the last KEPT.
-        source = tails + count
-        tails_ptrs = tails_ptr + slot * (KEPT * C) + columns
-        is_old = source < KEPT
         started = tl.load(chunk_starts_ptr + chunk) > 0
-        old = tl.load(tails_ptrs + source * C, mask=mask & is_old & started, other=0.0)
-        token = tl.cast(B + begin, tl.int64) + source - KEPT
-        x = tl.load(x_ptr + token * N + columns, mask=mask & (source >= KEPT), other=0.0)
-        tl.debug_barrier()  # other threads may yet read what these write
-        tl.store(tails_ptrs + tails * C, tl.where(is_old, old, x), mask=mask)
+        first = tl.cast(B + begin, tl.int64)
+        shift_tails(tails_ptr + slot * (KEPT * C), x_ptr, first, count, started, columns, C, N, KEPT, BLOCK_T)
 
 
 def keep_chunk_tails(
@@ -55,8 +63,8 @@ def keep_chunk_tails(
     """Of `x_TN` the chunks' tokens come behind `num_rows` others. Graph-safe."""
     S, kept, C = tails_STC.shape
     if num_chunks := chunk_slots_C.shape[0]:
-        _chunk_tails_kernel[(num_chunks, cdiv(C, _BLOCK))](
+        _chunk_tails_kernel[(num_chunks, cdiv(C, BLOCK))](
             x_TN, tails_STC, chunk_slots_C, chunk_starts_C, query_starts_C1, num_rows, S,
-            C=C, N=x_TN.shape[1], KEPT=kept, BLOCK_T=next_power_of_2(kept), BLOCK=_BLOCK, num_warps=4,
+            C=C, N=x_TN.shape[1], KEPT=kept, BLOCK_T=next_power_of_2(kept), BLOCK=BLOCK, num_warps=4,
             **overlap_options(x_TN),
         )  # fmt: skip

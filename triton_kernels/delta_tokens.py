@@ -133,24 +133,45 @@ def follow_tokens(
         tokens, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr, B, num_chunks, BLOCK_C
     )  # fmt: skip
     kept = real & (slot >= 0) & (slot < S)
-    mask = real[:, None] & own[None, :]
-    x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * N + columns[None, :]
     tails_ptrs = tails_ptr + slot.to(tl.int64)[:, None] * ((W - 1) * C) + columns[None, :]
-    inputs = nothing()
-    for tap in tl.static_range(W):
-        back = W - 1 - tap
-        x = tl.load(x_ptrs - back * N, mask=mask & (ahead >= back)[:, None], other=0.0)
-        if back:
-            is_tail = kept & (ahead < back) & (before > 0)
-            tail_ptrs = tails_ptrs + (tap + ahead)[:, None] * C
-            tail = tl.load(tail_ptrs, mask=is_tail[:, None] & own[None, :], other=0.0)
-            x = tl.where(is_tail[:, None], tail, x)
-        inputs += (x,)
+    inputs = load_inputs(x_ptr, tails_ptrs, tokens, real, ahead, kept & (before > 0), columns, own, C, N, W)
     if first < B:
         tl.debug_barrier()  # other threads may yet read what these write
         moves = (kept & (tokens < B) & (before >= 0))[:, None] & own[None, :]
         for tap in tl.static_range(1, W):
             tl.store(tails_ptrs + (tap - 1) * C, inputs[tap], mask=moves)
+    store_head(qkv_ptr, inputs, taps, tokens, real, columns, own, head, K, C, D, W)
+
+
+@triton.jit
+def load_inputs(
+    x_ptr, tails_ptrs, tokens, real, ahead, begun, columns, own,
+    C: tl.constexpr, N: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """What the convolution takes of each token and of those before it, the oldest first: of the step, of which `ahead`
+    are its sequence's, and of tails, if that has `begun` before."""
+    mask = real[:, None] & own[None, :]
+    x_ptrs = x_ptr + tokens.to(tl.int64)[:, None] * N + columns[None, :]
+    inputs = nothing()
+    for tap in tl.static_range(W):
+        back = W - 1 - tap
+        x = tl.load(x_ptrs - back * N, mask=mask & (ahead >= back)[:, None], other=0.0)
+        if back:
+            is_tail = begun & (ahead < back)
+            tail_ptrs = tails_ptrs + (tap + ahead)[:, None] * C
+            tail = tl.load(tail_ptrs, mask=is_tail[:, None] & own[None, :], other=0.0)
+            x = tl.where(is_tail[:, None], tail, x)
+        inputs += (x,)
+    return inputs
+
+
+@triton.jit
+def store_head(
+    qkv_ptr, inputs, taps, tokens, real, columns, own, head,
+    K: tl.constexpr, C: tl.constexpr, D: tl.constexpr, W: tl.constexpr,
+):  # fmt: skip
+    """Of tokens, from their inputs."""
+    mask = real[:, None] & own[None, :]
     qkv_ptrs = qkv_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
     if head < 2 * K:
         y = convolve(inputs, taps, tl.where(head < K, D**-0.5, 1.0), True, W)

@@ -20,6 +20,7 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
+from tercet.triton_kernels.tried_tokens import TriedTokens
 
 _BLOCK = 64
 
@@ -48,6 +49,8 @@ class StepInputs:
     """Tokens of each decode row, behind each other: more than one in a step with guesses (`trials.py`)."""
     lengths_T: Tensor | None = None
     """Then, what each of them sees: that is not more than its row's length."""
+    tried: TriedTokens | None = None
+    """In a step with guesses, whose its tokens are, however many of them a decode row has."""
     groups_T: RowGroups | None = None
     """Tokens by the adapters that they go through (`token_adapters.py`); None in a step where none does."""
     groups_R: RowGroups | None = None

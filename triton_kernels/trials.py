@@ -20,6 +20,7 @@ from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_
 from tercet.triton_kernels.prepare import StepInputs, StepRows, kv_slot
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.tried_tokens import TriedTokens
 
 MOST_GUESSES = 15
 """Of a slot."""
@@ -52,9 +53,14 @@ class Trials:
         none = self.ends_B[:0]
         return StepRows(self.slots_T, none, none, self.next_positions_T)
 
+    @property
+    def tokens(self) -> TriedTokens:
+        """Whose they are."""
+        return TriedTokens(self.slots_T, self.lengths_T, len(self.slots_T) // max(len(self.slots_B), 1))
+
     def inputs(self, *, apart: bool) -> StepInputs:
         """What layers read. `apart`: each token is a decode row of its own; else those of a slot are one together."""
-        none, tries = self.ends_B[:0], len(self.slots_T) // max(len(self.slots_B), 1)
+        none = self.ends_B[:0]
         return StepInputs(
             input_ids_T=self.input_ids_T,
             positions_T=self.positions_T,
@@ -66,8 +72,9 @@ class Trials:
             query_starts_C1=self.num_tokens_1,  # of no chunk
             sample_rows_R=none,  # each token is a row
             num_tokens_1=self.num_tokens_1,
-            tries=1 if apart else tries,
+            tries=1 if apart else self.tokens.each,
             lengths_T=None if apart else self.lengths_T,
+            tried=self.tokens,
         )
 
 
