@@ -14,12 +14,16 @@ from test_engine_guesses import answers, draws, settled
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 TWO = {"method": "mtp", "num_speculative_tokens": 2}
-FAMILIES = ["glm4-moe", "deepseek-v3"]
+OF_DELTA = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(family: str, tmp_path: Path) -> None:
-    path = guessing_checkpoint(family, tmp_path)
+@pytest.mark.parametrize(
+    ("family", "overrides"), [("glm4-moe", {}), ("deepseek-v3", {}), ("qwen3.5", OF_DELTA), ("qwen3-next", OF_DELTA)]
+)
+def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(
+    family: str, overrides: dict[str, int], tmp_path: Path
+) -> None:
+    path = guessing_checkpoint(family, tmp_path, **overrides)
     prompts, params = draws()
     with engine(path, dtype="float32") as llm:
         wanted = answers(llm, prompts, params)
@@ -31,9 +35,12 @@ def test_fp32_answers_are_those_of_an_engine_that_guesses_nothing(family: str, t
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_what_follows_from_the_last_token_is_foreseen(deterministic: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("family", "overrides"), [("glm4-moe", REAL_HEADS), ("qwen3.5", REAL_HEADS | OF_DELTA)])
+def test_what_follows_from_the_last_token_is_foreseen(
+    family: str, overrides: dict[str, int], deterministic: bool, tmp_path: Path
+) -> None:
     """In bf16, heads as of real models."""
-    path = foreseen_checkpoint("glm4-moe", tmp_path, **REAL_HEADS, max_position_embeddings=1024)
+    path = foreseen_checkpoint(family, tmp_path, **overrides, max_position_embeddings=1024)
     prompts, _ = draws()
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.9, "top_p": 0.7}]
     params = [SamplingParams(max_tokens=61, ignore_eos=True, seed=one, **kinds[one % 3]) for one in range(6)]

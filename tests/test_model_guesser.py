@@ -17,6 +17,7 @@ from tercet.model.load import load_decoder, open_for
 from tercet.model.parallel import Group
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import GuessSettings, RunnerSettings
+from tercet.model.states import make_states
 from tercet.model.step_shape import StepShape
 
 PAGE, MAX_SEQS = 16, 4
@@ -28,11 +29,14 @@ def make_runner(path: Path, num_guesses: int, most_slots: int = MAX_SEQS) -> Run
     cache = make_kv_cache(decoder.config, 60, PAGE, decoder.dtype, CPU, 1)
     cache[:, :, 1:] = float("nan")
     guesses = GuessSettings(num_guesses=num_guesses, looked_up=None, most_slots=most_slots)
-    settings = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=256, max_num_batched_tokens=64, guesses=guesses)
-    return Runner(decoder, cache, settings)
+    states = make_states(decoder.config, MAX_SEQS + 1, decoder.dtype, CPU, 1, MAX_SEQS * (1 + num_guesses))
+    settings = RunnerSettings(max_num_seqs=MAX_SEQS, max_model_len=256, max_num_batched_tokens=72, guesses=guesses)
+    return Runner(decoder, cache, settings, states=states)
 
 
-@pytest.mark.parametrize("family", ["glm4-moe", "deepseek-v3", long("glm4-moe-lite")])
+@pytest.mark.parametrize(
+    "family", ["glm4-moe", "deepseek-v3", long("glm4-moe-lite"), "qwen3.5", long("qwen3.5-moe"), long("qwen3-next")]
+)
 def test_guesses_are_the_layers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = guessing_checkpoint(family, tmp_path)
     reference, num_guesses, checked = ReferenceGuesser(family, path), 3, [0] * 3
@@ -59,8 +63,9 @@ def test_guesses_are_the_layers(family: str, tmp_path: Path, monkeypatch: pytest
     wanted = reference_greedy(path, prompts, 24)
     greedy = msgspec.structs.replace(GREEDY, max_tokens=24)
     runner = make_runner(path, num_guesses)
-    for seed, how in enumerate(({"num_guesses": num_guesses}, {"num_guesses": num_guesses, "budget": 7}, {})):
+    tile = runner.limits.state_tile or 1
+    for seed, how in enumerate(({"num_guesses": num_guesses}, {"num_guesses": num_guesses, "budget": tile + 6}, {})):
         jobs = [Job(prompt, greedy) for prompt in prompts]
-        run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=seed, **how)
+        run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=seed, tile=tile, **how)
         assert [job.output for job in jobs] == wanted
     assert min(checked) > 30
