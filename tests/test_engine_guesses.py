@@ -9,66 +9,22 @@ import pytest
 from msgspec.structs import replace
 from openai import OpenAI
 
-from checkpoints import random_prompts, reference_greedy
+from checkpoints import reference_greedy
 from covering import long
 from daemon import Daemon, free_port
+from guess_cases import THREE, Cases, answers, draws, settled
 from repetitive_model import CYCLE, FAMILY, repetitive
-from tercet.engine.llm import LLM
-from tercet.ipc.answers import EngineInfo
 from tercet.ipc.messages import SamplingParams
-from whole_engine import bytes_of_pages, generate, info, tiny_engine, wait_until_empty
+from whole_engine import bytes_of_pages, generate, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
 
-THREE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "disable_by_batch_size": 5}
 DISTURBED = {
     "alone": {},
     "deterministic": {"deterministic": True},
     "preempted": {"kv_cache_memory": bytes_of_pages(FAMILY, 12), "max_num_batched_tokens": 64, "max_num_seqs": 32},
     "ahead": {"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4},
 }
-
-
-Answers = list[tuple[list[int], str, str, Any]]
-Cases = tuple[list[list[int]], list[SamplingParams], Answers]
-
-
-def draws() -> tuple[list[list[int]], list[SamplingParams]]:
-    """Prompts that say things twice, and all that may change or end an answer."""
-    prompts = [prompt * 2 for prompt in random_prompts(12, 3, 30, seed=5)]
-    kinds: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"temperature": 0.4, "seed": 3},
-        {"temperature": 0.7, "top_p": 0.8, "seed": 4},
-        {"temperature": 0.0, "repetition_penalty": 1.2},
-        {"temperature": 0.3, "logprobs": 2, "seed": 6},
-        {"temperature": 0.0, "min_tokens": 5},
-    ]
-    params = [
-        SamplingParams(max_tokens=(40, 1, 23)[index % 3], ignore_eos=index % 2 == 0, **kinds[index % len(kinds)])
-        for index in range(len(prompts))
-    ]
-    return prompts, params
-
-
-def answers(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> Answers:
-    """Ids, text, why they end, and the order of the likeliest tokens at each place, where that is asked for."""
-    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    ranks = [
-        output.logprobs and [{token_id: one.rank for token_id, one in row.items()} for row in output.logprobs]
-        for output in outputs
-    ]
-    return [
-        (output.token_ids, output.text, str(output.finish_reason), rank)
-        for output, rank in zip(outputs, ranks, strict=True)
-    ]
-
-
-def settled(llm: LLM) -> EngineInfo:
-    """The gauges at rest, which are told four times a second."""
-    wait_until_empty(llm.address)
-    time.sleep(0.5)
-    return info(llm.address)
 
 
 @pytest.fixture(scope="module")

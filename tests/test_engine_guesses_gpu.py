@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from guess_cases import Answers, answers, draws, settled
 from repetitive_model import FAMILY, QUIET, repetitive
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from test_engine_gpu import REAL_HEADS, engine
-from test_engine_guesses import Answers, answers, draws, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -7,11 +7,11 @@ import pytest
 
 from checkpoints import checkpoint
 from covering import long
+from guess_cases import Answers, answers, draws, settled
 from guessing_layers import foreseen_checkpoint, guessing_checkpoint
 from tercet.engine.errors import StartupFailed
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.messages import SamplingParams
-from test_engine_guesses import Answers, answers, draws, settled
 from whole_engine import bytes_of_pages, tiny_engine
 
 pytestmark = pytest.mark.usefixtures("nan_memory")

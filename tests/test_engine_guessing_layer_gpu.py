@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from guess_cases import answers, draws, settled
 from guessing_layers import foreseen_checkpoint, guessing_checkpoint
 from tercet.ipc.messages import SamplingParams
 from test_engine_gpu import REAL_HEADS, engine
-from test_engine_guesses import answers, draws, settled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

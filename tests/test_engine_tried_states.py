@@ -10,10 +10,10 @@ import pytest
 from checkpoints import random_prompts, reference_greedy
 from covering import long
 from engine_children import children
+from guess_cases import THREE, Cases, answers, draws, settled
 from repetitive_model import QUIET, repetitive
 from tercet.ipc.client import Client
 from tercet.ipc.messages import SamplingParams
-from test_engine_guesses import THREE, Cases, answers, draws, settled
 from whole_engine import GREEDY, bytes_of_pages, generate, greedy_cases, tiny_engine, wait_until_empty
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
