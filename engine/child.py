@@ -35,6 +35,17 @@ GROUP_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 """A terminal's and a service manager's, which reach the whole group; only whoever they have started acts on them."""
 
 
+class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """On this machine, what an engine's configuration names as users do."""
+
+    model: str
+    """Folder or .gguf file."""
+    adapters: tuple[str, ...] = ()
+    """Folders, in the order of config.adapter."""
+    guesser: str | None = None
+    """Folder of a checkpoint whose layer guesses tokens."""
+
+
 class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is and where it finds the others."""
 
@@ -42,13 +53,10 @@ class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """tokenizer, scheduler, worker or http."""
     rank: int
     config: EngineConfig
-    model_path: str
-    """Folder or .gguf file on this machine; config.model is what the user called it."""
+    paths: Paths
     addresses: Addresses
     incarnation: int = 0
     """Counts up with every process that is started in place of another: what bears a lower count is of the dead."""
-    adapter_paths: tuple[str, ...] = ()
-    """Folders on this machine, in the order of config.adapter."""
 
 
 class SupervisorLink:

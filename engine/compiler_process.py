@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING
 
 import msgspec
 
-from tercet.engine.child import die_with_parent, ignore_group_signals
+from tercet.engine.child import Paths, die_with_parent, ignore_group_signals
 from tercet.engine.config import EngineConfig
 
 if TYPE_CHECKING:  # torch takes seconds, and who only names the spec has no use for it
@@ -35,8 +35,7 @@ class CompilerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """What to compile, and for which GPU."""
 
     config: EngineConfig
-    model_path: str
-    adapter_paths: tuple[str, ...] = ()
+    paths: Paths
     gpu: str
     capability: int
     multiprocessors: int
@@ -58,6 +57,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         page_size=config.page_size,
         deterministic=config.deterministic,
         guesses=guess_settings(config),
+        eagle=None if opened.eagle is None else opened.eagle.config,
         adapters=opened.ranks,
         kept=opened.kept,
         num_landings=num_landings(config.run_ahead, config.max_lease),
@@ -77,26 +77,25 @@ def guess_settings(config: EngineConfig) -> "GuessSettings | None":
     )
 
 
-def open_configured(
-    config: EngineConfig, model_path: str, adapter_paths: tuple[str, ...], device: "torch.device"
-) -> "Opened":
-    """An engine's model and adapters, for a rank's device or, to compile for it, the meta device.
+def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") -> "Opened":
+    """An engine's model, with what goes with it, for a rank's device or, to compile for it, the meta device.
 
     ValueError as `open_for` says.
     """
     from tercet.model.load import open_for
 
     return open_for(
-        Path(model_path),
+        Path(paths.model),
         device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         tensor_parallel_size=config.tensor_parallel_size,
-        adapters=[Path(path) for path in adapter_paths],
+        adapters=[Path(path) for path in paths.adapters],
         label_tokens=config.classifier_tokens,
-        guesses=config.speculative_config is not None and config.speculative_config.looked_up is None,
+        guesses=config.speculative_config is not None and config.speculative_config.method == "mtp",
+        eagle=None if paths.guesser is None else Path(paths.guesser),
     )
 
 
@@ -108,7 +107,7 @@ def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
 
     gpu = Gpu(spec.gpu, spec.capability, spec.multiprocessors)
     with pretending(gpu):
-        opened = open_configured(spec.config, spec.model_path, spec.adapter_paths, torch.device("meta"))
+        opened = open_configured(spec.config, spec.paths, torch.device("meta"))
         return steps_of(spec.config, opened), gpu
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tercet.engine.child import SAY_WHERE, ChildSpec
+from tercet.engine.child import SAY_WHERE, ChildSpec, Paths
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.system_limits import raise_file_limit
@@ -35,13 +35,11 @@ class Crew:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: os.read(self._wake_read, 4096))
 
-    def spawn(
-        self, role: str, model_path: str, adapter_paths: tuple[str, ...], addresses: Addresses, incarnation: int
-    ) -> None:
+    def spawn(self, role: str, paths: Paths, addresses: Addresses, incarnation: int) -> None:
         """Start all processes of a role. The ranks meet through a file that none has used before."""
         addresses = msgspec.structs.replace(addresses, rendezvous=f"{addresses.rendezvous}.{incarnation}")
         for rank in range(self._config.tensor_parallel_size if role == "worker" else 1):
-            child = Child(ChildSpec(role, rank, self._config, model_path, addresses, incarnation, adapter_paths))
+            child = Child(ChildSpec(role, rank, self._config, paths, addresses, incarnation))
             self.children.append(child)
             child.watch(self._selector, self._hear, self._note_death)
 

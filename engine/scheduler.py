@@ -47,7 +47,7 @@ def main(link: SupervisorLink) -> None:
     link.tell(Loaded())
     limits = link.wait_begin()
     settings = make_settings(config, limits)
-    model = link.spec.model_path, limits.vocab_size
+    model = link.spec.paths.model, limits.vocab_size
     grammars = GrammarCrew(addresses, link.spec.incarnation, *model, settings.most_followed)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation

@@ -16,13 +16,16 @@ _ALSO_MTP = tuple(f"{family}_mtp" for family in ("deepseek", "glm4_moe", "glm4_m
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`ngram`: what follows where a request's last few tokens have been before is tried (prompt lookup); `mtp`: what
-    the model's own layer behind its last one guesses, which some models come with (multi-token prediction)."""
+    the model's own layer behind its last one guesses, which some models come with (multi-token prediction); `eagle3`:
+    what a layer from another checkpoint guesses, which was trained for the model."""
 
-    method: Literal["ngram", "mtp"] = "ngram"
+    method: Literal["ngram", "mtp", "eagle3"] = "ngram"
+    model: str | None = None
+    """That other checkpoint: a folder or a name on the hub."""
     num_speculative_tokens: int
     """Tried behind the last one, in a step."""
     prompt_lookup_max: int | None = None
-    """Of a request's last tokens so many are looked for; None: as many as pays, or with `mtp` none."""
+    """Of a request's last tokens so many are looked for; None: as many as pays, or where a layer guesses none."""
     prompt_lookup_min: int | None = None
     """Fewer of them are not enough. A step that tries takes as long whether or not it has something to try."""
     disable_by_batch_size: int = 16
@@ -36,12 +39,15 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         for name in ("prompt_lookup_max", "prompt_lookup_min"):
             if looked_up is None and getattr(self, name) is not None:
                 raise ValueError(f"{name} came with method {self.method}, which looks nothing up; want method ngram")
+        if (self.method == "eagle3") != bool(self.model):
+            wanted = "want the folder or name of a checkpoint" if self.method == "eagle3" else "want method eagle3"
+            raise ValueError(f"model is {self.model!r} for method {self.method}; {wanted}")
         _check("disable_by_batch_size", self.disable_by_batch_size, 1, 64)
 
     @property
     def looked_up(self) -> tuple[int, int] | None:
         """How many of a request's last tokens are looked for, at least and at most."""
-        if self.method == "mtp":
+        if self.method != "ngram":
             return None
         longest = _REPEATED if self.prompt_lookup_max is None else self.prompt_lookup_max
         return 1 if self.prompt_lookup_min is None else self.prompt_lookup_min, longest

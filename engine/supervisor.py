@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tercet.engine.adapter_names import read_adapters
 from tercet.engine.bytecode import keep_bytecode
-from tercet.engine.child import remove_sockets, remove_stale_sockets
+from tercet.engine.child import Paths, remove_sockets, remove_stale_sockets
 from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew, common_limits
@@ -51,8 +51,7 @@ class Supervisor:
         self._report = report
         self._crew = Crew(config, self._hear)
         self._addresses: Addresses | None = None
-        self._model_path = ""
-        self._adapter_paths: tuple[str, ...] = ()
+        self._paths: Paths | None = None
         self._roles = tuple(role for role in _ROLES if role != "http" or config.http is not None)
         self._stops = 0
         """Times somebody asked for the end: the first drains, the second ends at once."""
@@ -65,9 +64,9 @@ class Supervisor:
 
     @property
     def is_fetching(self) -> bool:
-        """Whether the model or an adapter is still looked for, by libraries that know of no `stop`; nothing else has
-        begun then."""
-        return not self._model_path
+        """Whether the model, or what goes with it, is still looked for, by libraries that know of no `stop`; nothing
+        else has begun then."""
+        return self._paths is None
 
     def run(self) -> None:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
@@ -91,10 +90,10 @@ class Supervisor:
         deadline = self._started + self._config.startup_timeout
         have_home(compiles=self._config.device != "cpu")
         keep_bytecode()
-        model_path = str(locate(self._config.model))
-        adapters = read_adapters(self._config.adapter)
-        self._adapter_paths = tuple(str(locate(folder, name)) for name, folder in adapters.items())
-        self._model_path = model_path
+        model, adapters = str(locate(self._config.model)), read_adapters(self._config.adapter)
+        folders = tuple(str(locate(folder, name)) for name, folder in adapters.items())
+        guesser = self._config.speculative_config and self._config.speculative_config.model
+        self._paths = Paths(model, folders, str(locate(guesser)) if guesser else None)
         try:
             size, listen, key = self._config.tensor_parallel_size, self._config.listen, self._config.listen_key
             self._addresses = make_addresses(size, listen, keyed=key is not None)
@@ -135,7 +134,8 @@ class Supervisor:
 
     def _spawn(self, role: str, incarnation: int = 0) -> None:
         assert self._addresses is not None
-        self._crew.spawn(role, self._model_path, self._adapter_paths, self._addresses, incarnation)
+        assert self._paths is not None
+        self._crew.spawn(role, self._paths, self._addresses, incarnation)
         if self._stops:
             self._tell_doors_to_drain(role)
 

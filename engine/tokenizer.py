@@ -272,7 +272,7 @@ def main(link: SupervisorLink) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 65_536)
     doors = Doors(link, partial(bind_front_door, spec.addresses.listen, context, spec.config.listen_key))
-    codec = load_codec(Path(spec.model_path), spec.config.pair_template)
+    codec = load_codec(Path(spec.paths.model), spec.config.pair_template)
     link.tell(Loaded())
     limits = link.wait_begin()
     rules = make_rules(codec, limits, spec.config)

@@ -186,7 +186,7 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
     from tercet.model.padded_shapes import Shapes
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
-    opened = open_configured(config, link.spec.model_path, link.spec.adapter_paths, group.device)
+    opened = open_configured(config, link.spec.paths, group.device)
     if config.deterministic and not on_gpu and opened.dtype.itemsize == 2 and group.rank == 0:
         what = f"--deterministic has no effect in {opened.dtype} on the CPU, where sums follow the batch"
         log_line(f"warning: {what}; want --dtype float32")
@@ -219,8 +219,7 @@ def _start_compilers(link: SupervisorLink, opened: "Opened", device: "torch.devi
     assert gpu is not None
     spec = CompilerSpec(
         config=config,
-        model_path=link.spec.model_path,
-        adapter_paths=link.spec.adapter_paths,
+        paths=link.spec.paths,
         gpu=gpu.name,
         capability=gpu.capability,
         multiprocessors=gpu.multiprocessors,

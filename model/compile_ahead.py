@@ -20,6 +20,8 @@ import tercet.triton_kernels
 from tercet.model.adapters import Ranks, empty_adapters
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
+from tercet.model.eagle_config import EagleConfig
+from tercet.model.eagle_shard import OFFSETS, EagleShard
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import make_kv_cache
@@ -64,6 +66,8 @@ class Steps:
     kept: Kept
     """As `load_weights` is told."""
     guesses: GuessSettings | None
+    eagle: EagleConfig | None
+    """Of a layer that guesses from another checkpoint."""
     adapters: Ranks | None
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
@@ -139,6 +143,9 @@ def launch_all(steps: Steps, rank: int) -> None:
     group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
     on_rank: dict[str, Any] = {"rank": rank, "size": size, "interleaved": True, **where}
     weights = empty_weights(config, kept=kept, **on_rank)
+    if steps.eagle is not None:
+        few = replace(steps.eagle, hears=tuple(range(config.num_layers))[:3])
+        weights = replace(weights, guesser=EagleShard(few, (OFFSETS,), **on_rank).empty())
     adapters = () if steps.adapters is None else empty_adapters(steps.adapters, config, **on_rank)
     guesses = steps.guesses
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
@@ -155,10 +162,10 @@ def launch_all(steps: Steps, rank: int) -> None:
     buffers = StepBuffers(shapes.max_rows, shapes.max_tokens, words_W)
     places_KR = torch.empty(steps.num_landings, shapes.max_rows, dtype=torch.int32, device=_META)
     ring = TokenRing(places_KR, torch.empty(1, dtype=torch.int32, device=_META))
-    end = StepEnd(decoder, guesses, table, kv_cache, shapes.max_tokens, states)
+    end = StepEnd(decoder, guesses, table, kv_cache, shapes, states)
     of_model = kv_cache[: config.num_caching_layers]
     for shape in shapes.for_compilers():
-        forwarded = forward_step(decoder, of_model, table, buffers, shape, guesses, states)
+        forwarded = forward_step(decoder, of_model, table, buffers, shape, guesses, states, end.hearing())
         sample_step_into(ring, decoder, forwarded, table, shape=shape, extras=extras)
         end.run(forwarded, shape)
     warm_up_prompt_logs(decoder, table)

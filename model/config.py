@@ -90,7 +90,9 @@ class ModelConfig:
     guesser: Guesser | None = None
     """The first of them, if it is one that can be served."""
     guesses: bool = False
-    """Whether it is: else it is not read."""
+    """Whether it is, or one of another checkpoint in its place: then the cache has a layer more."""
+    joins: bool = False
+    """Of a layer that is such: its first product reads, beside what stands for a token, the next one's embedding."""
     stacked: bool = False
     """The checkpoint has the rows of q, k and v in one tensor, and those of gate and up."""
     layer_windows: tuple[int, ...] = field(default=())
@@ -134,7 +136,7 @@ class ModelConfig:
 
     @property
     def guesser_read(self) -> Guesser | None:
-        """The layer that guesses, where it is served."""
+        """The checkpoint's own layer that guesses, where it is served."""
         return self.guesser if self.guesses else None
 
     @property
@@ -149,7 +151,7 @@ class ModelConfig:
 
     def cache_shape(self, num_pages: int, page_size: int, tp_size: int) -> tuple[int, int, int, int, int, int]:
         """[layer, k/v, page, kv head, token, dim] on each rank; latents are their own values."""
-        num_layers = self.num_caching_layers + (self.guesser_read is not None)
+        num_layers = self.num_caching_layers + self.guesses
         if self.latent is not None:
             return num_layers, 1, num_pages, 1, page_size, self.latent.dim
         return num_layers, 2, num_pages, self.kv_heads_per_rank(tp_size), page_size, self.head_dim

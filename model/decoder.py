@@ -10,6 +10,7 @@ a slot.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from tercet.model.attention_plan import AttentionPlan, depths, minds_length
 from tercet.model.config import ModelConfig
 from tercet.model.exchanged_residual import ExchangedResidual
 from tercet.model.head import Head
+from tercet.model.joined_residual import JoinedResidual
 from tercet.model.layers import Layer
 from tercet.model.padded_shapes import SHORT_ROWS, Shapes
 from tercet.model.parallel import Group
@@ -39,6 +41,17 @@ _SMALL = 2048
 _FEWEST_WIDENED = 8
 """Rows of x from which on its tiles are whole: partly outside they cost a step of Qwen3-8B in FP8 or of four bits more
 than rows of padding do."""
+
+
+Hear = Callable[[int, Tensor], None]
+
+
+class Beginning(NamedTuple):
+    """What layers begin with."""
+
+    stream_TD: Tensor
+    joined_TE: Tensor | None = None
+    """What the first product of the first of them reads in place of the stream, normed: twice as wide."""
 
 
 class Decoder:
@@ -155,26 +168,30 @@ class Decoder:
     @torch.inference_mode()
     def forward(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
-        longest: int = 0, deep: int = 0, begin: Callable[[], Tensor] | None = None,
+        longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
     ) -> Tensor:  # fmt: skip
         """Hidden states of the rows, before the final norm: [R, D]. Writes all tokens' K and V into `kv_cache`.
 
         `kv_cache`: [layer, k/v, page, kv head, token, dim]; `page_table_SM`: each slot's pages; `longest`: tokens that
         a decode row has at most, of a few that are short; `deep`: of few prefill tokens some come behind so many;
-        `begin`: makes what layers begin with, [T, D], in place of the tokens' embeddings, and looks these up first.
-        Graph-safe: fixed shapes give fixed launches.
+        `begin`: makes what layers begin with, in place of the tokens' embeddings, and looks these up first; `hear`: is
+        told each layer's number and the stream ahead of it, [T, D], which is gone by the next. Graph-safe: fixed shapes
+        give fixed launches.
         """
         tables = inputs, kv_cache, page_table_SM, states
-        residual, attended_TH = self._attend_in_last(*tables, whole=False, longest=longest, deep=deep, begin=begin)
+        residual, attended_TH = self._attend_in_last(
+            *tables, whole=False, longest=longest, deep=deep, begin=begin, hear=hear
+        )
         return self._rows(residual, attended_TH, inputs)
 
     @torch.inference_mode()
     def forward_whole(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None = None, *,
-        deep: int = 0,
+        deep: int = 0, hear: Hear | None = None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """The same, and hidden states of all tokens: [T, D]. To the bit, but on several ranks in default mode."""
-        residual, attended_TH = self._attend_in_last(inputs, kv_cache, page_table_SM, states, whole=True, deep=deep)
+        tables = inputs, kv_cache, page_table_SM, states
+        residual, attended_TH = self._attend_in_last(*tables, whole=True, deep=deep, hear=hear)
         hidden_RD = self._rows(residual, attended_TH, inputs)
         self._layers[-1].add(residual, attended_TH, inputs.groups_T)
         return hidden_RD, residual.end()
@@ -192,7 +209,7 @@ class Decoder:
 
     def _attend_in_last(
         self, inputs: StepInputs, kv_cache: Tensor, page_table_SM: Tensor, states: States | None, *, whole: bool,
-        longest: int = 0, deep: int = 0, begin: Callable[[], Tensor] | None = None,
+        longest: int = 0, deep: int = 0, begin: Callable[[], Beginning] | None = None, hear: Hear | None = None,
     ) -> tuple[Residual, Tensor]:  # fmt: skip
         """The stream and what the last layer attends to: of chunks, unless `whole`, no more than their last tokens."""
         plan = AttentionPlan.of_step(
@@ -201,16 +218,19 @@ class Decoder:
             fuses=self._fuses, latent=self.config.latent,
         )  # fmt: skip
         # Behind the plan: it is launched without overlap, so that attention may read the plan before it waits.
-        stream_TD = self.embed(inputs.input_ids_T) if begin is None else begin()
-        residual = self._residual(stream_TD, inputs, whole=whole)
-        *others, last = self._layers
-        held = held_by_layers(self.config, kv_cache, states)
-        for layer, place in zip(others, held, strict=False):
-            prefill = plan.prefill.get(layer.scoring.window)
+        beginning = Beginning(self.embed(inputs.input_ids_T)) if begin is None else begin()
+        residual = self._residual(beginning, inputs, whole=whole)
+        for index, (layer, place) in enumerate(
+            zip(self._layers, held_by_layers(self.config, kv_cache, states), strict=True)
+        ):
+            is_last = layer is self._layers[-1]
+            prefill = plan.last_queries if is_last and not whole else plan.prefill.get(layer.scoring.window)
             attended_TH = layer.attend(residual, inputs, page_table_SM, place, plan, prefill)
-            layer.add(residual, attended_TH, inputs.groups_T)
-        prefill = plan.prefill.get(last.scoring.window) if whole else plan.last_queries
-        return residual, last.attend(residual, inputs, page_table_SM, held[-1], plan, prefill)
+            if hear is not None:
+                hear(index, residual.ahead_of_layer)
+            if not is_last:
+                layer.add(residual, attended_TH, inputs.groups_T)
+        return residual, attended_TH
 
     def _rows(self, residual: Residual, attended_TH: Tensor, inputs: StepInputs) -> Tensor:
         """The end of the last layer for the rows alone."""
@@ -220,8 +240,13 @@ class Decoder:
         self._layers[-1].add(residual, attended_TH, inputs.groups_R)
         return residual.end()
 
-    def _residual(self, stream_TD: Tensor, inputs: StepInputs, *, whole: bool) -> Residual:
+    def _residual(self, beginning: Beginning, inputs: StepInputs, *, whole: bool) -> Residual:
         eps, deterministic = self.config.stream_eps, self.deterministic
+        stream_TD, joined_TE = beginning
+        if joined_TE is not None:
+            return JoinedResidual(
+                stream_TD, joined_TE, self.group, eps, deterministic=deterministic, rows=inputs.told_tokens_1
+            )  # fmt: skip
         # Blocks with norms of their own need the sum over ranks before those; what adapters add is not made in halves.
         halves = self._exchanges and not whole and not self.config.block_norms and inputs.groups_T is None
         if halves and (exchange := self.group.exchange_for(len(stream_TD))):

@@ -35,14 +35,15 @@ class DummyCheckpoint:
 
     def __init__(
         self,
-        config: ModelConfig,
+        what: ModelConfig | Mapping[str, tuple[int, ...]],
         seed: int,
         dtype: torch.dtype,
         device: torch.device,
         quantization: Quantization | None = None,
     ) -> None:
+        """`what`: a model, or the shapes of some tensors by their names."""
         self.source = "dummy weights"
-        self._shapes = expected_shapes(config)
+        self._shapes = expected_shapes(what) if isinstance(what, ModelConfig) else what
         self._seed = seed
         self._dtype = dtype
         self._device = device

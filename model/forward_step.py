@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from tercet.model.decoder import Decoder
+from tercet.model.guesser import Hearing
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.states import States
 from tercet.model.step_buffers import StepBuffers
@@ -28,8 +29,9 @@ class Forwarded(NamedTuple):
     rows: StepRows
     inputs: StepInputs
     hidden_TD: Tensor | None = None
-    """Of all tokens, where there are others than rows and somebody wants them: prompts' log-probabilities, or a layer
-    that guesses."""
+    """Of all tokens, where there are others than rows and somebody wants them."""
+    guessed_from_TD: Tensor | None = None
+    """Of all tokens, what a layer that guesses is to read."""
     trials: Trials | None = None
     """Of a step with guesses."""
 
@@ -42,9 +44,11 @@ def forward_step(
     shape: StepShape,
     guesses: GuessSettings | None = None,
     states: States | None = None,
+    hearing: Hearing | None = None,
 ) -> Forwarded:
     """Prepare a step and run the model. `kv_cache`: [layer, k/v, page, kv head, token, dim], of the model's own layers;
-    `guesses`: of an engine that tries any; `states`: of a model whose layers carry some."""
+    `guesses`: of an engine that tries any; `states`: of a model whose layers carry some;
+    `hearing`: what hears the step's stream on the way."""
     sizes = {"page_size": kv_cache.shape[4], "num_pages": kv_cache.shape[2]}
     trials, whole = None, shape.of_prompts
     if shape.num_trials:
@@ -58,12 +62,15 @@ def forward_step(
     else:
         inputs, rows = buffers.cut(shape)
         prepare(rows, table, inputs, **sizes)
-        whole = whole or (shape.num_chunks > 0 and guesses is not None and guesses.looked_up is None)
+        by_layer = guesses is not None and guesses.looked_up is None
+        whole = whole or (shape.num_chunks > 0 and by_layer and hearing is None)
     if shape.adapted:
         inputs = with_adapters(inputs, table.adapter_S, decoder.num_adapters, deterministic=decoder.deterministic)
     tables = inputs, kv_cache, table.page_table_SM, states
+    hear, hidden_TD = None if hearing is None else hearing.hear, None
     if whole:
-        hidden_RD, hidden_TD = decoder.forward_whole(*tables, deep=shape.deep)
-        return Forwarded(hidden_RD, rows, inputs, hidden_TD)
-    hidden_RD = decoder.forward(*tables, longest=shape.longest, deep=shape.deep)
-    return Forwarded(hidden_RD, rows, inputs, trials=trials)
+        hidden_RD, hidden_TD = decoder.forward_whole(*tables, deep=shape.deep, hear=hear)
+    else:
+        hidden_RD = decoder.forward(*tables, longest=shape.longest, deep=shape.deep, hear=hear)
+    last_TD = hidden_RD if hidden_TD is None else hidden_TD
+    return Forwarded(hidden_RD, rows, inputs, hidden_TD, last_TD if hearing is None else hearing.made_TD, trials)

@@ -1,4 +1,4 @@
-"""Guesses of the tokens behind those that a step has sampled, by the layer that guesses: the end of each step.
+"""Guesses of the tokens behind those that a step has sampled, by a layer that guesses: the end of each step.
 
 Of every step the layer computes keys and values of its own, or it would know of a sequence no more than a part. Guesses
 are drawn where the step has few enough slots that they may be tried, and stand in the slot table behind the slots'
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from tercet.model.forward_step import Forwarded
-from tercet.model.guesser import Guesser
+from tercet.model.guesser import Guesser, Hearing
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import takes_whole_logits
 from tercet.model.step_shape import StepShape
-from tercet.triton_kernels.dispatch import use_kernels
+from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.guess_rows import GuessRows, guess_rows
 from tercet.triton_kernels.next_ids import next_ids
 from tercet.triton_kernels.prepare import StepInputs
-from tercet.triton_kernels.sample import TokenRing, sample, sample_into
+from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.slot_table import SlotTable, tokens_at
 
 
@@ -48,6 +48,10 @@ class GuessAhead:
         # Guesses are no tokens yet: no slot is longer by one, nor done.
         self._drawing = replace(table, length_S=empty(len(table.length_S)), done_S=empty(len(table.length_S)))
 
+    def hearing(self) -> Hearing | None:
+        """For the next step."""
+        return self._guesser.hearing()
+
     @torch.inference_mode()
     def run(self, forwarded: Forwarded, shape: StepShape) -> None:
         """Once the step has sampled. Graph-safe."""
@@ -55,8 +59,8 @@ class GuessAhead:
         ids_T = self._next_ids[: len(forwarded.inputs.input_ids_T)]
         next_ids(forwarded.inputs, rows.slots_R, self._table, ids_T)
         inputs = replace(forwarded.inputs, input_ids_T=ids_T, groups_T=None, groups_R=None)
-        # Without whole hidden states each token is a row.
-        hidden_TD = forwarded.hidden_RD if forwarded.hidden_TD is None else forwarded.hidden_TD
+        hidden_TD = forwarded.guessed_from_TD
+        assert hidden_TD is not None
         hidden_RD = self._forward(inputs, hidden_TD, of_model=True, longest=shape.longest, deep=shape.deep)
         num_slots = shape.num_trials or shape.num_decodes + shape.num_chunks
         if not num_slots or num_slots > self._most_slots:
@@ -65,13 +69,15 @@ class GuessAhead:
         guesses = self._rows.cut(num_slots)
         page_size, num_pages = self._kv_cache.shape[4], self._kv_cache.shape[2]
         guess_rows(guesses, slots_B, rows.positions_R, self._table, page_size=page_size, num_pages=num_pages)
-        hidden_BD = hidden_RD if forwarded.trials is None else self._guesser.picked(hidden_RD, guesses.picks_B)
+        hidden_BD = hidden_RD if forwarded.trials is None else embedding(guesses.picks_B, hidden_RD)
         for guess in range(self._num_guesses):
             positions_B = guesses.next_positions_KB[guess]
             if guess:
                 ids_B = tokens_at(slots_B, guesses.next_positions_KB[guess - 1], self._table)
                 hidden_BD = self._forward(guesses.inputs(guess, ids_B, slots_B), hidden_BD, of_model=False)
-            self._draw(hidden_BD, slots_B, positions_B, whole_logits=takes_whole_logits(shape))
+            self._guesser.draw(
+                self._ring, hidden_BD, slots_B, positions_B, self._drawing, whole_logits=takes_whole_logits(shape)
+            )
 
     def _forward(
         self, inputs: StepInputs, hidden_TD: Tensor, *, of_model: bool, longest: int = 0, deep: int = 0
@@ -79,15 +85,3 @@ class GuessAhead:
         return self._guesser.forward(
             inputs, hidden_TD, self._kv_cache, self._table.page_table_SM, of_model=of_model, longest=longest, deep=deep
         )
-
-    def _draw(self, hidden_BD: Tensor, slots_B: Tensor, positions_B: Tensor, *, whole_logits: bool) -> None:
-        head, where = self._guesser.head, (slots_B, positions_B, self._drawing)
-        on_gpu = use_kernels(hidden_BD)
-        if whole_logits and on_gpu:
-            sample_into(self._ring, head.logits(hidden_BD), *where)
-        elif whole_logits:
-            sample(head.logits(hidden_BD), *where)
-        elif on_gpu:
-            head.sample_into(self._ring, hidden_BD, *where)
-        else:
-            head.sample(hidden_BD, *where)

@@ -15,13 +15,15 @@ from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.eagle import OpenedEagle, load_eagle, open_eagle
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
+from tercet.model.reordered import reordered_for_cpu
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
-from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights, reordered_for_cpu
+from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 from tercet.triton_kernels.scaled_weight import E8M0
 
@@ -48,6 +50,8 @@ class Opened:
     adapters: tuple[AdapterFile, ...] = ()
     ranks: Ranks | None = None
     """Of adapters, if there are any."""
+    eagle: OpenedEagle | None = None
+    """The checkpoint of a layer that guesses, if it has one of its own."""
 
     @property
     def num_expanded(self) -> int:
@@ -68,10 +72,12 @@ def open_for(
     adapters: Sequence[Path] = (),
     label_tokens: Sequence[str] = (),
     guesses: bool = False,
+    eagle: Path | None = None,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
     config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters;
-    `label_tokens`: by which a model classifies; `guesses`: the layer behind the last is wanted, which guesses tokens.
+    `label_tokens`: by which a model classifies; `guesses`: the layer behind the last is wanted, which guesses tokens;
+    `eagle`: folder of a checkpoint with one that guesses in its place.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
     if dummy_seed is None:
@@ -83,6 +89,9 @@ def open_for(
         config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
+    guessing = None if eagle is None else open_eagle(eagle, config, torch_dtype, device, dummy_seed)
+    if guessing is not None:
+        config = replace(config, guesses=True, guesser=None)
     if label_tokens:
         config = with_label_tokens(config, path, label_tokens)
     if adapters and (config.delta is not None or config.gated_attention):
@@ -94,7 +103,7 @@ def open_for(
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
     files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
     ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
-    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks)
+    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing)
 
 
 def with_guesser(config: ModelConfig) -> ModelConfig:
@@ -126,6 +135,8 @@ def load_decoder(
         "interleaved": group.device.type == "cuda",
     }  # fmt: skip
     weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
+    if opened.eagle is not None:
+        weights = replace(weights, guesser=load_eagle(opened.eagle, **on_rank))
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))

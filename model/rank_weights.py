@@ -4,15 +4,17 @@ Knows shapes; where the numbers come from is known by `shard.py`.
 
 Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows of this rank together, Q q rows of
 this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F
-intermediate size of this rank; of latents Q numbers that queries are made from, X rows of this rank's queries, or of a
-head, H heads of this rank, L numbers of a latent; of states C channels of this rank that are convolved, W taps, H value
-heads of this rank, V their size, R two rates of each.
+intermediate size of this rank, U tokens that a head of its own knows; of latents Q numbers that queries are made from,
+X rows of this rank's queries, or of a head, H heads of this rank, L numbers of a latent; of states C channels of this
+rank that are convolved, W taps, H value heads of this rank, V their size, R two rates of each.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from tercet.model.config import ModelConfig
 from tercet.model.expert_products import ReorderedExperts
 from tercet.model.head_products import ReorderedHeads
 from tercet.triton_kernels.scaled_weight import Weight
@@ -109,6 +111,27 @@ class GuesserWeights:
 
 
 @dataclass(frozen=True)
+class EagleWeights:
+    """A layer that guesses from another checkpoint, with a head of its own. It hears the model's stream ahead of some
+    layers, and makes of all together what stands for a token."""
+
+    config: ModelConfig
+    """Of the layer alone; its vocabulary is the head's."""
+    hears: Mapping[int, Tensor]
+    """By the model's layers, what is made of the stream ahead of each: [D, D]."""
+    token_norm_D: Tensor
+    hidden_norm_D: Tensor
+    begins_normed: bool
+    """The layer adds to what stands for a token as this norm leaves it."""
+    layer: LayerWeights
+    norm_D: Tensor
+    lm_head_UD: Tensor
+    """Of few tokens, this rank's."""
+    places_V: Tensor | None
+    """Which of them each token of the model's is, int32; -1: none. None: they are the model's."""
+
+
+@dataclass(frozen=True)
 class Weights:
     """All of one rank. `lm_head_VD` is the embedding itself where the two are tied."""
 
@@ -119,4 +142,4 @@ class Weights:
     interleaved: bool
     score_LD: Tensor | None = None
     """What classifies: a head of L labels, or as many tokens' rows of the lm_head. On the host, in fp64."""
-    guesser: GuesserWeights | None = None
+    guesser: GuesserWeights | EagleWeights | None = None

@@ -55,6 +55,12 @@ class Residual:
         self._deterministic = deterministic
         self._rows = rows
 
+    @property
+    def ahead_of_layer(self) -> Tensor:
+        """The stream as a layer has found it, [T, D], once that has read it and until it adds to it."""
+        assert self._update_TD is None
+        return self._stream_TD
+
     def norm_linear(self, norm_D: Tensor, weight_ND: Matrix, bias_N: Tensor | None) -> Tensor:
         """Norm and project the stream: [T, N]."""
         if self._update_TD is None:

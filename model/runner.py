@@ -81,7 +81,7 @@ class Runner:
         self._writer = PlanWriter(self._plan, self._row_words, self.table, num_pages)
         self._copies = PlanCopies(self._plan, self._row_words, kv_cache, states)
         self._buffers = StepBuffers(self._shapes.max_rows, self._shapes.max_tokens, self._plan.words_W)
-        self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes.max_tokens, states)
+        self._end = StepEnd(decoder, self._guesses, self.table, kv_cache, self._shapes, states)
         self._hidden_RD = decoder.room_for_rows(self._shapes.max_decodes)
         """Of the step that awaits its draw, or of the last step's chunks: graphs share what memory they have."""
         self._rows = PlanRows(np.zeros(0, np.int32), np.zeros((3, 0), np.int32))
@@ -217,9 +217,9 @@ class Runner:
     @torch.inference_mode()
     def _forward(self, shape: StepShape) -> Forwarded:
         """Hidden states of the step's rows; where prompts' log-probabilities are wanted, of all tokens on the way."""
-        forwarded = forward_step(
-            self._decoder, self._kv_cache, self.table, self._buffers, shape, self._guesses, self._states
-        )  # fmt: skip
+        tables = self._kv_cache, self.table, self._buffers
+        extra = self._guesses, self._states, self._end.hearing()
+        forwarded = forward_step(self._decoder, *tables, shape, *extra)
         if shape.of_prompts:
             hidden_TD = forwarded.hidden_TD
             assert hidden_TD is not None
@@ -255,13 +255,13 @@ class Runner:
         """Launch a step, or a part of it; returns its rows' log-probabilities, if it is to have them."""
         kept_RD = self._hidden_RD[: shape.num_decodes]
         if shape.part == Part.DRAW:
-            inputs, rows = self._buffers.cut(shape)
-            forwarded = Forwarded(kept_RD, rows, inputs)
-            self._extras.masks.fetch(rows.slots_R)
+            forwarded = self._end.resumed(kept_RD, *self._buffers.cut(shape))
+            self._extras.masks.fetch(forwarded.rows.slots_R)
         else:
             forwarded = self._forward(shape)
         if shape.part == Part.MODEL:
             kept_RD.copy_(forwarded.hidden_RD)
+            self._end.keep(forwarded)
             return None
         ring, extras = self._landings.ring, self._extras
         logs_RW = sample_step_into(ring, self._decoder, forwarded, self.table, shape=shape, extras=extras)

@@ -31,6 +31,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "I32": torch.int32,
     "I64": torch.int64,
+    "BOOL": torch.bool,
 }
 _PIECE_BYTES = 8 * 2**20
 """Of one read, unless a row is longer."""

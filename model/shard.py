@@ -60,21 +60,21 @@ class ShardBuilder:
         self.config = config
         self.rank = rank
         self.size = size
-        self._places = Places(config, rank, size, dtype, device, kept)
+        self.places = Places(config, rank, size, dtype, device, kept)
 
     @property
     def moves(self) -> Sequence[Move]:
-        return self._places.moves
+        return self.places.moves
 
     def weights(self, interleaved: bool, tied: bool) -> Weights:
-        embedding_VD = self._vocabulary(EMBEDDING)
+        embedding_VD = self.vocabulary(EMBEDDING)
         layers = tuple(
-            self._layer(f"{LAYERS}{index}.", interleaved, self.config.delta_of(index), self.config.experts_of(index))
+            self.layer(f"{LAYERS}{index}.", interleaved, self.config.delta_of(index), self.config.experts_of(index))
             for index in range(self.config.num_layers)
         )
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
-        final_norm_D = self._places.norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
-        lm_head_VD = embedding_VD if tied else self._vocabulary(LM_HEAD)
+        final_norm_D = self.places.norm("model.norm", self.config.hidden_size, 1 / self.config.logits_scaling)
+        lm_head_VD = embedding_VD if tied else self.vocabulary(LM_HEAD)
         score = rows_of_head(self.config, EMBEDDING if tied else LM_HEAD)
         guesser = None if (one := self.config.guesser_read) is None else self._guesser(one, interleaved)
         return Weights(embedding_VD, layers, final_norm_D, lm_head_VD, interleaved, self._score(score), guesser)
@@ -82,22 +82,22 @@ class ShardBuilder:
     def _score(self, rows: Sequence[tuple[str, int, int]]) -> Tensor | None:
         score_LD = torch.empty(len(rows), self.config.hidden_size, dtype=torch.float64, device="cpu")
         for index, row in enumerate(rows):
-            self._places.rows(*row, score_LD[index : index + 1])
+            self.places.rows(*row, score_LD[index : index + 1])
         return score_LD if rows else None
 
     def _guesser(self, guesser: Guesser, interleaved: bool) -> GuesserWeights:
-        places, hidden = self._places, self.config.hidden_size
+        places, hidden = self.places, self.config.hidden_size
         return GuesserWeights(
             token_norm_D=places.norm(guesser.token_norm, hidden),
             hidden_norm_D=places.norm(guesser.hidden_norm, hidden),
             join_DE=places.stacked([(f"{guesser.join}.weight", hidden, 0, hidden)], 2 * hidden),
-            layer=self._layer(guesser.layer, interleaved, None, self.config.experts if guesser.has_experts else None),
+            layer=self.layer(guesser.layer, interleaved, None, self.config.experts if guesser.has_experts else None),
             norm_D=places.norm(guesser.norm, hidden),
         )
 
-    def _layer(self, prefix: str, interleaved: bool, delta: Delta | None, many: Experts | None) -> LayerWeights:
+    def layer(self, prefix: str, interleaved: bool, delta: Delta | None, many: Experts | None) -> LayerWeights:
         """`prefix`: of its tensors' names; `delta`, `many`: what it has in place of keys and values, and of one MLP."""
-        config, places, hidden = self.config, self._places, self.config.hidden_size
+        config, places, hidden = self.config, self.places, self.config.hidden_size
         attention = f"{prefix}self_attn." if delta is None else f"{prefix}linear_attn."
         heads_normed = config.qk_norm and delta is None
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
@@ -128,10 +128,12 @@ class ShardBuilder:
     def _first_product(self, prefix: str, delta: Delta | None) -> Weight:
         config, hidden = self.config, self.config.hidden_size
         if delta is not None:
-            return delta_product(self._places, delta, prefix, hidden)
+            return delta_product(self.places, delta, prefix, hidden)
         if config.latent is not None:
-            return first_product(self._places, config, prefix)
-        return self._gated_qkv(prefix) if config.gated_attention else self._stacked(prefix, self.qkv(), hidden)
+            return first_product(self.places, config, prefix)
+        if config.gated_attention:
+            return self._gated_qkv(prefix)
+        return self._stacked(prefix, self.qkv(), 2 * hidden if config.joins else hidden)
 
     def _gated_qkv(self, prefix: str) -> Weight:
         """Of each head the rows for its gates follow those for its queries in the checkpoint; here they come last."""
@@ -140,10 +142,10 @@ class ShardBuilder:
         ends = range(2 * queries.start, 2 * (queries.start + queries.count), 2 * size)
         kinds = [[(name, 2 * queries.whole, head + turn * size, size) for head in ends] for turn in range(2)]
         middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
-        return self._places.stacked([*kinds[0], *middle, *kinds[1]], self.config.hidden_size)
+        return self.places.stacked([*kinds[0], *middle, *kinds[1]], self.config.hidden_size)
 
     def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
-        config, places, hidden = self.config, self._places, self.config.hidden_size
+        config, places, hidden = self.config, self.places, self.config.hidden_size
         gate_up = self.gate_up()
         return MlpWeights(
             gate_up_2FD=self._stacked(prefix, gate_up, hidden, in_turns=interleaved),
@@ -158,15 +160,15 @@ class ShardBuilder:
 
     def _wide_qk_norm(self, prefix: str) -> Tensor:
         (q_whole, q_start, query), (k_whole, k_start, key) = self._head_rows()
-        into = self._places.empty(query + key)
-        self._places.rows(f"{prefix}q_norm.weight", q_whole, q_start, into[:query])
-        self._places.rows(f"{prefix}k_norm.weight", k_whole, k_start, into[query:])
+        into = self.places.empty(query + key)
+        self.places.rows(f"{prefix}q_norm.weight", q_whole, q_start, into[:query])
+        self.places.rows(f"{prefix}k_norm.weight", k_whole, k_start, into[query:])
         return into
 
     def _sinks(self, prefix: str) -> Tensor:
         num_heads = self.config.num_heads // self.size
-        into = torch.empty(num_heads, dtype=torch.float32, device=self._places.device)
-        self._places.rows(f"{prefix}sinks", self.config.num_heads, self.rank * num_heads, into)
+        into = torch.empty(num_heads, dtype=torch.float32, device=self.places.device)
+        self.places.rows(f"{prefix}sinks", self.config.num_heads, self.rank * num_heads, into)
         return into
 
     def _head_rows(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
@@ -186,12 +188,12 @@ class ShardBuilder:
     def _stacked(self, prefix: str, stack: Stack, columns: int, *, in_turns: bool = False) -> Weight:
         """`in_turns`: a row of each, and so on."""
         names = [stack.name] if self.config.stacked else [part.name for part in stack.parts]
-        into = self._places.matrix([f"{prefix}{name}_proj.weight" for name in names], stack.count, columns, columns)
+        into = self.places.matrix([f"{prefix}{name}_proj.weight" for name in names], stack.count, columns, columns)
         self._projections(prefix, "weight", stack, into, in_turns=in_turns)
         return into
 
     def _stacked_biases(self, prefix: str, stack: Stack) -> Tensor:
-        into = self._places.empty(stack.count)
+        into = self.places.empty(stack.count)
         self._projections(prefix, "bias", stack, into)
         return into
 
@@ -203,17 +205,18 @@ class ShardBuilder:
             place = into[index :: len(stack.parts)] if in_turns else into[first : first + part.count]
             if self.config.stacked:
                 whole = sum(each.whole for each in stack.parts)
-                self._places.rows(f"{prefix}{stack.name}_proj.{kind}", whole, above + part.start, place)
+                self.places.rows(f"{prefix}{stack.name}_proj.{kind}", whole, above + part.start, place)
             else:
-                self._places.rows(f"{prefix}{part.name}_proj.{kind}", part.whole, part.start, place)
+                self.places.rows(f"{prefix}{part.name}_proj.{kind}", part.whole, part.start, place)
             first += part.count
             above += part.whole
 
-    def _vocabulary(self, name: str) -> Tensor:
+    def vocabulary(self, name: str) -> Tensor:
+        """This rank's rows, and behind the last rank's zeros."""
         config = self.config
         rows = config.vocab_per_rank(self.size)
         start = min(self.rank * rows, config.vocab_size)
         stop = min(start + rows, config.vocab_size)
-        into = torch.zeros(rows, config.hidden_size, dtype=self._places.dtype, device=self._places.device)
-        self._places.rows(name, config.vocab_size, start, into[: stop - start])
+        into = torch.zeros(rows, config.hidden_size, dtype=self.places.dtype, device=self.places.device)
+        self.places.rows(name, config.vocab_size, start, into[: stop - start])
         return into

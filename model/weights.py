@@ -6,7 +6,7 @@ Only this rank's slices are read, each straight to its place.
 Shape suffixes as in `rank_weights.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -16,16 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.model.config import ModelConfig
-from tercet.model.expert_products import ReorderedExperts, reorder_experts
-from tercet.model.head_products import reorder_heads
-from tercet.model.linear import reorder_for_cpu
 from tercet.model.places import Move
 from tercet.model.rank_weights import (
-    DeltaWeights,
-    ExpertWeights,
-    LatentWeights,
-    LayerWeights,
-    MlpWeights,
     Weights,
 )
 from tercet.model.safetensors_files import shown
@@ -34,7 +26,6 @@ from tercet.model.shard import LAYERS, LM_HEAD, ShardBuilder
 from tercet.triton_kernels.scaled_weight import (
     MX_MOST,
     ScaledWeight,
-    Weight,
     packed,
     packed_mx,
     stored,
@@ -133,28 +124,32 @@ def load_weights(
     # Before there is memory for any: sizes that the files do not have may be beyond it.
     expected = expected_shapes(replace(config, tie_word_embeddings=tied))
     found = {name: shape for name, shape in shapes.items() if name in expected or not _guesses(name, config)}
-    _check_names(checkpoint.source, expected, found)
+    check_names(checkpoint.source, expected, found)
     builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
-    moves = builder.moves
+    carry_out(builder.moves, checkpoint, progress)
+    if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
+        return replace(weights, lm_head_VD=weights.embedding_VD)
+    return weights
+
+
+def carry_out(moves: Sequence[Move], checkpoint: Checkpoint, progress: Progress | None = None) -> None:
+    """Several side by side."""
     total = sum(move.into.nbytes for move in moves)
     done = 0
     if progress is not None:
         progress(done, total)
 
-    def carry_out(move: Move) -> int:
+    def carry(move: Move) -> int:
         if move.start < move.stop:  # the last rank may have nothing but padding
             fill(move, checkpoint)
         return move.into.nbytes
 
     with ThreadPoolExecutor(_READERS) as readers:
-        for num_bytes in readers.map(carry_out, moves):
+        for num_bytes in readers.map(carry, moves):
             done += num_bytes
             if progress is not None:
                 progress(done, total)
-    if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
-        return replace(weights, lm_head_VD=weights.embedding_VD)
-    return weights
 
 
 def fill(move: Move, checkpoint: Checkpoint) -> None:
@@ -191,77 +186,6 @@ def _fill_mx(move: Move, place: ScaledWeight, codes_RI: Tensor, powers_RG: Tenso
     place.scales_GN.copy_(with_powers(exponents_RG))
 
 
-def reordered_for_cpu(weights: Weights) -> Weights:
-    """The same weights, the matrices of products in the order the CPU reads fastest; on a GPU as they are.
-
-    What was given is used up: each matrix gives its memory back before the next one's copy is made.
-    """
-    layers = tuple(_reordered_layer(layer, weights.interleaved) for layer in weights.layers)
-    tied, guesser = weights.lm_head_VD is weights.embedding_VD, weights.guesser
-    lm_head_VD = reorder_for_cpu(weights.lm_head_VD) if tied else _replaced(weights.lm_head_VD)
-    if guesser is not None:
-        layer = _reordered_layer(guesser.layer, weights.interleaved)
-        guesser = replace(guesser, join_DE=_reordered(guesser.join_DE), layer=layer)
-    return replace(weights, layers=layers, lm_head_VD=lm_head_VD, guesser=guesser)
-
-
-def _reordered_layer(layer: LayerWeights, interleaved: bool) -> LayerWeights:
-    return replace(
-        layer,
-        qkv_ND=_reordered(layer.qkv_ND),
-        latent=layer.latent and _reordered_latent(layer.latent),
-        delta=layer.delta and _reordered_delta(layer.delta),
-        o_DQ=_reordered(layer.o_DQ),
-        mlp=_reordered_mlp(layer.mlp, interleaved),
-    )
-
-
-def _reordered_mlp(mlp: MlpWeights | ExpertWeights, interleaved: bool) -> MlpWeights | ExpertWeights:
-    if isinstance(mlp, MlpWeights):
-        gate_up_2FD = mlp.gate_up_2FD if interleaved else _reordered(mlp.gate_up_2FD)
-        return replace(mlp, gate_up_2FD=gate_up_2FD, down_DF=_reordered(mlp.down_DF))
-    in_16_bits = mlp.router_LD.dtype.itemsize == 2  # then its logits may be wanted in fp32
-    return replace(
-        mlp,
-        router_LD=mlp.router_LD if in_16_bits else _replaced(mlp.router_LD),
-        gate_up_E2FD=_reordered_experts(mlp.gate_up_E2FD),
-        down_EDF=_reordered_experts(mlp.down_EDF),
-    )
-
-
-def _reordered_experts(w_ENK: Weight | ReorderedExperts) -> Weight | ReorderedExperts:
-    if not isinstance(w_ENK, Tensor):
-        return w_ENK
-    experts = reorder_experts(w_ENK)
-    if experts is not w_ENK:
-        w_ENK.untyped_storage().resize_(0)  # others still hold the tensor
-    return experts
-
-
-def _reordered_latent(latent: LatentWeights) -> LatentWeights:
-    query_XQ, up_HXL = latent.query_XQ, latent.up_HXL
-    assert isinstance(up_HXL, Tensor)
-    heads = reorder_heads(up_HXL, latent.num_still)
-    if heads is not up_HXL:
-        up_HXL.untyped_storage().resize_(0)  # others still hold the tensor
-    return replace(latent, query_XQ=None if query_XQ is None else _reordered(query_XQ), up_HXL=heads)
-
-
-def _reordered_delta(delta: DeltaWeights) -> DeltaWeights:
-    return replace(delta, rates_RD=None if delta.rates_RD is None else _reordered(delta.rates_RD))
-
-
-def _reordered(weight: Weight) -> Weight:
-    return _replaced(weight) if isinstance(weight, Tensor) else weight  # which kernels read
-
-
-def _replaced(weight: Tensor) -> Tensor:
-    reordered = reorder_for_cpu(weight)
-    if reordered is not weight:
-        weight.untyped_storage().resize_(0)  # others still hold the tensor
-    return reordered
-
-
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every tensor that a checkpoint of this model holds."""
     builder = ShardBuilder(config, 0, 1, torch.float32, torch.device("meta"), {})
@@ -277,7 +201,8 @@ def _guesses(name: str, config: ModelConfig) -> bool:
     return layer.isdigit() and 0 <= int(layer) - config.num_layers < config.guessing_layers
 
 
-def _check_names(source: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+def check_names(source: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """ValueError names tensors that are missing, surplus or misshapen."""
     problems = []
     if missing := [name for name in expected if name not in found]:
         problems.append(f"missing: {_some(missing)}")

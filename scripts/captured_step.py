@@ -131,8 +131,9 @@ class StepModel:
         self._words_W = torch.zeros(8 * (max_rows + 64), dtype=torch.int32, device=device)
         most = max_rows * (1 + num_guesses) + 64
         self._buffers = StepBuffers(most, max_rows + MOST_TOKENS, self._words_W)
-        most_tokens = max_rows + MOST_TOKENS
-        self._end = StepEnd(self._decoder, self._guesses, self._table, self._kv_cache, most_tokens, self._states)
+        trials = None if self._guesses is None else TrialShapes(self._guesses)
+        shapes = self._decoder.shapes(self._kv_cache, max_rows, MOST_TOKENS, trials)
+        self._end = StepEnd(self._decoder, self._guesses, self._table, self._kv_cache, shapes, self._states)
         self._extras = Extras(max_rows + 1, device, config.vocab_size)
         places = torch.zeros(2, most, dtype=torch.int32, pin_memory=True)
         self._ring = TokenRing(places, torch.zeros(1, dtype=torch.int32, device=device))
@@ -185,7 +186,7 @@ class StepModel:
 
     def _run(self, shape: StepShape) -> None:
         tables = self._kv_cache[: self._decoder.config.num_caching_layers], self._table, self._buffers
-        forwarded = forward_step(self._decoder, *tables, shape, self._guesses, self._states)
+        forwarded = forward_step(self._decoder, *tables, shape, self._guesses, self._states, self._end.hearing())
         sample_step_into(self._ring, self._decoder, forwarded, self._table, shape=shape, extras=self._extras)
         self._end.run(forwarded, shape)
 

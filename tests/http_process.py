@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from daemon import free_port
-from tercet.engine.child import ChildSpec
+from tercet.engine.child import ChildSpec, Paths
 from tercet.engine.config import EngineConfig
 from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving
 from tokenizer_process import TokenizerProcess
@@ -30,7 +30,7 @@ def http_process(
     try:
         told: list[FromChild] = []
         begin = Begin(Limits(100, 512, 257, "float32", "cpu", 8))
-        spec = ChildSpec("http", 0, config, "", tokenizer.addresses)
+        spec = ChildSpec("http", 0, config, Paths(""), tokenizer.addresses)
         for message, answer in ((spec, Loaded), (begin, Serving)):
             process.stdin.write(msgspec.json.encode(message) + b"\n")
             process.stdin.flush()

@@ -16,8 +16,9 @@ from tercet.model.adapters import adapters_for_cpu, load_adapters, ranks_of
 from tercet.model.checkpoint import open_model
 from tercet.model.decoder import Decoder
 from tercet.model.parallel import Group
+from tercet.model.reordered import reordered_for_cpu
 from tercet.model.states import States, make_states
-from tercet.model.weights import load_weights, reordered_for_cpu
+from tercet.model.weights import load_weights
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.token_adapters import with_adapters
 

@@ -13,6 +13,7 @@ import pytest
 
 from checkpoints import checkpoint
 from shapes import write_shape
+from tercet.engine.child import Paths
 from tercet.engine.compiler_process import CompilerSpec, steps_of_spec
 from tercet.engine.compilers import start_compilers
 from tercet.engine.config import EngineConfig
@@ -25,7 +26,7 @@ def config_of(family: str, **changes: object) -> EngineConfig:
 
 
 def spec_of(config: EngineConfig) -> CompilerSpec:
-    return CompilerSpec(config=config, model_path=config.model, gpu="NVIDIA H200", capability=90, multiprocessors=132)
+    return CompilerSpec(config=config, paths=Paths(config.model), gpu="NVIDIA H200", capability=90, multiprocessors=132)
 
 
 @pytest.fixture

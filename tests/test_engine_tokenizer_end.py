@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import zmq
 
-from tercet.engine.child import ChildSpec, remove_sockets
+from tercet.engine.child import ChildSpec, Paths, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import make_addresses
 from tercet.ipc.answers import Failed
@@ -121,7 +121,7 @@ def test_it_beats(engine: TokenizerProcess) -> None:
 def start_and_fail(model_path: Path, listen: tuple[str, ...] = ()) -> str:
     """The last words of a tokenizer that cannot start."""
     addresses = make_addresses(1, listen)
-    spec = ChildSpec("tokenizer", 0, EngineConfig(model="tiny"), str(model_path), addresses)
+    spec = ChildSpec("tokenizer", 0, EngineConfig(model="tiny"), Paths(str(model_path)), addresses)
     process = subprocess.Popen(
         [sys.executable, "-m", "tercet.engine.tokenizer"],
         stdin=subprocess.PIPE,

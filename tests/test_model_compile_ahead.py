@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from checkpoints import checkpoint
+from checkpoints import checkpoint, make_checkpoint
 from covering import long
+from eagle_layers import eagle_checkpoint
 from guessing_layers import guessing_checkpoint
 from tercet.model import compile_ahead as module
 from tercet.model.adapters import Ranks
 from tercet.model.checkpoint import read_config
 from tercet.model.compile_ahead import Claims, Steps, compile_ahead, fingerprint, launch_all
+from tercet.model.config_json import read_config_json
+from tercet.model.eagle_config import parse_eagle
 from tercet.model.padded_shapes import Shapes
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.scaled_rows import StoredAs
@@ -44,6 +47,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "kept": {},
         "guesses": None,
         "adapters": None,
+        "eagle": None,
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})
@@ -153,16 +157,22 @@ def test_steps_with_guesses_of_models_with_states(deterministic: bool, monkeypat
     assert launches(steps) <= ahead
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("deterministic", "eagle"), [(False, False), (True, False), (False, True), long(True, True)])
 def test_steps_whose_end_guesses_use_no_others(
-    deterministic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, eagle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all sizes that graphs may have."""
     guesses = GuessSettings(num_guesses=2, looked_up=None, most_slots=12)
-    config = replace(read_config(guessing_checkpoint("deepseek-v3", tmp_path)), guesses=True)
     sizes = {"max_num_seqs": 20, "max_num_batched_tokens": 128, "deterministic": deterministic, "guesses": guesses}
-    steps = replace(steps_of("deepseek-v3", **sizes), config=config)
+    if eagle:
+        config = read_config(path := make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=7))
+        other = parse_eagle(read_config_json(eagle_checkpoint(path, tmp_path / "eagle")), config)
+        steps = replace(steps_of("qwen3", **sizes, eagle=other), config=replace(config, guesses=True))
+    else:
+        config = replace(read_config(guessing_checkpoint("deepseek-v3", tmp_path)), guesses=True)
+        steps = replace(steps_of("deepseek-v3", **sizes), config=config)
     ahead = launches(steps)
+    assert any("_spread_logits" in what for what in ahead) == eagle
     assert any("_join_normed" in what for what in ahead)
     monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
     assert launches(steps) <= ahead

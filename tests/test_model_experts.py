@@ -17,7 +17,7 @@ from tercet.model.checkpoint import read_config
 from tercet.model.expert_products import ReorderedExperts
 from tercet.model.experts import go_through_experts
 from tercet.model.rank_weights import ExpertWeights
-from tercet.model.weights import reordered_for_cpu
+from tercet.model.reordered import reordered_for_cpu
 
 COUNT = 300
 

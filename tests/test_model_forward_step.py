@@ -40,5 +40,5 @@ def test_attention_is_told_of_lengths(shape: StepShape, monkeypatch: pytest.Monk
     cache = make_kv_cache(decoder.config, 4, 16, decoder.dtype, CPU, 1)
     buffers = StepBuffers(16, 128, torch.zeros(256, dtype=torch.int32))
     forwarded = forward_step(decoder, cache, make_slot_table(2, 32, 16, CPU), buffers, shape, GUESSES)
-    assert told == [{"longest": shape.longest, "deep": shape.deep}]
+    assert told == [{"longest": shape.longest, "deep": shape.deep, "hear": None}]
     assert (forwarded.trials is None) == (not shape.num_trials)

@@ -1,12 +1,14 @@
 """The layer that guesses, in fp32 against transformers' modules, whatever the schedule; and that no token changes."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from checkpoints import random_prompts, reference_greedy
+from checkpoints import make_checkpoint, random_prompts, reference_greedy
 from covering import long
+from eagle_layers import ReferenceEagle, eagle_checkpoint
 from guessing_layers import ReferenceGuesser, guessing_checkpoint
 from paged_sequences import CPU
 from plan_driver import GREEDY, Job, run_jobs
@@ -23,8 +25,8 @@ from tercet.model.step_shape import StepShape
 PAGE, MAX_SEQS = 16, 4
 
 
-def make_runner(path: Path, num_guesses: int, most_slots: int = MAX_SEQS) -> Runner:
-    opened = open_for(path, CPU, max_model_len=256, guesses=True)
+def make_runner(path: Path, num_guesses: int, eagle: Path | None = None, most_slots: int = MAX_SEQS) -> Runner:
+    opened = open_for(path, CPU, max_model_len=256, guesses=eagle is None, eagle=eagle)
     decoder = load_decoder(opened, Group.single(CPU), guesses=True)
     cache = make_kv_cache(decoder.config, 60, PAGE, decoder.dtype, CPU, 1)
     cache[:, :, 1:] = float("nan")
@@ -39,8 +41,30 @@ def make_runner(path: Path, num_guesses: int, most_slots: int = MAX_SEQS) -> Run
 )
 def test_guesses_are_the_layers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = guessing_checkpoint(family, tmp_path)
-    reference, num_guesses, checked = ReferenceGuesser(family, path), 3, [0] * 3
-    run = GuessAhead.run
+    check_guesses(path, ReferenceGuesser(family, path), make_runner(path, 3), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("qwen3", {"mapped": True}),
+        long("llama", {"speculators": True}),
+        long("qwen3", {"mapped": False, "eagle_aux_hidden_state_layer_ids": None}),
+    ],
+)
+def test_guesses_are_those_of_another_checkpoints_layer(
+    family: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_checkpoint(family, tmp_path / "model", num_hidden_layers=7)
+    eagle = eagle_checkpoint(path, tmp_path / "eagle", **options)
+    check_guesses(path, ReferenceEagle(path, eagle), make_runner(path, 3, eagle), monkeypatch)
+
+
+def check_guesses(
+    path: Path, reference: ReferenceGuesser | ReferenceEagle, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three guesses in each step, and tokens."""
+    checked, run, num_guesses = [0] * 3, GuessAhead.run, 3
 
     def listen(self: GuessAhead, forwarded: Forwarded, shape: StepShape) -> None:
         run(self, forwarded, shape)
@@ -62,7 +86,6 @@ def test_guesses_are_the_layers(family: str, tmp_path: Path, monkeypatch: pytest
     prompts = random_prompts(6, 2, 40, seed=5)
     wanted = reference_greedy(path, prompts, 24)
     greedy = msgspec.structs.replace(GREEDY, max_tokens=24)
-    runner = make_runner(path, num_guesses)
     tile = runner.limits.state_tile or 1
     for seed, how in enumerate(({"num_guesses": num_guesses}, {"num_guesses": num_guesses, "budget": tile + 6}, {})):
         jobs = [Job(prompt, greedy) for prompt in prompts]

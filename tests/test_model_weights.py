@@ -18,7 +18,8 @@ from tercet.model import safetensors_files
 from tercet.model.checkpoint import open_model, read_config
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.rank_weights import Weights
-from tercet.model.weights import load_weights, reordered_for_cpu
+from tercet.model.reordered import reordered_for_cpu
+from tercet.model.weights import load_weights
 from weight_sizes import num_in_matrices
 
 

@@ -13,6 +13,7 @@ from tercet.triton_kernels.guess_rows import GuessRows, guess_rows
 from tercet.triton_kernels.join_normed import join_normed
 from tercet.triton_kernels.next_ids import next_ids
 from tercet.triton_kernels.prepare import prepare
+from tercet.triton_kernels.spread_logits import spread_logits
 from tercet.triton_kernels.trials import lay_out
 from test_triton_kernels_guess import empty_trials
 
@@ -151,6 +152,19 @@ def test_two_norms_side_by_side(num_tokens: int, size: int, own: bool) -> None:
 
     halves = [normed(embedded_TD, token_D), normed(normed(hidden_TD, own_D) if own else hidden_TD, hidden_D)]
     torch.testing.assert_close(got_TE.double(), torch.cat(halves, 1), rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize(("num_rows", "few", "whole"), [(3, 97, 1500), (1, 8, 8), (0, 4, 9)])
+def test_logits_of_few_tokens_spread_over_all(num_rows: int, few: int, whole: int) -> None:
+    logits_RU = torch.randn(num_rows, few + 5)[:, :few]  # rows with something between them
+    known = torch.randperm(whole)[:few]
+    places_V = torch.full((whole,), -1, dtype=torch.int32).index_put((known,), torch.arange(few, dtype=torch.int32))
+    got_RV = spread_logits(logits_RU, places_V)
+    wanted_RV = torch.full((num_rows, whole), float("-inf"))
+    wanted_RV[:, known] = logits_RU
+    assert torch.equal(got_RV, wanted_RV)
+    with pytest.raises(ValueError, match=r"places: got torch\.int64"):
+        spread_logits(logits_RU, places_V.long())
 
 
 def test_what_does_not_fit() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from tercet.engine.child import ChildSpec, remove_sockets
+from tercet.engine.child import ChildSpec, Paths, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.answers import Classifier, Usage
@@ -58,7 +58,7 @@ class TokenizerProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tercet.engine.tokenizer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        spec = ChildSpec("tokenizer", 0, config, str(model_path), addresses)
+        spec = ChildSpec("tokenizer", 0, config, Paths(str(model_path)), addresses)
         self._write(msgspec.json.encode(spec))
         self.wait_for(Loaded)
         self.tell(Begin(limits))
