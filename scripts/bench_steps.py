@@ -7,6 +7,7 @@ a figure of a moment says little.
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from shapes import SHAPES
@@ -15,6 +16,7 @@ from tercet.engine.config import KvCacheDType
 if TYPE_CHECKING:
     from captured_step import CapturedStep
     from power_meter import PowerMeter
+    from tercet.model.config import ModelConfig
 
 _ROUND_MS = 60.0
 _MOST_REPLAYS = 250
@@ -27,7 +29,11 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
     parser.add_argument("--guesses", type=int, default=0, help="tokens that each row tries beside its own")
-    parser.add_argument("--guess-layer", action="store_true", help="those are what the model's own layer guesses")
+    parser.add_argument(
+        "--guess-layer",
+        choices=["own", "eagle3"],
+        help="those are what a layer guesses: the model's own, or one like its layers with a head for 32,000 tokens",
+    )
     parser.add_argument("--random-adapters", type=int, default=0, help="LoRA adapters, through which rows go by turns")
     parser.add_argument("--rank", type=int, default=16, help="of random adapters")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each")
@@ -52,6 +58,7 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from power_meter import PowerMeter
     from tercet.model.adapters import Ranks, module_sizes
     from tercet.model.checkpoint import parse_settings
+    from tercet.model.eagle_config import parse_eagle
     from tercet.model.load import with_guesser
     from tercet.model.parallel import Group
 
@@ -59,15 +66,19 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     torch.cuda.set_device(device)
     meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
     config, quantization = parse_settings(SHAPES[arguments.shape])
-    if arguments.guess_layer:
+    eagle = None
+    if arguments.guess_layer == "own":
         config = with_guesser(config)
+    elif arguments.guess_layer == "eagle3":
+        eagle = parse_eagle(_like(config), config)
+        config = replace(config, guesses=True, guesser=None)
     sizes = max(arguments.rows), arguments.context
     group = Group.join(0, 1, device, "", 120.0)
     adapters = None
     if arguments.random_adapters:
         ranks = {name: arguments.rank for layer in range(config.num_layers) for name in module_sizes(config, layer)}
         adapters = Ranks(arguments.random_adapters, ranks)
-    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses, adapters)
+    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses, adapters, eagle)
     step = model.trial if arguments.guesses else model.decode
     print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
     results = []
@@ -76,6 +87,22 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         results.append({"rows": num_rows, **row})
         print(f"{num_rows:6} {row['us']:9.1f} {row['mhz']:6.0f} {row['watts']:6.0f} {row['mj']:9.1f}", flush=True)
     return results
+
+
+def _like(config: "ModelConfig") -> dict[str, Any]:
+    """The config.json of a layer that guesses for a model and has its sizes."""
+    return {
+        "draft_vocab_size": 32_000,
+        "head_dim": config.head_dim,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "max_position_embeddings": config.max_position_embeddings,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "vocab_size": config.vocab_size,
+    }
 
 
 def _measure(step: "CapturedStep", meter: "PowerMeter", seconds: float) -> dict[str, float]:

@@ -15,6 +15,8 @@ from tercet.model.adapters import LayerAdapters, Ranks, empty_adapters
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.eagle_config import EagleConfig
+from tercet.model.eagle_shard import OFFSETS, EagleShard
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
 from tercet.model.kv_cache import cache_dtype, make_kv_cache
@@ -30,7 +32,7 @@ from tercet.model.step_buffers import StepBuffers, write_rows
 from tercet.model.step_end import StepEnd
 from tercet.model.step_shape import StepShape
 from tercet.model.trial_shapes import TrialShapes
-from tercet.model.weights import load_weights
+from tercet.model.weights import carry_out, load_weights
 from tercet.triton_kernels.low_rank import LowRank
 from tercet.triton_kernels.sample import TokenRing
 
@@ -92,9 +94,11 @@ class StepModel:
         quantization: Quantization | None = None,
         num_guesses: int = 0,
         adapters: Ranks | None = None,
+        eagle: EagleConfig | None = None,
     ) -> None:
         """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts. `num_guesses`: for steps
-        in which each row tries so many; `adapters`: rows go through these by turns."""
+        in which each row tries so many; `adapters`: rows go through these by turns; `eagle`: of a layer
+        that guesses."""
         self._group = group
         self._guesses = None
         if num_guesses:
@@ -108,6 +112,10 @@ class StepModel:
             tensors, config, rank=group.rank, size=group.size, dtype=dtype, device=device,
             kept=kept_as_stored(tensors, dtype, device, size=group.size), interleaved=True,
         )  # fmt: skip
+        if eagle is not None:
+            shard = EagleShard(eagle, (OFFSETS,), group.rank, group.size, dtype, device, interleaved=True)
+            carry_out(shard.moves, DummyCheckpoint({move.name: move.shape for move in shard.moves}, 0, dtype, device))
+            weights = replace(weights, guesser=shard.filled())
         length = max(context + _GROWTH, MOST_TOKENS)
         self._num_adapters = adapters.num_adapters if adapters else 0
         of_layers = _random_adapters(adapters, config, group, dtype) if adapters else ()

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from checkpoints import make_checkpoint
+from eagle_layers import eagle_checkpoint
 from guess_cases import answers, draws, settled
 from guessing_layers import foreseen_checkpoint, guessing_checkpoint
 from tercet.ipc.messages import SamplingParams
@@ -54,3 +56,22 @@ def test_what_follows_from_the_last_token_is_foreseen(
         gauges = settled(llm)
     assert gauges.num_guesses >= 12 * 40
     assert gauges.num_right_guesses >= 0.9 * gauges.num_guesses  # in 16 bits some are drawn from other logits
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_from_another_checkpoint(dtype: str, tmp_path: Path) -> None:
+    """In fp32 no answer changes; in bf16 none does with `--deterministic`."""
+    model = make_checkpoint(
+        "qwen3", tmp_path / "model", num_hidden_layers=7, max_position_embeddings=1024, **REAL_HEADS
+    )
+    eagle = eagle_checkpoint(model, tmp_path / "eagle", num_attention_heads=4)
+    prompts, params = draws()
+    how = {"dtype": dtype, "deterministic": dtype == "bfloat16"}
+    with engine(model, **how) as llm:
+        wanted = answers(llm, prompts, params)
+    tries = {"method": "eagle3", "model": str(eagle), "num_speculative_tokens": 3}
+    with engine(model, speculative_config=tries, **how) as llm:
+        assert answers(llm, prompts, params) == wanted
+        for index in range(4):
+            assert answers(llm, [prompts[index]], [params[index]]) == [wanted[index]]
+        assert settled(llm).num_guesses > 0

@@ -2,23 +2,27 @@
 promised; nothing compiles, and nothing but Triton runs."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from launched_kernels import foreign_kernels, launched_kernels
-from plan_driver import GREEDY, pack, run_jobs
+from plan_driver import GREEDY, RandomMasks, masked_jobs, pack, run_jobs
 from tercet.ipc.step_messages import Enter, Step
 from tercet.model.blocks import Guesser
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.eagle_config import EagleConfig
+from tercet.model.eagle_shard import OFFSETS, EagleShard
 from tercet.model.parallel import Group
 from tercet.model.rope import Rope
 from tercet.model.runner import Runner
 from tercet.model.runner_settings import GuessSettings
-from tercet.model.weights import load_weights
-from test_model_graphs import MAX_LEN, PAGE, compiled, jobs, make_runner
+from tercet.model.weights import carry_out, load_weights
+from test_model_graphs import MAX_LEN, MAX_SEQS, PAGE, compiled, jobs, make_runner
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 __all__ = ["compiled"]
@@ -35,18 +39,27 @@ CONFIG = ModelConfig(
 )  # fmt: skip
 
 
-def make_decoder(*, deterministic: bool) -> Decoder:
-    device = torch.device("cuda", 0)
-    on_rank = {"rank": 0, "size": 1, "dtype": torch.bfloat16, "device": device, "interleaved": True}
-    weights = load_weights(DummyCheckpoint(CONFIG, 0, torch.bfloat16, device), CONFIG, **on_rank)  # type: ignore[arg-type]
-    ways = {"deterministic": deterministic, "guesses": True}
-    return Decoder(CONFIG, weights, Group.single(device), MAX_LEN, **ways)
+def make_decoder(which: str) -> Decoder:
+    """Whose own layer guesses, or one of another checkpoint."""
+    device, config = torch.device("cuda", 0), CONFIG if which == "own" else replace(CONFIG, guesser=None, num_layers=7)
+    if which != "own":
+        config = replace(config, layer_windows=(), layer_ropes=())
+    on_rank: Any = {"rank": 0, "size": 1, "dtype": torch.bfloat16, "device": device, "interleaved": True}
+    weights = load_weights(DummyCheckpoint(config, 0, torch.bfloat16, device), config, **on_rank)
+    if which != "own":
+        layer = replace(config, family="llama", num_layers=1, vocab_size=5000, joins=True, qk_norm=False, guesses=False)
+        layer = replace(layer, layer_windows=(), layer_ropes=(), tie_word_embeddings=False)
+        shard = EagleShard(EagleConfig(layer, (2, 3, 4), False, config.vocab_size), (OFFSETS,), **on_rank)
+        shapes = {move.name: move.shape for move in shard.moves}
+        carry_out(shard.moves, DummyCheckpoint(shapes, 1, torch.bfloat16, device))
+        weights = replace(weights, guesser=shard.filled())
+    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=True, guesses=True)
 
 
-@pytest.fixture(scope="module")
-def runners() -> tuple[Runner, Runner]:
+@pytest.fixture(scope="module", params=["own", "eagle3"])
+def runners(request: pytest.FixtureRequest) -> tuple[Runner, Runner]:
     """With all graphs, and without any."""
-    decoder = make_decoder(deterministic=True)
+    decoder = make_decoder(request.param)
     graphs = make_runner(decoder, eager=False, guesses=TWO)
     while graphs.use_lull():
         pass
@@ -69,6 +82,22 @@ def test_deterministic_steps_say_the_same_to_the_bit(runners: tuple[Runner, Runn
         run_jobs(runner, batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, **how)
         outputs.append([job.output for job in batch])
     assert len({tuple(tokens) for tokens in outputs[0]}) == 20
+    for others in outputs[1:]:
+        assert others == outputs[0]
+    assert compiled == []
+
+
+def test_masks_that_come_after_their_step_is_begun(
+    runners: tuple[Runner, Runner], compiled: list[str], tmp_path: Path
+) -> None:
+    """Guesses are made behind their draws, and tried in steps that have none."""
+    prompts, outputs = [job.prompt for job in jobs(12)], []
+    masks = RandomMasks(tmp_path / "masks", MAX_SEQS, runners[0].limits.vocab_size)
+    for which, max_seqs, num_guesses in ((1, 5, 0), (0, 1, 2), (0, 16, 2)):
+        how = {"budget": 900, "masks": masks, "ahead": max_seqs != 5, "num_guesses": num_guesses}
+        batch = masked_jobs(prompts)
+        run_jobs(runners[which], batch, max_seqs=max_seqs, page_size=PAGE, seed=max_seqs, **how)
+        outputs.append([job.output for job in batch])
     for others in outputs[1:]:
         assert others == outputs[0]
     assert compiled == []
