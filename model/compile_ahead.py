@@ -22,6 +22,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
+from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
@@ -138,7 +139,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     longest = Shapes(max_rows, steps.max_num_batched_tokens).max_tokens
     group.connect(config.hidden_size, dtype, longest, 2 * config.num_layers)
     on_rank: dict[str, Any] = {"rank": rank, "size": size, "interleaved": True, **where}
-    weights = empty_weights(config, kept=kept, **on_rank)
+    weights = with_guess_head(empty_weights(config, kept=kept, **on_rank))
     adapters = () if steps.adapters is None else empty_adapters(steps.adapters, config, **on_rank)
     guesses = steps.guesses
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}

@@ -1,5 +1,5 @@
 """The layer that guesses, on one rank: from hidden states of tokens, and the tokens behind them, to hidden states that
-stand for those of the latter, of which the model's own head makes guesses.
+stand for those of the latter, of which the model's own head makes guesses, or what `guess_head.py` has made of it.
 
 It is a decoder of one layer, which begins with other numbers than embeddings. Knows no request; when it is asked, and
 where guesses go, is `guess_ahead.py`'s matter.
@@ -38,7 +38,8 @@ class Guesser:
             guesses=True,
             exchanges=False,
         )
-        self.head = self._body.head
+        head = self._body.head
+        self.head = head if own.head_VD is None else replace(head, lm_head_VD=own.head_VD)
 
     @torch.inference_mode()
     def forward(

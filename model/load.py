@@ -15,6 +15,7 @@ from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
@@ -130,7 +131,7 @@ def load_decoder(
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))
     return Decoder(
-        config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
+        config, reordered_for_cpu(with_guess_head(weights)), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
         adapters=adapters,
     )  # fmt: skip
 

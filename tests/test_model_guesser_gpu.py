@@ -13,6 +13,7 @@ from tercet.model.blocks import Guesser
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
+from tercet.model.guess_head import with_guess_head
 from tercet.model.parallel import Group
 from tercet.model.rope import Rope
 from tercet.model.runner import Runner
@@ -40,7 +41,7 @@ def make_decoder(*, deterministic: bool) -> Decoder:
     on_rank = {"rank": 0, "size": 1, "dtype": torch.bfloat16, "device": device, "interleaved": True}
     weights = load_weights(DummyCheckpoint(CONFIG, 0, torch.bfloat16, device), CONFIG, **on_rank)  # type: ignore[arg-type]
     ways = {"deterministic": deterministic, "guesses": True}
-    return Decoder(CONFIG, weights, Group.single(device), MAX_LEN, **ways)
+    return Decoder(CONFIG, with_guess_head(weights), Group.single(device), MAX_LEN, **ways)
 
 
 @pytest.fixture(scope="module")
