@@ -18,17 +18,16 @@ from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, stored
 
 LEAST_NUMBERS = 2**26
-"""Of a head on a rank that is rounded. In 16 bits so many are 134 MB, which an H200 reads in 28 us, and half of that is
-saved. What is lost is the draw in the product's own kernel: the norm, logits in memory and the scores of those are two or
-three launches more, of two or three us each. Of half as many numbers as these the two would be about the same."""
+"""Of a head on a rank that is rounded. In 16 bits so many are 134 MB, which take 28 us at 4.8 TB/s, and half of that is
+saved. What is lost is the draw in the product's own kernel: the norm, and scores of logits in memory, are launches of
+their own, of two or three us each. Of half as many numbers the two would be about the same."""
 _AT_ONCE = 2**24
 """Numbers that are rounded at a time: in fp32 they are 64 MiB, twice, and a head of 2^30 takes 64 rounds."""
 
 
 def with_guess_head(weights: Weights, least: int = LEAST_NUMBERS) -> Weights:
-    """The same with a head in FP8 for guesses, where a layer guesses and the head has `least` numbers; on any device, but
-    that GPUs have to know FP8, and that on CPUs there is none unless kernels are interpreted. Tensors on the meta device
-    get one as on the GPU that they stand for."""
+    """The same with a head in FP8 for guesses, where a layer guesses, and the head has so many numbers, of 16 bits, and
+    the GPU knows FP8. On a CPU only the interpreter has one; on the meta device it is as on the GPU that is meant."""
     guesser, head_VD = weights.guesser, weights.lm_head_VD
     if guesser is None or head_VD.numel() < least or head_VD.dtype.itemsize != 2 or head_VD.shape[1] % BYTES:
         return weights
@@ -47,7 +46,7 @@ def in_fp8(w_VD: Tensor) -> ScaledWeight:
     numbers_VD = torch.empty(w_VD.shape, dtype=FP8, device=w_VD.device)
     scales_1V = torch.empty(1, len(w_VD), dtype=torch.float32, device=w_VD.device)
     num_rows = max(1, _AT_ONCE // w_VD.shape[1])
-    for first in range(0, len(w_VD), num_rows):
+    for first in range(0, 0 if w_VD.is_meta else len(w_VD), num_rows):  # which has no numbers, and takes its time
         some = slice(first, first + num_rows)
         wide_RD = w_VD[some].float()
         # Rows of zeros, as padding has them, are zeros times this.

@@ -127,11 +127,12 @@ def load_decoder(
         "interleaved": group.device.type == "cuda",
     }  # fmt: skip
     weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
+    weights = with_guess_head(weights)
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))
     return Decoder(
-        config, reordered_for_cpu(with_guess_head(weights)), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
+        config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
         adapters=adapters,
     )  # fmt: skip
 

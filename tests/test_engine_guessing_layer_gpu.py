@@ -54,3 +54,22 @@ def test_what_follows_from_the_last_token_is_foreseen(
         gauges = settled(llm)
     assert gauges.num_guesses >= 12 * 40
     assert gauges.num_right_guesses >= 0.9 * gauges.num_guesses  # in 16 bits some are drawn from other logits
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_it_is_foreseen_by_a_head_in_fp8_too(deterministic: bool, tmp_path: Path) -> None:
+    """Of 2^26 numbers, in bf16. Random ones, among so many, are nearer to each other than those of models."""
+    sizes = REAL_HEADS | OF_DELTA | {"vocab_size": 2**18, "max_position_embeddings": 1024}
+    path = foreseen_checkpoint("qwen3.5", tmp_path, **sizes)
+    prompts, _ = draws()
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.9, "top_p": 0.7}]
+    params = [SamplingParams(max_tokens=61, ignore_eos=True, seed=one, **kinds[one % 3]) for one in range(6)]
+    how = {"dtype": "bfloat16", "deterministic": deterministic}
+    with engine(path, **how) as llm:
+        said = answers(llm, prompts[:6], params)
+    with engine(path, speculative_config=TWO, **how) as llm:
+        both = answers(llm, prompts[:6], params)
+        gauges = settled(llm)
+    assert both == said or not deterministic  # else a step's size decides which of two that are nearly alike is drawn
+    assert gauges.num_guesses >= 6 * 40
+    assert gauges.num_right_guesses >= 0.75 * gauges.num_guesses
