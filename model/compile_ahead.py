@@ -24,6 +24,7 @@ from tercet.model.eagle_config import EagleConfig
 from tercet.model.eagle_shard import OFFSETS, EagleShard
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
+from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
@@ -146,6 +147,7 @@ def launch_all(steps: Steps, rank: int) -> None:
     if steps.eagle is not None:
         few = replace(steps.eagle, hears=tuple(range(config.num_layers))[:3])
         weights = replace(weights, guesser=EagleShard(few, (OFFSETS,), **on_rank).empty())
+    weights = with_guess_head(weights)
     adapters = () if steps.adapters is None else empty_adapters(steps.adapters, config, **on_rank)
     guesses = steps.guesses
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}

@@ -1,5 +1,6 @@
 """The model's own layer that guesses, on one rank: from hidden states of tokens, and the tokens behind them, to hidden
-states that stand for those of the latter, of which the model's own head makes guesses.
+states that stand for those of the latter, of which the model's own head makes guesses, or what `guess_head.py` has made
+of it.
 
 It is a decoder of one layer, which begins with other numbers than embeddings. Knows no request; when it is asked, and
 where guesses go, is `guess_ahead.py`'s matter.
@@ -77,6 +78,8 @@ class OwnGuesser:
             guesses=True,
             exchanges=False,
         )
+        head = self._body.head
+        self._head = head if own.head_VD is None else replace(head, lm_head_VD=own.head_VD)
 
     def hearing(self) -> Hearing | None:
         return None
@@ -106,7 +109,7 @@ class OwnGuesser:
         self, ring: TokenRing, hidden_BD: Tensor, slots_B: Tensor, positions_B: Tensor, table: SlotTable, *,
         whole_logits: bool,
     ) -> None:  # fmt: skip
-        head, where = self._body.head, (slots_B, positions_B, table)
+        head, where = self._head, (slots_B, positions_B, table)
         if whole_logits:
             draw_of_all(ring, head.logits(hidden_BD), *where)
         elif use_kernels(hidden_BD):

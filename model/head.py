@@ -17,6 +17,7 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_sample import rms_norm_matmul_sample
 from tercet.triton_kernels.sample import TokenRing
 from tercet.triton_kernels.sample_shard import VocabShard, sample_shard, sample_shard_into
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.slot_table import SlotTable
 from tercet.triton_kernels.soft_cap import soft_cap
 
@@ -26,7 +27,7 @@ class Head:
     """Of one rank, which has some of the vocabulary."""
 
     norm_D: Tensor
-    lm_head_VD: Tensor
+    lm_head_VD: Weight
     eps: float
     vocab_size: int
     """Of all ranks."""
@@ -71,9 +72,9 @@ class Head:
     def sample_into(
         self, ring: TokenRing, hidden_RD: Tensor, slots_R: Tensor, positions_R: Tensor, table: SlotTable
     ) -> None:
-        """The same with kernels only, and no logits in memory unless they have a cap: into the next place of the ring.
-        Graph-safe."""
-        if self.softcap:
+        """The same with kernels only, and no logits in memory unless they have a cap, or the product's weights scales:
+        into the next place of the ring. Graph-safe."""
+        if self.softcap or isinstance(self.lm_head_VD, ScaledWeight):
             sample_shard_into(ring, self._logits_shard(hidden_RD), slots_R, positions_R, table, self._vocab_shard)
             return
         rms_norm_matmul_sample(

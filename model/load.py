@@ -16,6 +16,7 @@ from tercet.model.config import DTYPES, ModelConfig
 from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.eagle import OpenedEagle, load_eagle, open_eagle
+from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
@@ -137,6 +138,7 @@ def load_decoder(
     weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
     if opened.eagle is not None:
         weights = replace(weights, guesser=load_eagle(opened.eagle, **on_rank))
+    weights = with_guess_head(weights)
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))

@@ -17,7 +17,7 @@ from torch import Tensor
 from tercet.model.config import ModelConfig
 from tercet.model.expert_products import ReorderedExperts
 from tercet.model.head_products import ReorderedHeads
-from tercet.triton_kernels.scaled_weight import Weight
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 
 
 @dataclass(frozen=True)
@@ -108,6 +108,8 @@ class GuesserWeights:
     join_DE: Weight
     layer: LayerWeights
     norm_D: Tensor
+    head_VD: ScaledWeight | None = None
+    """The model's head for guesses; None: its own (`guess_head.py`)."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from tercet.model.eagle_config import EagleConfig
 from tercet.model.eagle_shard import OFFSETS, EagleShard
 from tercet.model.extras import Extras
 from tercet.model.forward_step import forward_step
+from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import cache_dtype, make_kv_cache
 from tercet.model.load import kept_as_stored, resolve_dtype
 from tercet.model.padded_shapes import Shapes
@@ -119,7 +120,7 @@ class StepModel:
         length = max(context + _GROWTH, MOST_TOKENS)
         self._num_adapters = adapters.num_adapters if adapters else 0
         of_layers = _random_adapters(adapters, config, group, dtype) if adapters else ()
-        self._decoder = Decoder(config, weights, group, length, adapters=of_layers)
+        self._decoder = Decoder(config, with_guess_head(weights), group, length, adapters=of_layers)
         self._context = context
         pages_each = -(-(context + _GROWTH) // _PAGE_SIZE)
         num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1

@@ -64,7 +64,7 @@ def test_a_layer_from_another_checkpoint(dtype: str, tmp_path: Path) -> None:
     model = make_checkpoint(
         "qwen3", tmp_path / "model", num_hidden_layers=7, max_position_embeddings=1024, **REAL_HEADS
     )
-    eagle = eagle_checkpoint(model, tmp_path / "eagle", num_attention_heads=4)
+    eagle = eagle_checkpoint(model, tmp_path / "eagle")
     prompts, params = draws()
     how = {"dtype": dtype, "deterministic": dtype == "bfloat16"}
     with engine(model, **how) as llm:
@@ -75,3 +75,22 @@ def test_a_layer_from_another_checkpoint(dtype: str, tmp_path: Path) -> None:
         for index in range(4):
             assert answers(llm, [prompts[index]], [params[index]]) == [wanted[index]]
         assert settled(llm).num_guesses > 0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_it_is_foreseen_by_a_head_in_fp8_too(deterministic: bool, tmp_path: Path) -> None:
+    """Of 2^26 numbers, in bf16. Random ones, among so many, are nearer to each other than those of models."""
+    sizes = REAL_HEADS | OF_DELTA | {"vocab_size": 2**18, "max_position_embeddings": 1024}
+    path = foreseen_checkpoint("qwen3.5", tmp_path, **sizes)
+    prompts, _ = draws()
+    kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.9, "top_p": 0.7}]
+    params = [SamplingParams(max_tokens=61, ignore_eos=True, seed=one, **kinds[one % 3]) for one in range(6)]
+    how = {"dtype": "bfloat16", "deterministic": deterministic}
+    with engine(path, **how) as llm:
+        said = answers(llm, prompts[:6], params)
+    with engine(path, speculative_config=TWO, **how) as llm:
+        both = answers(llm, prompts[:6], params)
+        gauges = settled(llm)
+    assert both == said or not deterministic  # else a step's size decides which of two that are nearly alike is drawn
+    assert gauges.num_guesses >= 6 * 40
+    assert gauges.num_right_guesses >= 0.75 * gauges.num_guesses

@@ -157,24 +157,33 @@ def test_steps_with_guesses_of_models_with_states(deterministic: bool, monkeypat
     assert launches(steps) <= ahead
 
 
-@pytest.mark.parametrize(("deterministic", "eagle"), [(False, False), (True, False), (False, True), long(True, True)])
+@pytest.mark.parametrize(
+    ("deterministic", "kind"),
+    [*itertools.product((False, True), ("own", "own in FP8")), (False, "eagle3"), long(True, "eagle3")],
+)
 def test_steps_whose_end_guesses_use_no_others(
-    deterministic: bool, eagle: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of all sizes that graphs may have."""
-    guesses = GuessSettings(num_guesses=2, looked_up=None, most_slots=12)
+    """Of all sizes that graphs may have, and with any number of slots that are tried."""
+    guesses = GuessSettings(num_guesses=2, looked_up=None, most_slots=16)
     sizes = {"max_num_seqs": 20, "max_num_batched_tokens": 128, "deterministic": deterministic, "guesses": guesses}
-    if eagle:
+    large: dict[str, int] = {"vocab_size": 248_320, "hidden_size": 4096} if kind == "own in FP8" else {}
+    if kind == "eagle3":
         config = read_config(path := make_checkpoint("qwen3", tmp_path / "model", num_hidden_layers=7))
         other = parse_eagle(read_config_json(eagle_checkpoint(path, tmp_path / "eagle")), config)
         steps = replace(steps_of("qwen3", **sizes, eagle=other), config=replace(config, guesses=True))
     else:
-        config = replace(read_config(guessing_checkpoint("deepseek-v3", tmp_path)), guesses=True)
+        config = replace(read_config(guessing_checkpoint("deepseek-v3", tmp_path)), guesses=True, **large)
         steps = replace(steps_of("deepseek-v3", **sizes), config=config)
-    ahead = launches(steps)
-    assert any("_spread_logits" in what for what in ahead) == eagle
+    ahead, trials = launches(steps), TrialShapes(guesses)
+    assert any("_spread_logits" in what for what in ahead) == (kind == "eagle3")
     assert any("_join_normed" in what for what in ahead)
-    monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
+    of_head = {what.split()[0] for what in ahead if f"('N', {config.vocab_size})" in what}
+    in_fp8 = {"scaled_kernel"} if deterministic else {"scaled_kernel", "vector_scaled_kernel"}
+    assert {name for name in of_head if "scaled" in name} == (in_fp8 if large else set())
+    assert not large or of_head > in_fp8  # the model's tokens are drawn by its own
+    tried = [trials.exact(size, whole_logits) for size in range(1, 17) for whole_logits in (False, True)]
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: [*self.for_graphs(), *tried])
     assert launches(steps) <= ahead
 
 

@@ -17,6 +17,7 @@ from tercet.model.decoder import Decoder
 from tercet.model.dummy import DummyCheckpoint
 from tercet.model.eagle_config import EagleConfig
 from tercet.model.eagle_shard import OFFSETS, EagleShard
+from tercet.model.guess_head import with_guess_head
 from tercet.model.parallel import Group
 from tercet.model.rope import Rope
 from tercet.model.runner import Runner
@@ -53,7 +54,7 @@ def make_decoder(which: str) -> Decoder:
         shapes = {move.name: move.shape for move in shard.moves}
         carry_out(shard.moves, DummyCheckpoint(shapes, 1, torch.bfloat16, device))
         weights = replace(weights, guesser=shard.filled())
-    return Decoder(config, weights, Group.single(device), MAX_LEN, deterministic=True, guesses=True)
+    return Decoder(config, with_guess_head(weights), Group.single(device), MAX_LEN, deterministic=True, guesses=True)
 
 
 @pytest.fixture(scope="module", params=["own", "eagle3"])
@@ -120,4 +121,5 @@ def test_only_triton_runs(runners: tuple[Runner, Runner], which: int) -> None:
     names = launched_kernels(profiler)
     for part in ("lay_out", "accept", "next_ids", "guess_rows", "join_normed"):
         assert any(part in name for name in names), part
+    assert any("scaled_kernel" in name for name in names)  # of the head in FP8: the model has no other weights in it
     assert foreign_kernels(names) == []
