@@ -1,7 +1,6 @@
 """What is on the path of all processes of `make test` changes nothing but the time that they take."""
 
 import importlib
-import inspect
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ import triton
 import tercet.triton_kernels as kernels
 
 sys.path.append(str(Path(__file__).parent / "one_core"))
-from quick_start import _TOKENIZED, _last_line, source_lines  # noqa: E402
+from quick_start import _TOKENIZED, _last_line, source_lines
 
 
 def functions() -> Iterator[Callable[..., object]]:

@@ -1,4 +1,4 @@
-"""Processes of tests start in half the time: two thirds of a second of each worker went to the tokens of kernels' sources.
+"""Processes of tests start faster: half a second of each worker's start went to the tokens of kernels' sources.
 
 Triton asks `inspect` for the source of each kernel and of each function that kernels call, hundreds of them, when it
 decorates them; and `inspect` has Python's tokenizer, which is written in Python, look for the end of each. Code knows
