@@ -14,8 +14,9 @@ chat: .venv/installed
 
 # The suite as two runs side by side, each of which takes the files that the other has not begun with. The second shows
 # its output at once, the first when both have ended. What is tiny is computed in one thread: more only wait for each
-# other, and take the cores from who has work.
-PYTEST := OMP_NUM_THREADS=1 PYTHONPATH='$(CURDIR)/tests/one_core' $(BIN)/python -m pytest
+# other, and take the cores from who has work. And bytecode is kept, even where Python was told not to write any: each of
+# some hundred processes would compile all that it imports.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 PYTHONPATH='$(CURDIR)/tests/one_core' $(BIN)/python -m pytest
 
 define side_by_side
 	@share=$$(mktemp -d); trap 'kill $$other 2>/dev/null; rm -rf $$share' EXIT; trap 'exit 130' INT TERM; \

@@ -6,7 +6,7 @@ or compiles, never both. And whether integers overflow it finds out, to say it o
 
 Half of what is left goes to types: each tensor has one of its own, with a name, and a shape whose every size is an
 object. Here types that are the same share these, which nothing changes; and of two tensors with the same shape and type
-an operator does not find out how to make them alike.
+an operator does not find out how to make them alike, nor, of a tensor and a number, makes a tensor of that each time.
 """
 
 import dataclasses
@@ -20,6 +20,8 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 _ADDRESS = np.dtype(np.uint64)
+_MOST_IN_KNOWN = 4096
+"""Numbers in a tensor of one number that is kept."""
 
 
 def quicken() -> None:
@@ -68,6 +70,7 @@ def _share_types() -> None:
     of_sizes: dict[tuple[int, ...], tuple[Any, Any]] = {}
     equal, unwrap = core.dtype.__eq__, core._unwrap_if_constexpr
     broadcast, check = TritonSemantic.broadcast_impl_value, TritonSemantic.binary_op_type_checking_impl
+    of_numbers: dict[tuple[Any, ...], Any] = {}
     alike = {id(kind) for kind in (language.float32, language.int32, language.int64)}
 
     def init_block_type(self: Any, element_ty: Any, shape: Any) -> None:
@@ -93,9 +96,23 @@ def _share_types() -> None:
 
     def check_others(self: Any, left: Any, right: Any, *how: Any, **rules: Any) -> tuple[Any, Any]:
         are_tensors = type(left) is type(right) is core.tensor
-        if are_tensors and left.shape is right.shape and left.dtype is right.dtype and id(left.dtype) in alike:
-            return left, right  # any operator takes them as they are
-        return check(self, left, right, *how, **rules)
+        if are_tensors:
+            if left.shape is right.shape and left.dtype is right.dtype and id(left.dtype) in alike:
+                return left, right  # any operator takes them as they are
+            return check(self, left, right, *how, **rules)
+        numbers = [one for one in (left, right) if type(one) in (int, float) and one]  # 0.0 may be -0.0
+        tensor = left if type(left) is core.tensor else right
+        if len(numbers) != 1 or rules or type(tensor) is not core.tensor or id(tensor.dtype) not in alike:
+            return check(self, left, right, *how, **rules)
+        key = type(numbers[0]), numbers[0], id(tensor.dtype), id(tensor.shape), tensor is left, how
+        if (known := of_numbers.get(key)) is not None:
+            return (left, known) if tensor is left else (known, right)
+        alike_left, alike_right = check(self, left, right, *how)
+        kept, made = (alike_left, alike_right) if tensor is left else (alike_right, alike_left)
+        if kept is tensor and made.numel.value <= _MOST_IN_KNOWN:
+            made.handle.data.flags.writeable = False
+            of_numbers[key] = made
+        return alike_left, alike_right
 
     core.block_type.__init__ = init_block_type
     core.tensor.__init__ = init_tensor

@@ -10,7 +10,7 @@ from covering import long
 
 @pytest.mark.parametrize(
     ("num_ranks", "num_faults", "seed"),
-    [(1, 6, 12), long(1, len(DECK), 12), long(1, len(DECK), 11), long(2, 2, 240)],
+    [(1, 4, 12), long(1, 6, 12), long(1, len(DECK), 12), long(1, len(DECK), 11), long(2, 2, 240)],
 )
 def test_nothing_is_lost_and_nothing_changes(num_ranks: int, num_faults: int, seed: int) -> None:
     record = Record()

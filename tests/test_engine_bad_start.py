@@ -96,7 +96,7 @@ def test_a_file_that_is_no_gguf(content: bytes, tmp_path: Path) -> None:
         load(file)
 
 
-@pytest.mark.parametrize(("damage", "words"), [DAMAGES[3], DAMAGES[5], DAMAGES[-1]])
+@pytest.mark.parametrize(("damage", "words"), [long(*DAMAGES[3]), DAMAGES[5], DAMAGES[-1]])
 def test_an_engine_of_a_damaged_folder(
     damage: Callable[[Path], Any], words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,7 +129,7 @@ def test_the_pip_that_fetches_is_python_s(
     ("options", "words"),
     [
         ({"max_model_len": 4096}, ["--max-model-len", "4096", "512"]),
-        ({"kv_cache_memory": 1000}, ["--kv-cache-memory", "1000 bytes", "12.0 KiB"]),
+        long({"kv_cache_memory": 1000}, ["--kv-cache-memory", "1000 bytes", "12.0 KiB"]),
         ({"device": "cuda"}, ["--device cuda"]),
     ],
 )
@@ -169,7 +169,7 @@ def test_an_address_in_use(kind: str, tmp_path: Path) -> None:
     prompts, answers = greedy_cases("llama")
     with tiny_engine("llama", listen=(address,)) as llm:
         with pytest.raises(StartupFailed, match="another process does") as caught:
-            tiny_engine("llama", listen=(address,)).close()
+            tiny_engine("llama", listen=(address,), load_format="null").close()
         assert address in str(caught.value)
         assert llm.address == address
         assert generate(llm, prompts[:2], GREEDY) == answers[:2]

@@ -23,7 +23,7 @@ from test_scripts_serve import serve
 from tokenizer_process import byte_checkpoint, tokenizer_process
 
 FLAGS = ("--device", "cpu", "--kv-cache-memory", "8MiB", "--served-model-name", "tiny")
-LONG = {"model": "tiny", "prompt": "the cat", "max_tokens": 480, "temperature": 0, "extra_body": {"ignore_eos": True}}
+LONG = {"model": "tiny", "prompt": "the cat", "max_tokens": 320, "temperature": 0, "extra_body": {"ignore_eos": True}}
 
 
 def open_door(*flags: str) -> Daemon:

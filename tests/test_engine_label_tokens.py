@@ -19,6 +19,7 @@ from transformers import AutoTokenizer
 
 from checkpoints import checkpoint, make_checkpoint, random_prompts, reference_model
 from classifiers import classifier
+from covering import long
 from daemon import Daemon, free_port
 from demo import demo_file
 from tercet.engine.errors import StartupFailed, UnsupportedModel
@@ -48,13 +49,14 @@ def next_logits(path: Path, prompts: list[list[int]]) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
-        pytest.param("qwen3", {}, marks=pytest.mark.long),
+        long("qwen3", {}),
         ("gemma2", {"max_num_batched_tokens": 11, "max_num_seqs": 4}),  # with a soft cap
-        pytest.param("granite", {}, marks=pytest.mark.long),  # logits are divided
-        pytest.param("qwen2", {"tensor_parallel_size": 2}, marks=pytest.mark.long),
+        long("granite", {}),  # logits are divided
+        long("qwen2", {"tensor_parallel_size": 2}),
     ],
 )
-def test_logits_are_those_of_transformers(family: str, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("num_labels", [2, long(1)])
+def test_logits_are_those_of_transformers(family: str, options: dict[str, Any], num_labels: int) -> None:
     path = checkpoint(family)
     vocabulary = AutoTokenizer.from_pretrained(path).convert_ids_to_tokens
     first, second = random.sample(range(10, 90), 2)
@@ -68,16 +70,14 @@ def test_logits_are_those_of_transformers(family: str, options: dict[str, Any]) 
             *made, answer = await asyncio.gather(*work)
             return made, answer
 
-    for tokens, wanted in (
-        ((vocabulary(first), vocabulary(second)), logits[:, second] - logits[:, first]),
-        ((vocabulary(first),), logits[:, first]),
-    ):
-        with tiny_engine(path, classifier_tokens=tokens, **options) as llm:
-            assert llm.classifier == Classifier((tokens[-1],), "sigmoid")
-            made, answer = asyncio.run(ask(llm.address))
-        got = np.array([one.logits[0] for one in made])
-        np.testing.assert_allclose(got, wanted.numpy(), rtol=2e-4, atol=2e-4 * float(logits.abs().max()))
-        assert answer.token_ids == [int(logits[0].argmax())]  # it goes on writing
+    tokens = tuple(map(vocabulary, (first, second)[:num_labels]))
+    wanted = logits[:, second] - logits[:, first] if num_labels == 2 else logits[:, first]
+    with tiny_engine(path, classifier_tokens=tokens, **options) as llm:
+        assert llm.classifier == Classifier((tokens[-1],), "sigmoid")
+        made, answer = asyncio.run(ask(llm.address))
+    got = np.array([one.logits[0] for one in made])
+    np.testing.assert_allclose(got, wanted.numpy(), rtol=2e-4, atol=2e-4 * float(logits.abs().max()))
+    assert answer.token_ids == [int(logits[0].argmax())]  # it goes on writing
 
 
 def test_a_reranker_behind_http(tmp_path: Path) -> None:

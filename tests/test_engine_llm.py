@@ -225,7 +225,7 @@ def test_warming_up_takes_no_longer_than_it_may() -> None:
 
 
 def test_closed() -> None:
-    engine = tiny_engine("llama")
+    engine = tiny_engine("llama", load_format="null")
     engine.close()
     engine.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -262,7 +262,7 @@ def test_interrupted_while_it_opens_or_closes(
 
 
 def test_closing_ends_what_another_thread_waits_for() -> None:
-    engine = tiny_engine("llama")
+    engine = tiny_engine("llama", load_format="null", null_step_ms=20)
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(engine.generate, [5, 6], SamplingParams(max_tokens=400, ignore_eos=True))
         time.sleep(0.1)
@@ -275,7 +275,7 @@ PROGRAM = """
 import sys
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
-llm = LLM(sys.argv[1], device="cpu", kv_cache_memory=1 << 22)
+llm = LLM(sys.argv[1], device="cpu", load_format="null" if {end!r} else "auto", kv_cache_memory=1 << 22)
 print(len(llm.generate([5, 6], SamplingParams(max_tokens=3, ignore_eos=True))[0].outputs[0].token_ids), flush=True)
 {end}
 """

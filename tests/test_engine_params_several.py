@@ -34,7 +34,7 @@ def plain(nan_memory: None) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.fixture(params=["plain", "mistral", "qwen3", long("deepseek-v3")])
+@pytest.fixture(params=["plain", "qwen3", long("mistral"), long("deepseek-v3")])
 def engine(nan_memory: None, request: pytest.FixtureRequest) -> Iterator[LLM]:
     if request.param == "plain":
         yield request.getfixturevalue("plain")

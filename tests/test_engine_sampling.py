@@ -80,17 +80,19 @@ def test_each_token_is_what_the_definition_says(undisturbed: list[list[int]]) ->
     "options",
     [
         long({"run_ahead": 1, "max_lease": 1, "max_num_seqs": 1}),
-        {"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4},
+        {"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4, "kv_cache_memory": "12 pages"},
+        long({"run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6, "max_num_seqs": 4}),
         long({"max_num_batched_tokens": 7, "max_num_seqs": 5}),
-        {"kv_cache_memory": "20 pages", "max_num_batched_tokens": 64, "max_num_seqs": 20},
+        long({"kv_cache_memory": "20 pages", "max_num_batched_tokens": 64, "max_num_seqs": 20}),
         long({"tensor_parallel_size": 2, "run_ahead": 3}),
     ],
-    ids=["alone", "run-ahead", "chunks", "preempted", "ranks"],
+    ids=["alone", "run-ahead, preempted", "run-ahead", "chunks", "preempted", "ranks"],
 )
 def test_the_same_under_disturbance(options: dict[str, object], undisturbed: list[list[int]]) -> None:
     preempted = "kv_cache_memory" in options
     if preempted:
-        options = {**options, "kv_cache_memory": bytes_of_pages(FAMILY, 20)}
+        num_pages = int(str(options["kv_cache_memory"]).split()[0])
+        options = {**options, "kv_cache_memory": bytes_of_pages(FAMILY, num_pages)}
     with tiny_engine(FAMILY, **options) as llm:
         for cached in (False, True):
             outputs = llm.generate(PROMPTS, PARAMS, use_tqdm=False)
@@ -127,7 +129,7 @@ def test_seeds(engine: LLM) -> None:
     assert len({tuple(answer) for answer in first + other}) == 2 * len(prompts)
 
 
-@pytest.mark.parametrize("setting", [(1.0, 0, 1.0, 0.0), (3.0, 0, 1.0, 0.0), (4.0, 25, 0.9, 0.05)])
+@pytest.mark.parametrize("setting", [long((1.0, 0, 1.0, 0.0)), (3.0, 0, 1.0, 0.0), (4.0, 25, 0.9, 0.05)])
 def test_frequencies_follow_the_softmax(engine: LLM, setting: tuple[float, int, float, float]) -> None:
     """Many requests of one token, each with its seed."""
     temperature, top_k, top_p, min_p = setting

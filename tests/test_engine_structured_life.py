@@ -16,13 +16,13 @@ from whole_engine import generate, tiny_engine, wait_until_empty
 PROMPTS = random_prompts(8, 3, 60, seed=17)
 _FORMS = (
     Structured(regex="[a-z ]{200}"),
-    Structured(json_schema={"type": "array", "items": {"enum": [1, 22, "x"]}, "minItems": 70, "maxItems": 80}),
+    Structured(json_schema={"type": "array", "items": {"enum": [1, 22, "x"]}, "minItems": 45, "maxItems": 50}),
 )
 PARAMS = [
     SamplingParams(
         temperature=(0.0, 1.2)[i % 2],
         seed=i,
-        max_tokens=200,
+        max_tokens=120,
         structured=_FORMS[i // 2] if i < 4 else None,
         ignore_eos=i >= 4,
     )

@@ -8,7 +8,7 @@ import pytest
 from interpreted import rerun_interpreted
 
 CALL = "\n    rerun_interpreted(__file__)"
-LONG = re.compile(r"^from covering import .*\blong\b|mark\.long", re.MULTILINE)
+LONG = re.compile(r"^from covering import .*\b(long|covering)\b|mark\.long", re.MULTILINE)
 TEXTS = {path: path.read_text() for path in sorted(Path(__file__).parent.glob("test_*.py"))}
 FILES = [path for path, text in TEXTS.items() if CALL in text and LONG.search(text)]
 

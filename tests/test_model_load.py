@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from checkpoints import checkpoint
+from covering import covering
 from hub_latents import DEEPSEEK_V3
 from paged_sequences import Sequences
 from shapes import SHAPES, write_shape
@@ -130,13 +131,17 @@ def opened_for(capability: int, path: Path, *, dtype: str = "bfloat16", **more: 
         return open_for(path, META, dtype=dtype, dummy_seed=0, **more)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("capability", [75, 80, 89, 90, 100])
-@pytest.mark.parametrize(("shape", "least"), [("qwen3-8b-fp8", 89), ("qwen3-8b-awq", 80)])
+@covering(
+    2,
+    dtype=["bfloat16", "float16", "float32"],
+    capability=[75, 80, 89, 90, 100],
+    shape_and_least=[("qwen3-8b-fp8", 89), ("qwen3-8b-awq", 80)],
+)
 def test_weights_are_kept_as_stored_where_kernels_read_them(
-    dtype: str, capability: int, shape: str, least: int, tmp_path: Path
+    dtype: str, capability: int, shape_and_least: tuple[str, int], tmp_path: Path
 ) -> None:
     """Else each step would expand them."""
+    shape, least = shape_and_least
     opened = opened_for(capability, write_shape(shape, tmp_path), dtype=dtype)
     are_read = dtype != "float32" and capability >= least
     assert len(opened.kept) == (7 * 36 if are_read else 0)

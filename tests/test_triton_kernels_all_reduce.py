@@ -20,7 +20,7 @@ from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.inbox import RowInboxes, WordInboxes
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="starts interpreting processes itself")
-ROWS = [3, 1, 6, 6, 2, 1, 1, 4]
+ROWS = [3, 1, 6, 6, 1, 2]
 KINDS = ["WordInboxes", "RowInboxes"]
 
 
@@ -86,14 +86,15 @@ def test_ranks_of_their_own(size: int, dtype: str, tmp_path: Path) -> None:
 
 
 def test_one_rank_alone_waits_for_nobody(tmp_path: Path) -> None:
-    got = results_of(1, tmp_path, "float32")[0]
+    run_ranks(1, tmp_path, "float32", *ROWS[:2])
+    got = load_file(tmp_path / "0.safetensors")
     for kind in KINDS:
         assert torch.equal(got[f"{kind} sum0"], drawn("sum", 0, 0, ROWS[0], torch.float32))
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(2, "float32"), long(4, "float16")])
 def test_calls_that_follow_each_other(size: int, dtype: str, tmp_path: Path) -> None:
-    run_ranks(size, tmp_path, dtype, "--follow", 60)
+    run_ranks(size, tmp_path, dtype, "--follow", 30)
 
 
 def meta_inboxes(kind: type[Any], size: int, rows: int, row_bytes: int) -> Any:

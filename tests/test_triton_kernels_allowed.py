@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.allowed import launch_thresholds
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.slot_table import SlotTable
 
-INTS = torch.int32
+INTS, FP32, FP16 = torch.int32, torch.float32, torch.float16
 VOCAB, TEMPERATURE = 20_000, 0.7
 
 
@@ -44,13 +45,19 @@ def device(request: pytest.FixtureRequest) -> str:
     return "cuda"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("top_k", "top_p", "min_p"),
-    [(1, 1, 0), (20, 0.95, 0), (3000, 1, 0), (0, 0.9, 0), (0, 0.9999, 0), (0, 1, 0.1), (5000, 0.5, 0), (19_999, 1, 0)],
-)
+    ("top_k", "top_p", "min_p", "dtype"),
+    [
+        (*limits, dtype) if dtype == in_short else long(*limits, dtype)
+        for limits, in_short in {
+            (1, 1, 0): FP16, (20, 0.95, 0): FP32, (3000, 1, 0): FP16, (0, 0.9, 0): FP32,
+            (0, 0.9999, 0): FP16, (0, 1, 0.1): FP32, (5000, 0.5, 0): FP32, (19_999, 1, 0): FP32,
+        }.items()
+        for dtype in (FP32, FP16, torch.bfloat16)
+    ],
+)  # fmt: skip
 def test_no_token_too_many_and_none_too_few(
-    device: str, dtype: torch.dtype, top_k: int, top_p: float, min_p: float
+    device: str, top_k: int, top_p: float, min_p: float, dtype: torch.dtype
 ) -> None:
     if INTERPRETED and dtype == torch.bfloat16:
         pytest.skip("the interpreter does not know its numbers")

@@ -30,7 +30,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 @pytest.mark.parametrize("normed", [True, False])
-@pytest.mark.parametrize(("num_experts", "each"), [(8, 2), (5, 5), (60, 4), (128, 8), (3, 1)])
+@pytest.mark.parametrize(("num_experts", "each"), [(8, 2), (5, 5), (128, 8), (3, 1), long(60, 4)])
 def test_route(place: Place, num_experts: int, each: int, normed: bool) -> None:
     tokens = 37
     logits = place.random(tokens, num_experts) * 3
@@ -115,7 +115,8 @@ def same_work(got: ExpertWork, wanted: ExpertWork) -> None:
 
 @pytest.mark.parametrize("tile", [16, 64])
 @pytest.mark.parametrize(
-    ("tokens", "num_experts", "each"), [(1, 8, 2), (3, 128, 8), (6, 128, 8), (40, 5, 3), (300, 60, 4), (700, 16, 4)]
+    ("tokens", "num_experts", "each"),
+    [(1, 8, 2), (3, 128, 8), long(6, 128, 8), long(40, 5, 3), (300, 60, 4), (700, 16, 4)],
 )
 def test_pairs_are_dealt_out(place: Place, tokens: int, num_experts: int, each: int, tile: int) -> None:
     some = torch.randint(0, num_experts + 1, (tokens, each)).int()  # with experts that nobody is

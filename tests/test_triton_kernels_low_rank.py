@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, ROUNDING, Place
 from tercet.triton_kernels.add_low_rank import Addition
@@ -73,13 +74,13 @@ def normed(x: Tensor, norm: Norm) -> Tensor:
 @pytest.mark.parametrize(
     ("num_rows", "num_adapters", "rank", "num_out", "num_in", "starts"),
     [
-        (1, 1, 16, 64, 96, (0,)),
+        long(1, 1, 16, 64, 96, (0,)),
         (1, 5, 16, 384, 1100, (0, 200, 300)),
         (5, 3, 32, 200, 576, (0, 1)),
-        (33, 20, 16, 130, 100, (0, 100)),
-        (16, 16, 48, 96, 1000, (0, 32, 64)),
+        long(33, 20, 16, 130, 100, (0, 100)),
+        (16, 6, 48, 96, 1000, (0, 32, 64)),
         (70, 2, 128, 257, 129, (0,)),
-        (MANY, 3, 16, 72, 80, (0, 1)),
+        long(MANY, 3, 16, 72, 80, (0, 1)),
         (MANY, 2, 32, 144, 130, (0, 20, 50)),
     ],
 )
@@ -105,7 +106,7 @@ def test_rows_get_what_their_adapters_make_of_them(
     torch.testing.assert_close(part.double(), wanted, rtol=slack, atol=slack * rank**0.5)
 
 
-@pytest.mark.parametrize("num_rows", [1, 6, 40, MANY])
+@pytest.mark.parametrize("num_rows", [1, 6, long(40), MANY])
 def test_a_gate_has_the_rounded_sum(place: Place, num_rows: int) -> None:
     low_rank = matrices(place, 3, 16, 300, 600, (0, 1))
     adapters = [Random(row).randrange(-1, 3) for row in range(num_rows)]
@@ -119,7 +120,7 @@ def test_a_gate_has_the_rounded_sum(place: Place, num_rows: int) -> None:
     place.check_rounded(got, gate / (1 + (-gate).exp()) * up)
 
 
-@pytest.mark.parametrize("num_rows", [1, 7, 16])
+@pytest.mark.parametrize("num_rows", [1, 7, long(16)])
 def test_rows_may_be_normed_on_their_way(place: Place, num_rows: int) -> None:
     low_rank = matrices(place, 2, 32, 100, 1030)
     adapters = [Random(row).randrange(2) for row in range(num_rows)]
@@ -173,7 +174,7 @@ def test_a_row_has_the_bits_that_it_has_alone(place: Place) -> None:
     x, before = place.random(rows, 800), place.random(rows, 150)
     for gate in (False, True):
         y = add(before.clone(), x, low_rank, adapters, deterministic=True, gate=gate)
-        for row in (0, 1, 17, rows // 2, rows - 1):
+        for row in (0, 17, rows - 1):
             one = slice(row, row + 1)
             alone = add(before[one].clone(), x[one], low_rank, adapters[one], deterministic=True, gate=gate)
             if place.device == "cpu" and place.dtype == torch.float32:  # in PyTorch sums follow the batch

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from places import PLACES, Place
 from tercet.triton_kernels.add_normed import add_normed, add_normed_rms_norm
@@ -61,7 +62,7 @@ def rotary_angles(num_positions: int, rotary_dim: int, device: str) -> tuple[Ten
     return angles_PC, torch.cat((angles_PC.cos(), angles_PC.sin()), 1).float().to(device)
 
 
-@pytest.mark.parametrize("width", [64, 576, 1000, 4096])
+@pytest.mark.parametrize("width", [64, 1000, long(576), long(4096)])
 @pytest.mark.parametrize("vocab_start", [0, 700])
 def test_embedding(place: Place, width: int, vocab_start: int) -> None:
     table = place.random(1000, width)
@@ -147,7 +148,8 @@ def test_soft_cap(place: Place, rows: int, width: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "rotary_dim"), [(16, 8, 128, 128), (9, 3, 64, 64), (4, 4, 80, 32), (8, 2, 256, 256)]
+    ("heads", "kv_heads", "dim", "rotary_dim"),
+    [(9, 3, 64, 64), (4, 4, 80, 32), long(16, 8, 128, 128), long(8, 2, 256, 256)],
 )
 def test_rotary(place: Place, heads: int, kv_heads: int, dim: int, rotary_dim: int) -> None:
     positions = torch.randint(0, 3000, (MANY,)).tolist()
@@ -199,7 +201,7 @@ def test_write_kv(place: Place, kv_heads: int, dim: int) -> None:
         *([(16, 8, 128, 128), (14, 2, 64, 64), (8, 2, 256, 256), (16, 4, 256, 64)] if HAVE_GPU else []),
     ],
 )
-@pytest.mark.parametrize("count", [1, 4, 13, *([523] if HAVE_GPU else [])])
+@pytest.mark.parametrize("count", [1, 13, long(4), *([523] if HAVE_GPU else [])])
 def test_prologue(
     place: Place, count: int, heads: int, kv_heads: int, dim: int, rotary_dim: int, with_norms: bool
 ) -> None:

@@ -21,7 +21,7 @@ SIZES = [
     # Experts, how many of a token, groups, how many of these.
     (12, 4, 4, 2),
     (256, 8, 8, 4),
-    (160, 6, 8, 3),
+    long(160, 6, 8, 3),
     (30, 5, 5, 1),
     (14, 4, 7, 2),
     long(384, 8, 3, 2),

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 import torch
 
+from covering import covering, long
 from interpreted import rerun_interpreted
 from scaled_weights import META, meant, of_meta, scaled
 from tercet.triton_kernels import choose_scaled as chooser
@@ -39,9 +40,7 @@ SIZES_OF_FOUR = [(1, 64, 128, 1), (7, 48, 256, 2), (37, 44, 256, 4), (5, 80, 384
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: f"{c.kernel}{c.block_m}x{c.block_n}x{c.block_k}")
-@pytest.mark.parametrize("four", [False, True])
-@pytest.mark.parametrize("epilogue", ["store", "add", "gate"])
+@covering(2, config=CONFIGS, four=[False, True], epilogue=["store", "add", "gate"])
 def test_kernels(config: MatmulConfig, epilogue: str, four: bool) -> None:
     config = replace(config, block_k=2 * config.block_k) if four else config
     for M, N, K, groups in SIZES_OF_FOUR if four else SIZES:
@@ -73,8 +72,13 @@ def test_parts_and_rows(config: MatmulConfig, four: bool) -> None:
     assert distance(out[:counted], exact(x[:counted], meant(w))) < 1e-3
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize(("rows", "groups"), [(0, 1), (1, 1), (20, 2), (70, 1), (3, 2), (300, 2)])
+@pytest.mark.parametrize(
+    ("rows", "groups", "deterministic"),
+    [
+        *((0, 1, False), (1, 1, False), (1, 1, True), (20, 2, True), (70, 1, False), (3, 2, False), (300, 2, True)),
+        *((long(0, 1, True)), (long(20, 2, False)), (long(70, 1, True)), (long(3, 2, True)), (long(300, 2, False))),
+    ],
+)
 def test_wrappers(rows: int, groups: int, deterministic: bool) -> None:
     for dtype, near in ((torch.float32, 4e-6), (torch.float16, 2e-3)):
         check_wrappers(rows, scaled(40, 128, groups, dtype), deterministic, near)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from ptx_machine import Machine
 from scaled_weights import META, mx, on_meta, scaled, unrounded
 from tercet.triton_kernels.clamped_gate import ClampedGate
@@ -66,8 +67,12 @@ FP8, FOUR, MX = "FP8", "four bits", "MXFP4"
 
 @pytest.mark.parametrize(
     ("kind", "K", "end"),
-    [(kind, 1280, end) for kind in (FP8, FOUR, MX) for end in ("", "gate")]
-    + [(FP8, 1280, "clamped"), (MX, 1280, "clamped"), (MX, 32, "gate"), (MX, 2080, "clamped"), (MX, 2080, "")],
+    [
+        *((FP8, 1280, ""), (FOUR, 1280, "gate"), (MX, 32, "gate"), (MX, 2080, "clamped")),
+        *((long(FP8, 1280, end)) for end in ("gate", "clamped")),
+        *((long(MX, 1280, end)) for end in ("", "gate", "clamped")),
+        *((long(FOUR, 1280, "")), (long(MX, 2080, ""))),
+    ],
 )
 def test_experts(kind: str, K: int, end: str) -> None:
     """Each pair's row with the weights of its expert, and nothing where that is none."""

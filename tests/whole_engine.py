@@ -37,12 +37,17 @@ def bytes_of_pages(family: str, num_pages: int) -> int:
 
 
 def disturbances(family: str) -> list[Any]:
-    """Options of engines that cut prompts into chunks, preempt requests, or divide the model: what must not matter."""
+    """Options of engines that cut prompts into chunks, preempt requests, or divide the model: what must not matter.
+
+    An engine of its own for each takes longer than what it answers: for `make test` one does the first two at once.
+    """
     preempting = {"kv_cache_memory": bytes_of_pages(family, 12), "max_num_seqs": 32, "max_num_batched_tokens": 64}
     cutting = {"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6}
+    both = {**cutting, "kv_cache_memory": preempting["kv_cache_memory"], "max_num_batched_tokens": 19}
     return [
-        pytest.param(cutting, id="chunks"),
-        pytest.param(preempting, id="preempted"),
+        pytest.param(both, id="chunks, preempted"),
+        pytest.param(cutting, id="chunks", marks=pytest.mark.long),
+        pytest.param(preempting, id="preempted", marks=pytest.mark.long),
         pytest.param({"tensor_parallel_size": 2}, id="ranks", marks=pytest.mark.long),  # as of draws: see sampling
     ]
 

@@ -4,10 +4,15 @@ As in `nan_memory`, workers find NaN in memory that nobody has written yet, and 
 keep to the tensors that they are given.
 """
 
+import gc
 import sys
 from pathlib import Path
 
+from quick_start import quicken_start
+
+quicken_start()
 if "tercet.engine.worker" in sys.orig_argv:
+    gc.disable()  # as the worker does, before it imports torch
     import torch
     import torch.nn.functional as F
 

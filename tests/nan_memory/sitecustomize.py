@@ -3,9 +3,14 @@
 They also compute in one thread, since threads of tiny products only wait for each other when all cores are taken.
 """
 
+import gc
 import sys
 
+from quick_start import quicken_start
+
+quicken_start()
 if "tercet.engine.worker" in sys.orig_argv:
+    gc.disable()  # as the worker does, before it imports torch
     import torch
 
     # Not `torch.use_deterministic_algorithms`, which imports a compiler for this and takes as long as torch itself.
