@@ -26,8 +26,9 @@ _AT_ONCE = 2**24
 
 
 def with_guess_head(weights: Weights, least: int = LEAST_NUMBERS) -> Weights:
-    """The same with a head in FP8 for guesses, where the model's layer guesses, and the head has so many numbers, of 16 bits, and
-    the GPU knows FP8. On a CPU only the interpreter has one; on the meta device it is as on the GPU that is meant."""
+    """The same with a head in FP8 for guesses, where the model's own layer guesses, and the head has so many numbers,
+    of 16 bits, and the GPU knows FP8. On a CPU only the interpreter has one; on the meta device it is as on the GPU
+    that is meant."""
     guesser, head_VD = weights.guesser, weights.lm_head_VD
     fits = head_VD.numel() >= least and head_VD.dtype.itemsize == 2 and head_VD.shape[1] % BYTES == 0
     if not isinstance(guesser, GuesserWeights) or not fits:  # others' have a small one of their own
