@@ -33,6 +33,8 @@ class Masks:
         self._path, self._table = "", np.zeros((0, 0), np.int32)
         sizes = num_slots, num_mask_words(vocab_size)
         self.words_SW = torch.full(sizes, -1, dtype=torch.int32, device=device)
+        self._any_W = torch.full(sizes[1:], -1, dtype=torch.int32, device=device)
+        """What allows all: from there it is copied."""
         self.held_S: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         """Slots whose request has a grammar."""
         if device.type == "cuda":
@@ -47,7 +49,7 @@ class Masks:
         for enter in step.enter:
             held = enter.sampling.grammar is not None
             if self.held_S[enter.slot] and not held:
-                self.words_SW[enter.slot] = -1
+                self.words_SW[enter.slot].copy_(self._any_W)
             if self.held_S[enter.slot] != held:
                 self.held_S[enter.slot] = self._fetched_S[enter.slot] = held
         self.take_named(step)
