@@ -114,6 +114,9 @@ def steps_of_spec(spec: CompilerSpec) -> "tuple[Steps, Gpu]":
 def main(specs: IO[bytes], reports: IO[bytes], claims: Path, num_processes: int) -> None:
     """`claims`: a folder in which processes note what each of them does. Reports are one of two bytes a process."""
     spec = msgspec.json.decode(specs.readline(), type=CompilerSpec)
+    from tercet.model.quick_sources import quicken_sources
+
+    quicken_sources()
     from tercet.model.compile_ahead import Claims, compile_ahead
     from tercet.model.early_work import fingerprint_triton
 

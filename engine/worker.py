@@ -24,6 +24,7 @@ from tercet.ipc.process_messages import Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox
 from tercet.ipc.step_messages import Draw, Step, ToWorker
 from tercet.model.early_work import fingerprint_triton_early, open_device_early
+from tercet.model.quick_sources import quicken_sources
 
 if TYPE_CHECKING:
     import torch
@@ -112,6 +113,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     os.environ["OMP_DYNAMIC"] = "false"  # with fewer threads than oneDNN has asked for its products are wrong
+    quicken_sources()
     spec, config = link.spec, link.spec.config
     if config.device != "cpu":
         open_device_early(spec.rank)

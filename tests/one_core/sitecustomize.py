@@ -3,8 +3,5 @@
 import os
 import sys
 
-from quick_start import quicken_start
-
-quicken_start()
 if "tercet.engine.worker" in sys.orig_argv:
     os.sched_getaffinity = lambda pid: {0}

@@ -1,8 +1,8 @@
-"""Processes of tests start faster: half a second of each worker's start went to the tokens of kernels' sources.
+"""Sources of functions, found sooner: half a second of a worker's start went to the tokens of kernels' sources.
 
 Triton asks `inspect` for the source of each kernel and of each function that kernels call, hundreds of them, when it
 decorates them; and `inspect` has Python's tokenizer, which is written in Python, look for the end of each. Code knows
-the line where it ends. test_one_core.py compares the two.
+the line where it ends; where that might not be all, `inspect` is asked as ever. Knows no kernel, and not Triton.
 """
 
 import inspect
@@ -10,12 +10,13 @@ import linecache
 from types import CodeType, FunctionType
 from typing import Any
 
-_TOKENIZED = inspect.getsourcelines
+tokenized = inspect.getsourcelines
+"""As Python has it."""
 
 
-def quicken_start() -> None:
-    """For all that is imported from here on in this process."""
-    inspect.getsourcelines = source_lines
+def quicken_sources() -> None:
+    """For all that is imported from here on in this process, which is ours alone."""
+    inspect.getsourcelines = source_lines  # type: ignore[assignment]
 
 
 def source_lines(thing: Any) -> tuple[list[str], int]:
@@ -26,7 +27,7 @@ def source_lines(thing: Any) -> tuple[list[str], int]:
         lines = linecache.getlines(code.co_filename, thing.__globals__)
         if first <= last <= len(lines) and _ends_there(lines, first, last):
             return lines[first - 1 : last], first
-    return _TOKENIZED(thing)
+    return tokenized(thing)
 
 
 def _last_line(code: CodeType) -> int:

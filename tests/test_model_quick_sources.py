@@ -1,8 +1,7 @@
-"""What is on the path of all processes of `make test` changes nothing but the time that they take."""
+"""Sources that are found sooner are those that Python finds."""
 
 import importlib
 import pkgutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +9,7 @@ import pytest
 import triton
 
 import tercet.triton_kernels as kernels
-
-sys.path.append(str(Path(__file__).parent / "one_core"))
-from quick_start import _TOKENIZED, _last_line, source_lines
+from tercet.model.quick_sources import _last_line, source_lines, tokenized
 
 
 def functions() -> Iterator[Callable[..., object]]:
@@ -55,18 +52,18 @@ def test_sources_are_found_as_inspect_finds_them() -> None:
     found = list(functions())
     assert len(found) > 200
     for function in found:
-        assert source_lines(function) == _TOKENIZED(function), function
+        assert source_lines(function) == tokenized(function), function
 
 
 @pytest.mark.parametrize(
     "function", [outer, outer(), with_a_last_comment, with_a_last_word, over_several_lines, functions, lambda: 1]
 )
 def test_of_other_functions_too(function: Callable[..., object]) -> None:
-    assert source_lines(function) == _TOKENIZED(function)
+    assert source_lines(function) == tokenized(function)
 
 
 def test_what_is_no_function_is_left_to_inspect() -> None:
-    assert source_lines(Path) == _TOKENIZED(Path)
+    assert source_lines(Path) == tokenized(Path)
     with pytest.raises(OSError, match="source code"):
         source_lines(eval("lambda: 1"))
     assert _last_line(outer.__code__) > outer.__code__.co_firstlineno
