@@ -108,7 +108,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "speculative-config",
         "try tokens that may come next: JSON such as "
         '{"method": "ngram", "num_speculative_tokens": 7, "prompt_lookup_max": 4, "prompt_lookup_min": 1}, or by the '
-        'model\'s own layer: {"method": "mtp", "num_speculative_tokens": 2}',
+        'model\'s own layer: {"method": "mtp", "num_speculative_tokens": 2}, or by another one: "eagle3", with "model"',
         type=json_map,
         metavar="JSON",
     )
