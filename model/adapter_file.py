@@ -50,7 +50,7 @@ _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways of beginning with which the model's own weights are no longer what they were."""
 _NAME = re.compile(
     r"base_model\.model\.(?:(?:model|language_model|language_model\.model|model\.language_model)\.)?"
-    r"layers\.(\d{1,9})\.((?:self_attn|mlp)\.[a-z_]+)\.lora_([AB])(?:\.default)?\.weight"
+    r"layers\.(\d{1,9})\.((?:self_attn|linear_attn|mlp)\.[a-z_]+)\.lora_([AB])(?:\.default)?\.weight"
 )
 
 

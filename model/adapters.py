@@ -8,15 +8,18 @@ Shape suffixes: A adapters, Q rank of a module, R of a product's modules, K its 
 rank.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 
 from tercet.model.adapter_file import AdapterFile
 from tercet.model.config import ModelConfig
+from tercet.model.delta_shard import delta_rows
 from tercet.model.linear import Pairs, reorder_pairs
-from tercet.model.places import Move
+from tercet.model.places import Move, Rows
 from tercet.model.shard import ShardBuilder, Stack
 from tercet.model.step_shape import round_up
 from tercet.model.weights import fill
@@ -90,7 +93,7 @@ def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
     dense = config.experts_of(layer) is None
     return {
         module.name: (module.num_out, module.num_in)
-        for product in _products(config, 0, 1, interleaved=False).values()
+        for product in _products(config, layer, 0, 1, interleaved=False).values()
         for module in product.modules
         if dense or not module.name.startswith("mlp.")
     }
@@ -122,7 +125,6 @@ def empty_adapters(
     interleaved: bool,
 ) -> tuple[LayerAdapters, ...]:  # fmt: skip
     """Of each layer, with nothing in it. `rank`: the process's, of `size`."""
-    products = _products(config, rank, size, interleaved=interleaved)
 
     def place(product: _Product) -> LowRank | None:
         count, columns = ranks.num_adapters, product.rank(ranks)
@@ -135,7 +137,7 @@ def empty_adapters(
     return tuple(
         LayerAdapters(**{
             name: None if name in ("gate_up", "down") and config.experts_of(layer) is not None else place(product)
-            for name, product in products.items()
+            for name, product in _products(config, layer, rank, size, interleaved=interleaved).items()
         })
         for layer in range(config.num_layers)
     )  # fmt: skip
@@ -148,11 +150,10 @@ def load_adapters(
     """The same, read from their files, of which `ranks` are. Scales go into the second matrix of each pair."""
     sizes = {"rank": rank, "size": size}
     layers = empty_adapters(ranks, config, **sizes, dtype=dtype, device=device, interleaved=interleaved)
-    products = _products(config, **sizes, interleaved=interleaved)
-    for index, adapter in enumerate(adapters):
-        for layer, places in enumerate(layers):
-            for name, product in products.items():
-                if (low_rank := getattr(places, name)) is not None:
+    for layer, places in enumerate(layers):
+        for name, product in _products(config, layer, **sizes, interleaved=interleaved).items():
+            if (low_rank := getattr(places, name)) is not None:
+                for index, adapter in enumerate(adapters):
                     _fill_product(adapter, index, layer, product, ranks, low_rank)
     return layers
 
@@ -185,17 +186,35 @@ def _fill_product(
                 fill(Move(pair.up, shapes[pair.up], 0, *ends, into, factor=pair.scale), adapter.tensors)
 
 
-def _products(config: ModelConfig, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
-    """By their names in `LayerAdapters`."""
+def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interleaved: bool) -> dict[str, _Product]:
+    """Of a layer, by their names in `LayerAdapters`."""
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
-    hidden = config.hidden_size
-    # What makes latents and queries of them is left to the model: an adapter that changes it is refused.
-    first = {} if config.latent else {"qkv": _stacked(config, "self_attn.", builder.qkv(), in_turns=False)}
+    hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim
+    first: dict[str, _Product] = {}
+    if (delta := config.delta_of(layer)) is not None:
+        first["qkv"] = _of_rows(delta_rows(builder.places, delta, "linear_attn."), hidden)
+        name, attended = "linear_attn.out_proj", delta.value_heads * delta.value_dim
+    elif config.gated_attention:
+        first["qkv"] = _of_rows(builder.gated_rows("self_attn."), hidden)
+    elif config.latent is None:  # what makes latents, and queries of them, is left to the model
+        first["qkv"] = _stacked(config, "self_attn.", builder.qkv(), in_turns=False)
     return first | {
-        "o": _of_columns("self_attn.o_proj", hidden, config.attended_dim, rank, size),
+        "o": _of_columns(name, hidden, attended, rank, size),
         "gate_up": _stacked(config, "mlp.", builder.gate_up(), in_turns=interleaved and config.gates_in_product),
         "down": _of_columns("mlp.down_proj", hidden, config.intermediate_size, rank, size),
     }
+
+
+def _of_rows(rows: Iterable[Rows], num_in: int) -> _Product:
+    """Of rows of modules that read the same numbers. A module of which others' rows lie in between counts twice."""
+    modules, first = [], 0
+    for (name, whole), own in groupby(rows, key=itemgetter(0, 1)):
+        places = []
+        for _, _, start, count in own:
+            places.append(_Rows(start, slice(first, first + count)))
+            first += count
+        modules.append(_Module(name.removesuffix(".weight"), num_in, whole, 0, tuple(places)))
+    return _Product(tuple(modules), num_in, first)
 
 
 def _stacked(config: ModelConfig, prefix: str, stack: Stack, *, in_turns: bool) -> _Product:

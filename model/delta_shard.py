@@ -18,8 +18,14 @@ from tercet.triton_kernels.scaled_weight import Weight
 def delta_product(places: Places, delta: Delta, prefix: str, hidden: int) -> Weight:
     """What reads the stream: rows for queries, keys, values, and the gates of what comes out; and, where these are not
     kept as stored, those for rates. `prefix`: of the names of the layer's attention."""
-    rates = [] if _apart(places, delta, prefix) else _rates(delta, places, prefix)
-    return places.stacked([*_heads(delta, places, prefix), *rates], hidden)
+    rows = _heads(delta, places, prefix) if _apart(places, delta, prefix) else delta_rows(places, delta, prefix)
+    return places.stacked([*rows], hidden)
+
+
+def delta_rows(places: Places, delta: Delta, prefix: str) -> Iterator[Rows]:
+    """All of them, in their order."""
+    yield from _heads(delta, places, prefix)
+    yield from _rates(delta, places, prefix)
 
 
 def delta_weights(places: Places, delta: Delta, prefix: str, hidden: int) -> DeltaWeights:

@@ -117,7 +117,7 @@ class Layer:
         config, weights = self.config, self.weights
         assert config.delta is not None
         assert weights.delta is not None
-        x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+        x_TN = _read(residual, weights.input_norm_D, self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T), None)
         apart = weights.delta.rates_RD
         return follow_delta_rule(
             x_TN,

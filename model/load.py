@@ -95,13 +95,15 @@ def open_for(
         config = replace(config, guesses=True, guesser=None)
     if label_tokens:
         config = with_label_tokens(config, path, label_tokens)
-    if adapters and (config.delta is not None or config.gated_attention):
-        raise ValueError(f"--adapter: models of family {config.family} are not served with adapters; want none")
     if config.delta is not None and device.type == "cuda":
         check_for_gpu(config.delta)
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
+    if adapters and any(".linear_attn." in name for name in kept):  # what fades states is a product of its own then
+        raise ValueError(
+            f"--adapter: quantized models of family {config.family} take none; want plain weights, or none"
+        )
     files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
     ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
     return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing)

@@ -16,7 +16,7 @@ from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights
 from tercet.model.latent_shard import first_product, latent_weights
-from tercet.model.places import Move, Places
+from tercet.model.places import Move, Places, Rows
 from tercet.model.rank_weights import GuesserWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
 from tercet.model.score_head import rows_of_head
@@ -132,17 +132,18 @@ class ShardBuilder:
         if config.latent is not None:
             return first_product(self.places, config, prefix)
         if config.gated_attention:
-            return self._gated_qkv(prefix)
+            return self.places.stacked(self.gated_rows(prefix), hidden)
         return self._stacked(prefix, self.qkv(), 2 * hidden if config.joins else hidden)
 
-    def _gated_qkv(self, prefix: str) -> Weight:
-        """Of each head the rows for its gates follow those for its queries in the checkpoint; here they come last."""
+    def gated_rows(self, prefix: str) -> list[Rows]:
+        """Of the first product where attention is gated. Of each head the rows for its gates follow those for its
+        queries in the checkpoint; here they come last."""
         queries, *others = self.qkv().parts
         size, name = self.config.head_dim, f"{prefix}q_proj.weight"
         ends = range(2 * queries.start, 2 * (queries.start + queries.count), 2 * size)
         kinds = [[(name, 2 * queries.whole, head + turn * size, size) for head in ends] for turn in range(2)]
         middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
-        return self.places.stacked([*kinds[0], *middle, *kinds[1]], self.config.hidden_size)
+        return [*kinds[0], *middle, *kinds[1]]
 
     def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
         config, places, hidden = self.config, self.places, self.config.hidden_size

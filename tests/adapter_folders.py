@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints import reference_model
 
 PREFIX = "base_model.model."
+_LINEAR = tuple(f"_proj{kind}.weight" for kind in ("", "_qkv", "_z", "_b", "_a", "_qkvz", "_ba"))
 
 
 def make_adapter(
@@ -67,7 +68,7 @@ def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:
         return {
             name.removesuffix(".weight"): tuple(weights.get_slice(name).get_shape())
             for name in names
-            if name.endswith("_proj.weight") and not any(part in name for part in left)
+            if name.endswith(_LINEAR) and not any(part in name for part in left)
         }
 
 

@@ -20,7 +20,7 @@ from tercet.model.adapters import ranks_of
 from tercet.model.checkpoint import read_config
 
 FAMILIES = ["llama", "llama-bias-tied", "qwen3", "phi3", "gemma2", "gemma3", "olmo2", "granite", "qwen3-moe", "mixtral"]
-FAMILIES += ["deepseek-v3", "minicpm3"]
+FAMILIES += ["deepseek-v3", "minicpm3", "qwen3.5", "qwen3-next"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -44,7 +44,10 @@ def test_rows_of_one_step_go_through_their_own(family: str, layout: str, tmp_pat
     assert not differ[1]
 
 
-@pytest.mark.parametrize(("family", "size"), [("llama", 4), long("llama", 2), long("deepseek-v3", 2)])
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [("llama", 4), long("llama", 2), long("deepseek-v3", 2), long("qwen3-next", 2), long("qwen3.5", 2)],
+)
 def test_ranks_share_an_adapter(family: str, size: int, tmp_path: Path) -> None:
     """With fewer KV heads than ranks, too."""
     path = checkpoint(family)

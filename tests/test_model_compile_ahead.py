@@ -139,14 +139,18 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
     assert launches(steps) <= ahead
 
 
+def with_real_heads(steps: Steps) -> Steps:
+    """Of layers that carry states, as GPUs know them."""
+    assert steps.config.delta is not None
+    delta = replace(steps.config.delta, key_dim=128, value_dim=128)
+    return replace(steps, config=replace(steps.config, delta=delta))
+
+
 @pytest.mark.parametrize("deterministic", [False, long(True)])
 def test_steps_with_guesses_of_models_with_states(deterministic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What finds, and what moves states on; of all sizes."""
     guesses = GuessSettings(num_guesses=7, looked_up=(1, 4), most_slots=16)
-    bare = steps_of("qwen3.5", max_num_seqs=16, deterministic=deterministic)
-    delta = bare.config.delta
-    assert delta is not None
-    bare = replace(bare, config=replace(bare.config, delta=replace(delta, key_dim=128, value_dim=128)))
+    bare = with_real_heads(steps_of("qwen3.5", max_num_seqs=16, deterministic=deterministic))
     steps = replace(bare, guesses=guesses)
     tried = "_tried_prologue", "_delta_tried", "_settle_states", "_settle_tails"
     ahead, trials = launches(steps), TrialShapes(guesses)
@@ -202,6 +206,16 @@ def test_steps_with_adapters_use_no_others(deterministic: bool, monkeypatch: pyt
         Shapes, "for_compilers", lambda self: [self.fit(*each)._replace(adapted=True) for each in sizes_of_rows]
     )
     assert launches(steps_of("qwen3", adapters=ranks, **sizes)) <= adapted
+
+
+def test_steps_with_adapters_of_all_kinds_of_layers_use_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of models of which some carry states."""
+    ranks = Ranks(3, {"self_attn.q_proj": 8, "linear_attn.in_proj_b": 20, "linear_attn.out_proj": 3})
+    steps = with_real_heads(steps_of("qwen3.5", adapters=ranks, max_num_seqs=20, max_num_batched_tokens=256))
+    ahead = launches(steps)
+    assert {"_expand_kernel", "_expand_row_kernel"} <= {what.split()[0] for what in ahead}
+    monkeypatch.setattr(Shapes, "for_compilers", lambda self: self.for_graphs())
+    assert launches(steps) <= ahead
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -14,6 +14,8 @@ from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, 
 
 RANK_MULTIPLE = 16
 """Ranks are padded to it with zeros."""
+MOST_MODULES = 4
+"""Of one product."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class LowRank:
         Q = R // len(self.starts)
         check_dtype("down", self.down_ARK, *FLOATS)
         check_contiguous("down", self.down_ARK)
+        if len(self.starts) > MOST_MODULES:
+            raise ValueError(f"starts: got {len(self.starts)} modules, wanted {MOST_MODULES} at most")
         if not A or R % (RANK_MULTIPLE * len(self.starts)):
             wanted = f"some, each of {len(self.starts)} times a multiple of {RANK_MULTIPLE}"
             raise ValueError(f"down: got {A} adapters of {R} rows, wanted {wanted}")

@@ -21,11 +21,12 @@ _BLOCK_N = 128
 
 
 @triton.jit
-def module_of(columns, START1: tl.constexpr, START2: tl.constexpr):
+def module_of(columns, START1: tl.constexpr, START2: tl.constexpr, START3: tl.constexpr):
     """Which module's each column of y is."""
     if START1 == 1:
         return columns % 2
-    return (columns >= START1).to(tl.int32) + (columns >= START2).to(tl.int32)
+    behind = (columns >= START1).to(tl.int32) + (columns >= START2).to(tl.int32)
+    return behind + (columns >= START3).to(tl.int32)
 
 
 @triton.jit
@@ -58,17 +59,17 @@ def _shrink_row_kernel(
 def _expand_row_kernel(
     low_ptr, squares_ptr, eps, up_ptr, adapter_ptr, y_ptr, out_ptr,
     K: tl.constexpr, N: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, SLICES: tl.constexpr, BLOCK_S: tl.constexpr, NORM: tl.constexpr,
-    GATE: tl.constexpr, PDL: tl.constexpr,
+    START3: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, SLICES: tl.constexpr, BLOCK_S: tl.constexpr,
+    NORM: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of N,)."""
     let_next_start(PDL)
     start_n = tl.program_id(0) * BLOCK_N
     columns = start_n + tl.arange(0, BLOCK_N)
     there = columns < N
-    module = module_of(columns, START1, START2)
-    first = 0 if START1 == 1 else module_of(start_n, START1, START2)
-    last = R // Q - 1 if START1 == 1 else module_of(tl.minimum(start_n + BLOCK_N, N) - 1, START1, START2)
+    module = module_of(columns, START1, START2, START3)
+    first = 0 if START1 == 1 else module_of(start_n, START1, START2, START3)
+    last = R // Q - 1 if START1 == 1 else module_of(tl.minimum(start_n + BLOCK_N, N) - 1, START1, START2, START3)
     # What ran ahead of the product is done, since the kernel ahead of this one has begun.
     adapter = tl.load(adapter_ptr)
     up = up_ptr + adapter.to(tl.int64) * (N * Q) + columns[:, None] * Q
@@ -123,11 +124,12 @@ class RowAddition:
     def expand(self, y_1N: Tensor, out: Tensor, *, gate: bool) -> None:
         """What the second makes of that, added to y, or gated to `out`."""
         low_rank, N, norm = self._low_rank, y_1N.shape[1], self._norm
-        starts, rank = (*low_rank.starts, N, N), self._R // len(low_rank.starts)
+        starts, rank = (*low_rank.starts, N, N, N), self._R // len(low_rank.starts)
         whole = self._R if low_rank.in_turns else rank
         _expand_row_kernel[(cdiv(N, _BLOCK_N),)](
             self._low_SR, self._squares_S, 0.0 if norm is None else norm.eps, low_rank.up_ANQ, self._adapter_1, y_1N,
-            out, K=self._K, N=N, R=self._R, Q=rank, START1=starts[1], START2=starts[2], BLOCK_N=_BLOCK_N,
+            out, K=self._K, N=N, R=self._R, Q=rank, START1=starts[1], START2=starts[2], START3=starts[3],
+            BLOCK_N=_BLOCK_N,
             BLOCK_Q=next(block for block in (32, 16) if whole % block == 0), SLICES=self._slices,
             BLOCK_S=next_power_of_2(self._slices), NORM=norm is not None, GATE=gate, num_warps=4, num_stages=1,
             **overlap_options(y_1N),

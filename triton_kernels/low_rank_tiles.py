@@ -80,8 +80,8 @@ def _shrink_kernel(
 def _expand_kernel(
     low_ptr, squares_ptr, eps, up_ptr, rows_ptr, tile_adapters_ptr, y_ptr, out_ptr, T, tiles, slots,
     K: tl.constexpr, N: tl.constexpr, R: tl.constexpr, Q: tl.constexpr, START1: tl.constexpr, START2: tl.constexpr,
-    HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, SLICES: tl.constexpr, NORM: tl.constexpr,
-    GATE: tl.constexpr, PDL: tl.constexpr,
+    START3: tl.constexpr, HEIGHT: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_Q: tl.constexpr, SLICES: tl.constexpr,
+    NORM: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (blocks of rows x slots, tiles of N): one program adds to a tile of y what its rows get. The sum over slices
     is rounded to x's type first, as if a layer had made it. GATE: silu(even columns) * odd columns of that goes to
@@ -90,9 +90,9 @@ def _expand_kernel(
     block = tl.program_id(0) // slots
     start_n = tl.program_id(1) * BLOCK_N
     columns = start_n + tl.arange(0, BLOCK_N)
-    module = module_of(columns, START1, START2)
-    first = 0 if START1 == 1 else module_of(start_n, START1, START2)
-    last = R // Q - 1 if START1 == 1 else module_of(tl.minimum(start_n + BLOCK_N, N) - 1, START1, START2)
+    module = module_of(columns, START1, START2, START3)
+    first = 0 if START1 == 1 else module_of(start_n, START1, START2, START3)
+    last = R // Q - 1 if START1 == 1 else module_of(tl.minimum(start_n + BLOCK_N, N) - 1, START1, START2, START3)
     for tile in range(tl.program_id(0) % slots, tiles, slots):
         # What ran ahead of the product is done, since the kernel ahead of this one has begun.
         adapter = tl.load(tile_adapters_ptr + block * tiles + tile)
@@ -168,12 +168,13 @@ class TileAddition:
     def expand(self, y_TN: Tensor, out: Tensor, *, gate: bool) -> None:
         """What the second make of that, added to y, or gated to `out`."""
         low_rank, groups, (T, N), norm = self._low_rank, self._groups, y_TN.shape, self._norm
-        (_, R, K), starts = low_rank.down_ARK.shape, (*low_rank.starts, N, N)
+        (_, R, K), starts = low_rank.down_ARK.shape, (*low_rank.starts, N, N, N)
         block_n = _WIDTH * 2 // low_rank.up_ANQ.element_size()
         _expand_kernel[(self._num_tiles, cdiv(N, block_n))](
             self._low_STR, self._squares_ST, 0.0 if norm is None else norm.eps, low_rank.up_ANQ, groups.rows_BMH,
             groups.adapters_BM, y_TN, out, T, self._tiles, self._slots,
-            K=K, N=N, R=R, Q=self._rank, START1=starts[1], START2=starts[2], HEIGHT=self._height, BLOCK_N=block_n,
+            K=K, N=N, R=R, Q=self._rank, START1=starts[1], START2=starts[2], START3=starts[3],
+            HEIGHT=self._height, BLOCK_N=block_n,
             BLOCK_Q=_block(R if low_rank.in_turns else self._rank), SLICES=self._slices, NORM=norm is not None,
             GATE=gate, num_warps=4, num_stages=1,
             **overlap_options(y_TN),
