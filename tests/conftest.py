@@ -77,8 +77,7 @@ def strange_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def nan_memory() -> Iterator[None]:
     """Workers started meanwhile get `torch.empty` filled with NaN."""
     with pytest.MonkeyPatch.context() as patch:
-        for folder in ("one_core", "nan_memory"):  # the first would not be found any more
-            patch.setenv("PYTHONPATH", str(Path(__file__).parent / folder), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "nan_memory"), prepend=os.pathsep)
         yield
 
 

@@ -29,8 +29,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 @pytest.fixture(autouse=True)
 def _kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    for folder in ("one_core", "kernels_only"):
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / folder), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "kernels_only"), prepend=os.pathsep)
 
 
 @pytest.mark.parametrize(

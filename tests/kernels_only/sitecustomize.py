@@ -8,9 +8,6 @@ import gc
 import sys
 from pathlib import Path
 
-from quick_start import quicken_start
-
-quicken_start()
 if "tercet.engine.worker" in sys.orig_argv:
     gc.disable()  # as the worker does, before it imports torch
     import torch

@@ -6,9 +6,6 @@ They also compute in one thread, since threads of tiny products only wait for ea
 import gc
 import sys
 
-from quick_start import quicken_start
-
-quicken_start()
 if "tercet.engine.worker" in sys.orig_argv:
     gc.disable()  # as the worker does, before it imports torch
     import torch
