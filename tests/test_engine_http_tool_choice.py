@@ -42,7 +42,7 @@ SHOWS = {
     "deepseek_fenced": f"{DEEPSEEK.opening}```json",
     "kimi": KIMI.opening,
 }
-LONG = ("llama3", "qwen3_coder", "glm", "deepseek", "deepseek_fenced", "kimi")
+LONG = ("minimax", "llama3", "qwen3_coder", "glm", "deepseek", "deepseek_fenced", "kimi")
 
 
 class Inner(BaseModel):
@@ -64,7 +64,7 @@ def tools() -> list[Any]:
     return [{"type": "function", "function": {"name": name, "parameters": schemas[name]}} for name in schemas]
 
 
-@pytest.mark.parametrize("tool_format", ["hermes", "minimax", *map(long, LONG)])
+@pytest.mark.parametrize("tool_format", ["hermes", *map(long, LONG)])
 def test_a_call_comes(tool_format: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     shutil.copytree(checkpoint("llama3"), folder)

@@ -37,7 +37,8 @@ def make_runner(path: Path, num_guesses: int, eagle: Path | None = None, most_sl
 
 
 @pytest.mark.parametrize(
-    "family", ["glm4-moe", "deepseek-v3", long("glm4-moe-lite"), "qwen3.5", long("qwen3.5-moe"), long("qwen3-next")]
+    "family",
+    ["glm4-moe", long("deepseek-v3"), long("glm4-moe-lite"), "qwen3.5", long("qwen3.5-moe"), long("qwen3-next")],
 )
 def test_guesses_are_the_layers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = guessing_checkpoint(family, tmp_path)
@@ -83,12 +84,12 @@ def check_guesses(
                 checked[guess] += 1
 
     monkeypatch.setattr(GuessAhead, "run", listen)
-    prompts = random_prompts(6, 2, 40, seed=5)
-    wanted = reference_greedy(path, prompts, 24)
-    greedy = msgspec.structs.replace(GREEDY, max_tokens=24)
+    prompts = random_prompts(5, 2, 40, seed=5)
+    wanted = reference_greedy(path, prompts, 16)
+    greedy = msgspec.structs.replace(GREEDY, max_tokens=16)
     tile = runner.limits.state_tile or 1
-    for seed, how in enumerate(({"num_guesses": num_guesses}, {"num_guesses": num_guesses, "budget": tile + 6}, {})):
+    for seed, how in enumerate(({"num_guesses": num_guesses, "budget": tile + 6}, {})):
         jobs = [Job(prompt, greedy) for prompt in prompts]
         run_jobs(runner, jobs, max_seqs=MAX_SEQS, page_size=PAGE, seed=seed, tile=tile, **how)
         assert [job.output for job in jobs] == wanted
-    assert min(checked) > 30
+    assert min(checked) > 20

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from covering import covering
+from covering import covering, long
 from fused_rows import UNEVEN, Step, tiles_seen
 from interpreted import rerun_interpreted
 from paged_attention import Heads
@@ -63,7 +63,7 @@ def test_every_tile_has_one_worker(lengths: list[int], kv_heads: int, num_worker
 
 
 @interpreted
-@pytest.mark.parametrize(("with_norms", "cells"), [(True, None), (False, None), (True, FP8)])
+@pytest.mark.parametrize(("with_norms", "cells"), [(True, None), long(False, None), (True, FP8)])
 @pytest.mark.parametrize(
     ("heads", "tile", "lengths"),
     [

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from covering import long
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -13,7 +14,7 @@ from tercet.triton_kernels.logits import add_bias, penalize, widen
 
 INTS = torch.int32
 VOCAB, ROWS, SLOTS = 133, 4, 6
-TYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TYPES = [torch.float32, long(torch.float16)] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
 
 
 def wide(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:

@@ -44,7 +44,7 @@ def planned(
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernels, in the interpreter")
-@pytest.mark.parametrize(("num_programs", "heads"), [(2, 1), (132, 1), (200, 2), (400, 1)])
+@pytest.mark.parametrize(("num_programs", "heads"), [(2, 1), long(132, 1), (200, 2), long(400, 1)])
 @pytest.mark.parametrize("padding", [1, 90])
 @pytest.mark.parametrize("chunks", CASES, ids=lambda chunks: f"{len(chunks)}chunks")
 def test_each_key_is_in_one_part(

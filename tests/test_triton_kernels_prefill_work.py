@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+from covering import long
 from interpreted import rerun_interpreted
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.prefill_work import make_last_tiles, make_prefill_work, plan_last_tiles, plan_prefill_work
@@ -23,7 +24,7 @@ CASES = [
 
 @pytest.mark.skipif(not INTERPRETED, reason="the kernel, in the interpreter")
 @pytest.mark.parametrize("block_q", [16, 128])
-@pytest.mark.parametrize("padding", [0, 1, 300])
+@pytest.mark.parametrize("padding", [long(0), 1, 300])
 @pytest.mark.parametrize("chunks", CASES, ids=lambda chunks: f"{len(chunks)}chunks")
 def test_each_token_is_in_one_tile(chunks: list[tuple[int, int, int]], padding: int, block_q: int) -> None:
     """Chunks are (slot, start, count)."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from plain_sampling import deviations, plain_allowed, plain_gumbel
 from slot_tables import random_table
@@ -15,7 +16,7 @@ from tercet.triton_kernels.sample import TokenRing, sample, sample_into, sample_
 from tercet.triton_kernels.slot_table import MAX_STOP_IDS, SlotTable
 
 INTS = torch.int32
-TYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TYPES = [torch.float32, long(torch.float16)] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
 
 
 def table_for(rows: int, vocab: int, seed: int = 0, length: int = 64) -> SlotTable:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from covering import long
 from interpreted import rerun_interpreted
 from slot_tables import random_table
 from tercet.triton_kernels.dispatch import INTERPRETED
@@ -14,7 +15,7 @@ from tercet.triton_kernels.sample_shard import VocabShard, sample_shard, sample_
 from tercet.triton_kernels.slot_table import SlotTable
 
 INTS = torch.int32
-TYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TYPES = [torch.float32, long(torch.float16)] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
 
 
 def copy_of(table: SlotTable) -> SlotTable:
