@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from covering import long
 from foreseen_steps import foreseeing_decoder, share_of_right
 from guessing_layers import guessing_checkpoint
 from interpreted import rerun_interpreted
@@ -190,7 +189,8 @@ def test_it_draws_into_the_next_place_of_a_ring() -> None:
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="on a CPU none is rounded")
-@pytest.mark.parametrize("deterministic", [False, long(True)])
+@pytest.mark.long
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_guesses_that_are_drawn_by_it_are_nearly_as_good(deterministic: bool, tmp_path: Path) -> None:
     torch.set_num_threads(1)
     sizes = {"num_hidden_layers": 2}
