@@ -1,6 +1,6 @@
 """When it pays to try tokens ahead of those that are sampled. Pure.
 
-What the model's own layer guesses is tried wherever a step has room for it. What is looked up is there now and then: a
+What a layer guesses is tried wherever a step has room for it. What is looked up is there now and then: a
 step that tries some takes longer than a plain one, and gives a request more tokens the more of them were right. Both
 are watched. While steps are plain, it is looked up here for one request in each what would have been tried, so that
 nothing is lost on texts that never repeat themselves, and not much on those that begin to.

@@ -9,13 +9,12 @@ of one.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from tercet.model.decoder import Beginning, Decoder
-from tercet.model.guesser import Hearing, draw_of_all
+from tercet.model.guesser import Hearing, body_of, draw_of_all
 from tercet.model.linear import linear, linear_add
 from tercet.model.rank_weights import EagleWeights
 from tercet.triton_kernels.add_rms_norm import rms_norm
@@ -46,21 +45,10 @@ class EagleGuesser:
     """Of a decoder whose weights have one."""
 
     def __init__(self, decoder: Decoder) -> None:
-        weights, own = decoder.weights, decoder.weights.guesser
+        own = decoder.weights.guesser
         assert isinstance(own, EagleWeights)
         self._own, self._main = own, decoder
-        self._body = Decoder(
-            own.config,
-            replace(
-                weights, layers=(own.layer,), final_norm_D=own.norm_D, lm_head_VD=own.lm_head_UD, score_LD=None,
-                guesser=None,
-            ),
-            decoder.group,
-            decoder.max_model_len,
-            deterministic=decoder.deterministic,
-            guesses=True,
-            exchanges=False,
-        )  # fmt: skip
+        self._body = body_of(decoder, own.config, own.layer, own.norm_D, own.lm_head_UD)
 
     def hearing(self) -> Hearing | None:
         return _Hearing(self._own.hears, deterministic=self._body.deterministic)

@@ -17,7 +17,7 @@ from torch import Tensor
 from tercet.model.config import ModelConfig
 from tercet.model.decoder import Beginning, Decoder
 from tercet.model.linear import linear
-from tercet.model.rank_weights import GuesserWeights
+from tercet.model.rank_weights import GuesserWeights, LayerWeights
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.join_normed import join_normed
 from tercet.triton_kernels.prepare import StepInputs
@@ -69,15 +69,7 @@ class OwnGuesser:
         assert config.guesser is not None
         self._own, self._goes_on_normed = own, config.guesser.goes_on_normed
         self._main = decoder
-        self._body = Decoder(
-            _of_one_layer(config),
-            replace(weights, layers=(own.layer,), final_norm_D=own.norm_D, score_LD=None, guesser=None),
-            decoder.group,
-            decoder.max_model_len,
-            deterministic=decoder.deterministic,
-            guesses=True,
-            exchanges=False,
-        )
+        self._body = body_of(decoder, _of_one_layer(config), own.layer, own.norm_D, weights.lm_head_VD)
         head = self._body.head
         self._head = head if own.head_VD is None else replace(head, lm_head_VD=own.head_VD)
 
@@ -116,6 +108,28 @@ class OwnGuesser:
             head.sample_into(ring, hidden_BD, *where)
         else:
             head.sample(hidden_BD, *where)
+
+
+def body_of(
+    decoder: Decoder, config: ModelConfig, layer: LayerWeights, norm_D: Tensor, lm_head_VD: Tensor
+) -> Decoder:  # fmt: skip
+    """The decoder of that one layer, beside the one that it guesses for."""
+    return Decoder(
+        config,
+        replace(
+            decoder.weights,
+            layers=(layer,),
+            final_norm_D=norm_D,
+            lm_head_VD=lm_head_VD,
+            score_LD=None,
+            guesser=None,
+        ),
+        decoder.group,
+        decoder.max_model_len,
+        deterministic=decoder.deterministic,
+        guesses=True,
+        exchanges=False,
+    )
 
 
 def draw_of_all(

@@ -10,7 +10,7 @@ class GuessSettings:
     num_guesses: int
     looked_up: tuple[int, int] | None
     """Of a slot's last tokens at least so many have been in it before, where something is guessed, and no more of them
-    are looked at; None: the model's own layer guesses."""
+    are looked at; None: a layer guesses."""
     most_slots: int
     """In one step."""
 

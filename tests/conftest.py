@@ -82,6 +82,17 @@ def nan_memory() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For torch, whose threads cost tiny models more than they bring. Most tests do without torch itself."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def address(tmp_path: Path) -> str:
     """Where nobody listens yet."""
     return f"ipc://{tmp_path}/s"

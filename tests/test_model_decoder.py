@@ -16,13 +16,7 @@ from covering import long
 from families import FAMILIES
 from paged_sequences import Sequences, make_decoder
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def each_family_and_layout() -> Iterator[Any]:

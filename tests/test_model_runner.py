@@ -1,7 +1,6 @@
 """The runner against transformers in fp32: any schedule, leases, preemption, seeds, stops: always the same tokens."""
 
 from array import array
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,13 +20,7 @@ from tercet.model.runner_settings import GuessSettings, RunnerSettings
 
 PAGE, MAX_SEQS, NUM_TOKENS = 16, 5, 26
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_runner(family: str = "qwen3", num_pages: int = 60, guesses: GuessSettings | None = None) -> Runner:

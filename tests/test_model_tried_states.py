@@ -3,7 +3,6 @@ steps, to the bit, whatever was tried and however much of it was right.
 """
 
 import itertools
-from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -26,13 +25,7 @@ from tercet.triton_kernels.delta_prefill import TILE
 PAGE, MAX_SEQS = 16, 4
 model = partial(repetitive, QUIET)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_runner(family: str, num_guesses: int, *, deterministic: bool = False) -> tuple[Runner, States]:

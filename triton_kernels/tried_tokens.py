@@ -1,6 +1,6 @@
 """Which tokens of a step with guesses are of one slot, whatever rows attention takes them for.
 
-Where guesses come from, and which of them hold, is others' matter (`guess.py`, `accept.py`).
+Where guesses come from, `guess.py` or a layer, and which of them hold, `accept.py`, is others' matter.
 
 Shape suffixes: T tokens of the step.
 """
