@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 SIZES = {"kv_cache_memory": 256 << 20, "max_num_seqs": 24, "max_num_batched_tokens": 512}
 REAL_HEADS = {"head_dim": 128, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
+OF_STATES = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 NAMES = (None, "sql", "poems")
 
 
@@ -28,12 +29,13 @@ def adapters(scratch: Path, model: Path) -> dict[str | None, Path | None]:
     return {None: None, **{name: make_adapter(scratch / name, model, seed + len(name)) for name in NAMES if name}}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "phi3", "qwen3-moe", "qwen3.5", "qwen3-next"])
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"tensor_parallel_size": 2}], ids=str)
 def test_fp32_is_transformers(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     if torch.cuda.device_count() < options.get("tensor_parallel_size", 1):
         pytest.skip("needs two CUDA devices")
-    path = checkpoint(family)
+    carries_states = family in ("qwen3.5", "qwen3-next")
+    path = make_checkpoint(family, tmp_path / "model", **OF_STATES) if carries_states else checkpoint(family)
     folders = adapters(tmp_path, path)
     prompts = random_prompts(24, 1, 300, seed=random.randrange(2**31))
     names = [NAMES[index % 3] for index in range(len(prompts))]

@@ -48,6 +48,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         (90, 8, 8, 64, 300, {"alibi_slopes_H": True, "softcap": 30.0}),
         long(90, 8, 2, 96, 300, {}),
         (90, 8, 4, 256, 300, {}),
+        (90, 8, 4, 256, 3000, {}),
         (80, 16, 8, 128, 300, {}),
         long(80, 8, 2, 256, 300, {}),
         (89, 9, 3, 64, 300, {"alibi_slopes_H": True}),
@@ -89,10 +90,22 @@ def test_compile(
     assert not any("?" in expression for expression in found), found
     if capability == 90:
         assert all("griddepcontrol.wait" in kernel.asm["ptx"] for kernel in kernels)
-        assert (prefill.name == "hopper_prefill_kernel") == (head_dim == 128 and not options)
+        assert (prefill.name == "hopper_prefill_kernel") == (head_dim in (128, 256) and not options)
         assert "wgmma" in prefill.asm["ptx"]
         if prefill.name == "hopper_prefill_kernel":  # few tiles leave multiprocessors to smaller ones
             assert prefill.metadata.num_warps == (8 if num_tokens == 300 else 12)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "num_tokens", "name"),
+    [(128, 3000, "fp8_prefill_kernel"), (64, 300, "fp8_prefill_kernel"), (256, 300, "_prefill_kernel")],
+)
+def test_prompts_over_cells_in_fp8(head_dim: int, num_tokens: int, name: str) -> None:
+    cache, table, indices = meta(100, 4, 64, head_dim, dtype=FP8), meta(9, 64, dtype=torch.int32), meta(5).int()
+    with compiling_for(90) as kernels:
+        chunks = table, indices, indices, meta(6).int()
+        attention.prefill_attention(meta(num_tokens, 16, head_dim), cache, cache, *chunks, 0.1)
+    assert [kernel.name for kernel in kernels] == ["_cut_kernel", name]
 
 
 @pytest.mark.parametrize(("head_dim", "rotary_dim"), [(256, 64), long(256, 96)])

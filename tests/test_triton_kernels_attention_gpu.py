@@ -89,6 +89,7 @@ def test_prefill(heads: Heads, cells: torch.dtype | None) -> None:
     [
         *HEADS[:2],
         *HEADS[4:6],
+        Heads(16, 4, 256, 64),
         Heads(64, 8, 128, 64),
         Heads(28, 4, 128, 64),
         Heads(2, 1, 64, 128),

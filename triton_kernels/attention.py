@@ -27,8 +27,8 @@ from tercet.triton_kernels.decode_attention import launch_decode_attention
 from tercet.triton_kernels.decode_work import DecodeWork, make_decode_work, plan_decode_work
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.prefill_attention import (
-    KEYS,
     can_use_hopper,
+    keys_at_once,
     launch_prefill_attention,
     parts_at_once,
     query_tile,
@@ -169,7 +169,7 @@ def plan_prefill(
     work = make_prefill_work(num_tokens, chunk_slots_C.shape[0], block_q, k_cache.device)
     plan_prefill_work(chunk_slots_C, chunk_starts_C, query_starts_C1, num_tokens, work)
     if 0 < num_tokens <= _most_in_parts(num_heads, k_cache, scoring, deep, block_q):
-        sizes = num_tokens, num_heads, k_cache.shape[3], parts_at_once(k_cache, scoring), KEYS
+        sizes = num_tokens, num_heads, k_cache.shape[3], parts_at_once(k_cache, scoring), keys_at_once(k_cache)
         return plan_prefill_parts(work, *sizes, heads=_heads_at_once(num_heads, k_cache, scoring, deep))
     return work
 

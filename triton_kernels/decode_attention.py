@@ -154,6 +154,8 @@ def launch_decode_attention(
     num_programs = _PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(q_THD.device)
     if not work.fixed:
         num_programs = work.items_I8.shape[0] * kv_heads
+    # Of large heads a tile is so much that a third stage leaves no room for other programs.
+    large = D > 128
     overlap = overlap_options(q_THD)
     slopes, sinks = scoring.alibi_slopes_H, scoring.sinks_H
     _decode_kernel[(num_programs,)](
@@ -166,7 +168,8 @@ def launch_decode_attention(
         TRIES=work.tries, BLOCK_G=block_g, BLOCK_D=dot_block(D),
         PERSISTENT=work.fixed, WINDOW=scoring.window, SOFTCAP=bool(scoring.softcap),
         ALIBI=slopes is not None, SINKS=sinks is not None,
-        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3, num_warps=2, **overlap,
+        PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=2 if large else 3,
+        num_warps=4 if large else 2, **overlap,
     )  # fmt: skip
     rows = out_THD.view(T // work.tries, work.tries * H, D)
     merge_splits(work.counts_B, work.starts_B, work.partial_IHD, work.stats_IH2, rows)

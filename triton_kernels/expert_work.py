@@ -20,14 +20,18 @@ from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
-_FEW = 8192
-"""Up to so many pairs each program counts them all by itself; of more each counts its own ahead, for all."""
-_BLOCK_OF_FEW, _BLOCK = 64, 256
+_FEW = 1024
+"""Up to so many pairs each program finds out by itself where its own go; of more they are counted ahead, by blocks."""
+_BLOCK_OF_FEW, _BLOCK = 64, 128
 """Pairs that one program deals out."""
-_SOME = tl.constexpr(64)
-"""Pairs that it deals out at once, and rows of counts that it adds up."""
-_MANY = tl.constexpr(2048)
+_COMPARED = tl.constexpr(2048)
+"""Couples of pairs that a program compares at once."""
+_MANY = tl.constexpr(512)
 """Pairs that it counts at once."""
+_COLUMNS, _ROWS = 32, 64
+"""Experts whose counts one program adds up, and blocks at once."""
+_SPAN = tl.constexpr(4)
+"""Places that are cleared at once."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +47,6 @@ class ExpertWork:
     num_experts: int
 
 
-@triton.jit
-def _count(experts_ptr, start, end, E: tl.constexpr, BLOCK_E: tl.constexpr, SOME: tl.constexpr):
-    """Of each expert, how many of these pairs it has."""
-    counts = tl.zeros([BLOCK_E], tl.int32)
-    for first in range(start, end, SOME):
-        pairs = first + tl.arange(0, SOME)
-        experts = tl.load(experts_ptr + pairs, mask=pairs < end, other=-1)
-        counts += tl.histogram(experts, BLOCK_E, mask=(experts >= 0) & (experts < E))
-    return counts
-
-
 @triton.jit(do_not_specialize=["num_pairs"], do_not_specialize_on_alignment=["num_pairs"])
 def _count_kernel(
     experts_ptr, counts_ptr, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, PDL: tl.constexpr
@@ -62,29 +55,75 @@ def _count_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     block = tl.program_id(0)
-    counts = _count(experts_ptr, block * BLOCK, tl.minimum((block + 1) * BLOCK, num_pairs), E, BLOCK_E, BLOCK)
+    pairs = block * BLOCK + tl.arange(0, BLOCK)
+    experts = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=-1)
+    counts = tl.histogram(experts, BLOCK_E, mask=(experts >= 0) & (experts < E))
     columns = tl.arange(0, BLOCK_E)
     tl.store(counts_ptr + block * E + columns, counts, mask=columns < E)
 
 
-@triton.jit
-def _name_tiles(
-    pairs_ptr, tile_experts_ptr, totals, ends, num_tiles, E: tl.constexpr, TILE: tl.constexpr, BLOCK_E: tl.constexpr
-):
-    """Write each tile's expert, and that nobody is in the places behind an expert's last pair.
+@triton.jit(do_not_specialize=["num_blocks"], do_not_specialize_on_alignment=["num_blocks"])
+def _add_up_kernel(
+    counts_ptr, num_blocks, E: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    """Grid (experts / COLUMNS,): one program puts in place of counts those of all blocks ahead, and behind the last
+    block those of all."""
+    let_next_start(PDL)
+    wait_for_previous(PDL)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    so_far = tl.zeros([COLUMNS], tl.int32)
+    for first in range(0, num_blocks, ROWS):
+        blocks = first + tl.arange(0, ROWS)
+        pointers = counts_ptr + blocks[:, None] * E + columns[None, :]
+        there = (blocks < num_blocks)[:, None] & (columns < E)[None, :]
+        counts = tl.load(pointers, mask=there, other=0)
+        tl.store(pointers, so_far[None, :] + tl.cumsum(counts, 0) - counts, mask=there)
+        so_far += tl.sum(counts, 0)
+    tl.store(counts_ptr + num_blocks * E + columns, so_far, mask=columns < E)
 
-    `totals`: pairs of each expert; `ends`: the tile behind its last.
-    """
+
+@triton.jit
+def _count_all(experts_ptr, num_pairs, E: tl.constexpr, BLOCK_E: tl.constexpr):
+    """Of each expert, how many of all pairs it has."""
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    for first in range(0, num_pairs, _MANY):
+        pairs = first + tl.arange(0, _MANY)
+        experts = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=-1)
+        counts += tl.histogram(experts, BLOCK_E, mask=(experts >= 0) & (experts < E))
+    return counts
+
+
+@triton.jit
+def _count_ahead(experts_ptr, experts, pairs, begin, end):
+    """Of each of these pairs, how many of the same expert are ahead of it among those from `begin` to `end`."""
+    SOME: tl.constexpr = _COMPARED // experts.shape[0]
+    same = tl.zeros([experts.shape[0], SOME], tl.int32)
+    for first in range(begin, end, SOME):
+        others = first + tl.arange(0, SOME)
+        their_experts = tl.load(experts_ptr + others, mask=others < end, other=-1)
+        same += ((experts[:, None] == their_experts[None, :]) & (others[None, :] < pairs[:, None])).to(tl.int32)
+    return tl.sum(same, 1)
+
+
+@triton.jit
+def _name_tiles(tile_experts_ptr, first_tiles, tiles, num_tiles, BLOCK_E: tl.constexpr):
+    """Write each tile's expert."""
     columns = tl.arange(0, BLOCK_E)
-    used = tl.max(ends)
-    for first in range(0, num_tiles, _SOME):
-        tiles = first + tl.arange(0, _SOME)
-        experts = tl.sum((ends[None, :] <= tiles[:, None]).to(tl.int32), 1)
-        tl.store(tile_experts_ptr + tiles, tl.where(tiles < used, experts, -1), mask=tiles < num_tiles)
-    for behind in range(TILE - 1):
-        place = totals % TILE + behind
-        last = (columns < E) & (totals % TILE > 0) & (place < TILE)
-        tl.store(pairs_ptr + (ends - 1) * TILE + place, -1, mask=last)
+    for index in range(tl.max(tiles)):
+        tl.store(tile_experts_ptr + first_tiles + index, columns, mask=index < tiles)
+    for empty in range(tl.sum(tiles), num_tiles, BLOCK_E):
+        tl.store(tile_experts_ptr + empty + columns, -1, mask=empty + columns < num_tiles)
+
+
+@triton.jit
+def _clear_ends(pairs_ptr, totals, first_tiles, TILE: tl.constexpr):
+    """Write that nobody is in the places behind an expert's last pair."""
+    used = totals % TILE
+    begins = first_tiles * TILE + totals - used
+    for first in tl.static_range(0, TILE, _SPAN):
+        places = first + tl.arange(0, _SPAN)
+        free = (used > 0)[:, None] & (places[None, :] >= used[:, None])
+        tl.store(pairs_ptr + begins[:, None] + places[None, :], -1, mask=free)
 
 
 @triton.jit(do_not_specialize=["num_pairs", "num_tiles"], do_not_specialize_on_alignment=["num_pairs", "num_tiles"])
@@ -92,40 +131,35 @@ def _deal_kernel(
     experts_ptr, counts_ptr, pairs_ptr, tile_experts_ptr, num_pairs, num_tiles, E: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, COUNTED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (B + 1,): one program deals out a block of pairs; the last names the tiles. COUNTED: blocks have been."""
+    """Grid (B + 2,): one program deals out a block of pairs; the last two name tiles and clear their ends. COUNTED:
+    `counts_ptr` has what `_add_up_kernel` leaves."""
     let_next_start(PDL)
     wait_for_previous(PDL)
     block = tl.program_id(0)
-    num_blocks = tl.num_programs(0) - 1
-    start = block * BLOCK
+    num_blocks = tl.num_programs(0) - 2
     columns = tl.arange(0, BLOCK_E)
-    before = tl.zeros([BLOCK_E], tl.int32)  # of each expert, pairs in blocks ahead of this one
     if COUNTED:
-        totals = tl.zeros([BLOCK_E], tl.int32)
-        for first in range(0, num_blocks, _SOME):
-            blocks = first + tl.arange(0, _SOME)
-            there = (blocks < num_blocks)[:, None] & (columns < E)[None, :]
-            counts = tl.load(counts_ptr + blocks[:, None] * E + columns[None, :], mask=there, other=0)
-            totals += tl.sum(counts, 0)
-            before += tl.sum(tl.where((blocks < block)[:, None], counts, 0), 0)
+        totals = tl.load(counts_ptr + num_blocks * E + columns, mask=columns < E, other=0)
     else:
-        totals = _count(experts_ptr, 0, num_pairs, E, BLOCK_E, _MANY)
-        before += _count(experts_ptr, 0, tl.minimum(start, num_pairs), E, BLOCK_E, _MANY)
+        totals = _count_all(experts_ptr, num_pairs, E, BLOCK_E)
     tiles = (totals + TILE - 1) // TILE
-    ends = tl.cumsum(tiles, 0)
+    first_tiles = tl.cumsum(tiles, 0) - tiles
     if block == num_blocks:
-        _name_tiles(pairs_ptr, tile_experts_ptr, totals, ends, num_tiles, E, TILE, BLOCK_E)
+        _name_tiles(tile_experts_ptr, first_tiles, tiles, num_tiles, BLOCK_E)
+    elif block == num_blocks + 1:
+        _clear_ends(pairs_ptr, totals, first_tiles, TILE)
     else:
-        places = (ends - tiles) * TILE + before
-        some = tl.arange(0, _SOME)
-        for first in range(start, tl.minimum(start + BLOCK, num_pairs), _SOME):
-            pairs = first + some
-            experts = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=E)
-            alike = (experts[:, None] == experts[None, :]) & (some[None, :] < some[:, None])
-            has = ((experts[:, None] == columns[None, :]) & (columns < E)[None, :]).to(tl.int32)
-            place = tl.sum(has * places[None, :], 1) + tl.sum(alike.to(tl.int32), 1)
-            tl.store(pairs_ptr + place, pairs, mask=(experts >= 0) & (experts < E))
-            places += tl.sum(has, 0)
+        pairs = block * BLOCK + tl.arange(0, BLOCK)
+        experts = tl.load(experts_ptr + pairs, mask=pairs < num_pairs, other=-1)
+        real = (experts >= 0) & (experts < E)
+        experts = tl.where(real, experts, 0)
+        ahead = tl.zeros([BLOCK], tl.int32)
+        begin = 0
+        if COUNTED:
+            ahead = tl.load(counts_ptr + block * E + experts)
+            begin = block * BLOCK
+        ahead += _count_ahead(experts_ptr, experts, pairs, begin, tl.minimum(block * BLOCK + BLOCK, num_pairs))
+        tl.store(pairs_ptr + tl.gather(first_tiles, experts, 0) * TILE + ahead, pairs, mask=real)
 
 
 @triton.jit
@@ -166,9 +200,12 @@ def deal_out(experts_TK: Tensor, num_experts: int, tile: int) -> ExpertWork:
         options = {"num_warps": 8, **overlap_options(experts_TK)}
         counts_BE = experts_TK  # for its type
         if counted:
-            counts_BE = experts_TK.new_empty(num_blocks, num_experts)
-            _count_kernel[(num_blocks,)](experts_TK, counts_BE, num_pairs, **sizes, **options)
-        _deal_kernel[(num_blocks + 1,)](
+            counts_BE = experts_TK.new_empty(num_blocks + 1, num_experts)
+            _count_kernel[(num_blocks,)](experts_TK, counts_BE, num_pairs, **sizes, **options | {"num_warps": 4})
+            _add_up_kernel[(cdiv(num_experts, _COLUMNS),)](
+                counts_BE, num_blocks, E=num_experts, ROWS=_ROWS, COLUMNS=_COLUMNS, **options
+            )
+        _deal_kernel[(num_blocks + 2,)](
             experts_TK, counts_BE, pairs_Q, tile_experts_N, num_pairs, num_tiles, TILE=tile, COUNTED=counted, **sizes,
             **options,
         )  # fmt: skip

@@ -30,8 +30,6 @@ from tercet.triton_kernels.tiles import cdiv, dot_block, hopper_descriptor, next
 _TILE = 64
 HOPPER_ROWS: int = prefill_load.ROWS.value
 HOPPER_PIECE: int = prefill_load.PIECE.value
-KEYS: int = prefill_load.TILE.value
-"""Where tiles are cut by keys too, parts are so many long, or some times as many."""
 _TILES_AT_ONCE = 3
 """Of a multiprocessor, by the portable kernel."""
 _FEW_TILES = 2
@@ -185,10 +183,16 @@ def _prefill_kernel(
             tl.store(stats_ptr + places * 2 + 1, weight)
 
 
+def keys_at_once(k_cache: Tensor) -> int:
+    """Where tiles are cut by keys too, parts are so many long, or some times as many."""
+    return int(prefill_load.keys_of(k_cache.shape[3]))
+
+
 def can_use_hopper(k_cache: Tensor, scoring: Scoring) -> bool:
     """Whether Hopper's own kernel knows these shapes and this way of scoring."""
     page_size, head_dim = k_cache.shape[2:]
-    fits = k_cache.dtype.itemsize <= 2 and head_dim in (64, 128) and page_size % HOPPER_PIECE == 0
+    sizes = (64, 128, 256) if k_cache.dtype.itemsize == 2 else (64, 128)
+    fits = k_cache.dtype.itemsize <= 2 and head_dim in sizes and page_size % HOPPER_PIECE == 0
     return scoring.is_plain and fits and is_hopper(k_cache.device)
 
 
@@ -252,7 +256,7 @@ def _launch(
         q_THD if sinks is None else sinks, out_THD, *_sums(work, out_THD), scoring.scale, scoring.softcap,
         page_table_SM.shape[1],
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, TILE=tile, BLOCK_Q=work.block_q,
-        BLOCK_D=dot_block(D), PARTS=work.parts is not None, KEYS=KEYS, WINDOW=scoring.window,
+        BLOCK_D=dot_block(D), PARTS=work.parts is not None, KEYS=keys_at_once(k_cache), WINDOW=scoring.window,
         SOFTCAP=bool(scoring.softcap), ALIBI=slopes is not None, SINKS=sinks is not None, TMA=tma,
         PRECISION="ieee" if q_THD.dtype == torch.float32 else "tf32", STAGES=3 if half else 2, RECORD=RECORD,
         num_warps=4, **overlap_options(q_THD),
@@ -269,6 +273,8 @@ def _launch_hopper(
     num_pairs = work.num_tiles * (H // work.heads)
     num_programs = min(multiprocessors(q_THD.device), num_pairs)
     groups = work.heads * work.block_q // HOPPER_ROWS
+    # Two groups' queries of heads of 256 leave no room for those of the next tile.
+    ahead = 1 if num_pairs <= num_programs or (D > 128 and groups == 2) else 2
     fp8 = k_cache.dtype == FP8
     kernel, piece = (fp8_prefill_kernel, D) if fp8 else (hopper_prefill_kernel, HOPPER_PIECE)
     kernel[(num_programs,)](
@@ -278,7 +284,7 @@ def _launch_hopper(
         work.tiles_N8, page_table_SM, out_THD, *_sums(work, out_THD), scale, work.num_tiles, page_table_SM.shape[1],
         num_pages,
         H=H, KV_HEADS=kv_heads, D=D, PAGE=page_size, PARTS=work.parts is not None, HEADS=work.heads, STAGES=2,
-        GROUPS=groups, AHEAD=1 if num_pairs <= num_programs else 2, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
+        GROUPS=groups, AHEAD=ahead, NUM_PROGRAMS=num_programs, PDL=True, num_warps=4,
         launch_pdl=True,
     )  # fmt: skip
 

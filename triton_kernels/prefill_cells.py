@@ -12,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from tercet.triton_kernels.decode_cells import as_factor
-from tercet.triton_kernels.prefill_load import RECORD, TILE, num_turns, pair_of
+from tercet.triton_kernels.prefill_load import RECORD, num_turns, pair_of
 from tercet.triton_kernels.prefill_store import lines_of
 
 _ROWS = gl.constexpr(32)
@@ -34,6 +34,7 @@ def turn_queries(q):
 def _turn_tile(cells, there, gone, ring, full, free, count):
     """One tile of keys or values, once it is there and its place in the ring is free."""
     STAGES: gl.constexpr = ring.shape[0]
+    TILE: gl.constexpr = ring.shape[1]
     D: gl.constexpr = ring.shape[2]
     LAYOUT: gl.constexpr = lines_of(D)
     stage = count % STAGES
@@ -61,7 +62,7 @@ def turn_tiles(
         begin = 0
         if PARTS:
             begin = gl.load(record_ptr + 6)
-        for _ in range(begin, gl.cdiv(gl.load(record_ptr + 4), TILE)):
+        for _ in range(begin, gl.cdiv(gl.load(record_ptr + 4), k_ring.shape[1])):
             _turn_tile(k_cells, k_there, k_gone, k_ring, k_full, k_free, count)
             _turn_tile(v_cells, v_there, v_gone, v_ring, v_full, v_free, count)
             count += 1

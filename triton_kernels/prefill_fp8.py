@@ -9,12 +9,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from tercet.triton_kernels.prefill_cells import turn_tiles
 from tercet.triton_kernels.prefill_hopper import attend, begin_step, make_rings
-from tercet.triton_kernels.prefill_load import PIECE, ROWS, TILE, load_tiles
+from tercet.triton_kernels.prefill_load import PIECE, ROWS, keys_of, load_tiles
 
 
 @gluon.jit
 def _make_room(desc, D: gl.constexpr):
     """For one tile as it is in the cache: by pieces and as a whole; and its barriers."""
+    TILE: gl.constexpr = keys_of(D)
     pieces = gl.allocate_shared_memory(desc.dtype, [TILE // PIECE, PIECE, D], desc.layout)
     there = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     gone = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())

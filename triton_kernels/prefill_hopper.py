@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tercet.triton_kernels.prefill_cells import turn_queries
-from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, TILE, load_tiles, num_turns, pair_of, start_next
+from tercet.triton_kernels.prefill_load import PIECE, RECORD, ROWS, keys_of, load_tiles, num_turns, pair_of, start_next
 from tercet.triton_kernels.prefill_softmax import hide, weigh
 from tercet.triton_kernels.prefill_store import clear_padding, store_part, store_rows
 
@@ -26,6 +26,7 @@ from tercet.triton_kernels.prefill_store import clear_padding, store_part, store
 def _begin(q, k_ring, k_full, k_free, unit, query, count, dtype: gl.constexpr, WEIGHTS: gl.constexpr):
     """Scores of a tile's first keys, by themselves, and their softmax."""
     STAGES: gl.constexpr = k_ring.shape[0]
+    TILE: gl.constexpr = k_ring.shape[1]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TILE, 16])
     stage = count % STAGES
     mbarrier.wait(k_full.index(stage), count // STAGES & 1)
@@ -77,6 +78,7 @@ def _advance(
 @gluon.jit
 def _clean(v_parts, cleaned, stage, start, known, turn, D: gl.constexpr, WHICH: gl.constexpr, GROUPS: gl.constexpr):
     """Cells beyond the sequence's end may hold anything, NaN too: groups share the pieces of a tile to clear."""
+    TILE: gl.constexpr = keys_of(D)
     COLUMNS: gl.constexpr = D // PIECE
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     for piece in gl.static_range(WHICH, TILE // PIECE, GROUPS):
@@ -116,6 +118,7 @@ def attend(
     STAGES: gl.constexpr = k_ring.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = turns.shape[0]
+    TILE: gl.constexpr = keys_of(D)
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     WEIGHTS: gl.constexpr = gl.DotOperandLayout(0, SUMS, 2)
     OFFSET: gl.constexpr = WHICH * ROWS if HEADS == 1 else 0
@@ -141,7 +144,9 @@ def attend(
         last = gl.cdiv(seen, TILE)
         end = (last - 1) * TILE
         # Of its last tile a group may see none of the second piece, which is left out then.
-        half = (last > 1) & (query + ROWS <= end + PIECE)
+        half = 0
+        if TILE > PIECE:
+            half = ((last > 1) & (query + ROWS <= end + PIECE)).to(gl.int32)
         # In tiles that every query of the group sees whole nothing is hidden.
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
 
@@ -161,7 +166,7 @@ def attend(
                 tile * TILE, count, move, WHICH, False, TILE,
             )  # fmt: skip
             move += 1
-        for tile in range(whole, last - half.to(gl.int32)):
+        for tile in range(whole, last - half):
             count += 1
             acc, p, largest, weight = _advance(
                 q, k_ring, v_ring, k_full, k_free, v_full, v_free, turns, acc, p, largest, weight, unit, query,
@@ -207,6 +212,7 @@ def make_rings(
     q_desc, dtype: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, AHEAD: gl.constexpr
 ):
     """Shared memory for tiles' queries, and for keys and values in `dtype`, by pieces and by tiles; and barriers."""
+    TILE: gl.constexpr = keys_of(D)
     q_ring = gl.allocate_shared_memory(q_desc.dtype, [AHEAD * GROUPS, ROWS, D], q_desc.layout)
     pieces: gl.constexpr = [STAGES * (D // PIECE) * (TILE // PIECE), PIECE, PIECE]
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)

@@ -1,6 +1,7 @@
 """The loading warp of prefill attention on Hopper, the sizes of what it loads, and whose turn a tile is.
 
-Keys and values come in tiles of 128 tokens, two pieces of 64 from wherever their pages are.
+Keys and values come in tiles of 128 tokens, two pieces of 64 from wherever their pages are; of heads of 256 numbers in
+tiles of one piece.
 
 Shape suffixes: H q heads, D head size, M pages of a slot.
 """
@@ -9,10 +10,15 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-TILE = gl.constexpr(128)
 PIECE = gl.constexpr(64)
 ROWS = gl.constexpr(64)  # queries of a warp group
 RECORD = gl.constexpr(8)  # as in prefill_work.py
+
+
+@gluon.constexpr_function
+def keys_of(D):
+    """Keys of a tile: two stages of keys and of values have to fit shared memory beside two groups' queries."""
+    return 128 if D <= 128 else 64
 
 
 @gluon.jit
@@ -30,6 +36,7 @@ def _load_tile(
     KV_HEADS: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Fetch one tile of keys or values, once its place in the ring is free."""
+    TILE: gl.constexpr = keys_of(D)
     WIDTH: gl.constexpr = desc.block_shape[1]
     COLUMNS: gl.constexpr = D // WIDTH
     stage = count % STAGES
@@ -70,6 +77,7 @@ def load_tiles(
     """The loading warp: queries of a tile, then its keys and values, tile after tile."""
     q_desc, k_desc, v_desc, q_ring, k_parts, v_parts, q_full, q_free, k_full, k_free, v_full, v_free = copies
     tiles_ptr, page_table_ptr, num_pairs, M, num_pages = work
+    TILE: gl.constexpr = keys_of(D)
     STAGES: gl.constexpr = k_full.shape[0]
     AHEAD: gl.constexpr = q_full.shape[0]
     GROUPS: gl.constexpr = q_ring.shape[0] // AHEAD
