@@ -28,6 +28,7 @@ EXPERT_NAMES = {
     "deepseek_v3": _GLM,
     "glm4_moe_lite": _GLM,
     "gpt_oss": _GPT_OSS,
+    "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
 }
 """What the families that have experts call them."""
 _COUNTS = {
@@ -49,7 +50,7 @@ _COUNTS = {
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     """The model's experts, if its family has any."""
-    if family not in EXPERT_NAMES:
+    if family not in EXPERT_NAMES or (family == "granitemoehybrid" and config["num_local_experts"] == 0):
         return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
     size_name, shared = "moe_intermediate_size", 0
@@ -58,7 +59,7 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         case "gpt_oss":
             size_name = "intermediate_size"
             clamp = Clamp(number(config, "swiglu_limit", 7.0), number(config, "swiglu_alpha", 1.702))
-        case "mixtral" | "minimax_m2" | "olmoe":
+        case "mixtral" | "minimax_m2" | "olmoe" | "granitemoehybrid":
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
@@ -73,15 +74,19 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
     shared_gated = EXPERT_NAMES[family].shared == "shared_expert"
+    if shared_gated:
+        shared = _shared_of_size(config, "shared_expert_intermediate_size", size_name)
+    elif family == "granitemoehybrid":
+        shared = _shared_of_size(config, "shared_intermediate_size", size_name)
     return Experts(
         count=count,
         each=each,
         intermediate_size=size,
-        normed=family in ("mixtral", "minimax_m2", "gpt_oss") or flag(config, "norm_topk_prob"),
+        normed=family in ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid") or flag(config, "norm_topk_prob"),
         scale=scale,
         groups=groups,
         best_groups=best_groups,
-        shared=_shared_of_size(config, size) if shared_gated else shared,
+        shared=shared,
         shared_gated=shared_gated,
         clamp=clamp,
         layers=layers,
@@ -90,12 +95,11 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     )
 
 
-def _shared_of_size(config: Mapping[str, Any], size: int) -> int:
+def _shared_of_size(config: Mapping[str, Any], name: str, size_name: str) -> int:
     """The shared MLP as experts, of whose size it is a multiple."""
-    shared = positive(config, "shared_expert_intermediate_size")
+    shared, size = positive(config, name), positive(config, size_name)
     if shared % size:
-        wanted = f"want a multiple of moe_intermediate_size ({size})"
-        raise ValueError(f"config.json: shared_expert_intermediate_size is {shared}; {wanted}")
+        raise ValueError(f"config.json: {name} is {shared}; want a multiple of {size_name} ({size})")
     return shared // size
 
 

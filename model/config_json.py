@@ -20,6 +20,7 @@ from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.config_guesser import guesser
 from tercet.model.config_latents import latent, share_of_head
+from tercet.model.config_mamba import mamba
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
@@ -81,7 +82,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         **known,
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=positive(config, "intermediate_size"),
+        intermediate_size=positive(config, _size_of_mlp(family, many is not None)),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -104,6 +105,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         latent=latents,
         delta=delta(config, family),
+        mamba=mamba(config, family),
         experts=many,
         guessing_layers=guessing_layers,
         guesser=guesser(
@@ -127,6 +129,11 @@ def _family(raw: Mapping[str, Any]) -> str:
     if given != family and (not isinstance(given, str) or OTHER_NAMES.get(given) != family):
         raise ValueError(f"config.json: model_type is {given!r}; {architectures[0]} wants {family!r}")
     return family
+
+
+def _size_of_mlp(family: str, has_experts: bool) -> str:
+    """The field that says it: Granite's hybrids have what all tokens share, and experts or not."""
+    return "shared_intermediate_size" if family == "granitemoehybrid" and not has_experts else "intermediate_size"
 
 
 def _head_dim(config: Mapping[str, Any]) -> int:

@@ -20,6 +20,7 @@ from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
 from tercet.model.latents import attend_to_latents
 from tercet.model.linear import Adapted, Matrix, Pairs, linear
+from tercet.model.mamba_rule import follow_mamba
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights, LayerWeights
 from tercet.model.residual import Residual
@@ -67,7 +68,8 @@ class Layer:
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
         if isinstance(held, LayerState):
-            return self._follow_delta_rule(residual, inputs, held)
+            follow = self._follow_mamba if self.weights.delta is None else self._follow_delta_rule
+            return follow(residual, inputs, held)
         weights, latent, kv = self.weights, self.config.latent, held
         if weights.latent is not None and latent is not None:
             assert not isinstance(prefill, PrefillWork)
@@ -128,6 +130,14 @@ class Layer:
             weights=weights.delta,
             eps=config.rms_norm_eps,
         )
+
+    def _follow_mamba(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
+        config, weights = self.config, self.weights
+        assert config.mamba is not None
+        assert weights.mamba is not None
+        x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+        mamba, eps = config.mamba.of_rank(self.group.size), config.rms_norm_eps
+        return follow_mamba(x_TN, inputs, state, mamba=mamba, weights=weights.mamba, eps=eps, group=self.group)
 
     def _without_gates(self, qkv_TN: Tensor) -> Tensor:
         """Gates lie behind queries, keys and values."""

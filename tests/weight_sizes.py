@@ -13,6 +13,10 @@ def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
         of_latents = latent.q_rank * query + latent.rank * num_heads * (latent.still + latent.value)
     heads += num_heads * config.head_dim if config.gated_attention else 0
     inner = config.num_caching_layers * heads + config.num_layers * mlp
+    if config.mamba is not None:
+        mamba = config.mamba.of_rank(num_ranks)
+        values = mamba.value_heads * mamba.value_dim
+        inner += len(mamba.layers) * (mamba.channels + 2 * values + mamba.value_heads)
     if config.delta is not None:
         delta = config.delta.of_rank(num_ranks)
         values = delta.value_heads * delta.value_dim
