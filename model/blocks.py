@@ -10,8 +10,8 @@ from typing import Self
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
     """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
-    one, in turns), what chooses; the MLP that all share, and the bias that the others are chosen with, if it has such.
-    """
+    one, in turns; without both it has no gate), what chooses; the MLP that all share, and the bias that the others are
+    chosen with, if it has such."""
 
     block: str
     gate: str = ""
@@ -61,6 +61,11 @@ class Experts:
     layers: frozenset[int]
     """Which layers have them; others have one MLP."""
     names: ExpertNames
+
+    @property
+    def gated(self) -> bool:
+        """What an expert's first matrix makes is gated by another's; else it goes through ReLU and is squared."""
+        return bool(self.names.gate or self.names.gate_up)
 
     @property
     def biased(self) -> bool:

@@ -49,7 +49,7 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """The same of logits."""
     activation: str = "silu"
-    """Of the gate: "silu", or "gelu" in its approximation by tanh."""
+    """Of the gate: "silu", or "gelu" in its approximation by tanh. Or "relu2" of an MLP without one: ReLU, squared."""
     norm_shift: float = 0.0
     """What is added to the checkpoint's weights of norms."""
     float32_norms: bool = False
@@ -87,6 +87,8 @@ class ModelConfig:
     gated_attention: bool = False
     """What attention makes of a token is gated by sigmoids of the token's own, number by number."""
     experts: Experts | None = None
+    bare_layers: frozenset[int] = frozenset()
+    """Which have nothing in the place of an MLP."""
     guessing_layers: int = 0
     """Which the checkpoint has behind the last: they guess further tokens."""
     guesser: Guesser | None = None
@@ -217,7 +219,8 @@ class ModelConfig:
     def check_tensor_parallel(self, size: int) -> None:
         """Refuse a number of ranks that the model cannot be cut into."""
         wholes = [("num_attention_heads", self.num_heads)]
-        if self.experts is None or len(self.experts.layers) < self.num_layers:
+        others = len(self.bare_layers) + (0 if self.experts is None else len(self.experts.layers))
+        if others < self.num_layers:
             wholes.append(("intermediate_size", self.intermediate_size))
         if self.experts is not None:
             wholes.append(("the experts' intermediate size", self.experts.intermediate_size))

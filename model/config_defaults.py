@@ -40,6 +40,7 @@ FAMILIES = {
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "NemotronHForCausalLM": "nemotron_h",
 }
 OTHER_NAMES = {"kimi_k2": "deepseek_v3", "youtu_llm": "youtu"}
 """What some files call a family, as their own code has it."""
@@ -250,7 +251,7 @@ def traits(family: str) -> dict[str, Any]:
     has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
-        "activation": "gelu" if is_gemma else "silu",
+        "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
         "input_norms": not is_olmo,

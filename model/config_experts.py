@@ -29,6 +29,7 @@ EXPERT_NAMES = {
     "glm4_moe_lite": _GLM,
     "gpt_oss": _GPT_OSS,
     "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
+    "nemotron_h": replace(_GLM, gate=""),
 }
 """What the families that have experts call them."""
 _COUNTS = {
@@ -63,6 +64,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
+        case "nemotron_h":
+            layers, scale = frozenset(config["moe_layers"]), number(config, "routed_scaling_factor", 1.0)
         case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite":
             layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
             scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
@@ -78,6 +81,8 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         shared = _shared_of_size(config, "shared_expert_intermediate_size", size_name)
     elif family == "granitemoehybrid":
         shared = _shared_of_size(config, "shared_intermediate_size", size_name)
+    elif family == "nemotron_h":
+        shared = _shared_of_size(config, "moe_shared_expert_intermediate_size", size_name)
     return Experts(
         count=count,
         each=each,
@@ -105,7 +110,10 @@ def _shared_of_size(config: Mapping[str, Any], name: str, size_name: str) -> int
 
 def _groups(config: Mapping[str, Any], family: str, count: int, each: int) -> tuple[int, int]:
     """Into how many parts they fall, and how many of those a token's experts are of."""
-    if family not in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") or config.get("topk_method") == "greedy":
+    if (
+        family not in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "nemotron_h")
+        or config.get("topk_method") == "greedy"
+    ):
         return 1, 1
     groups, best = positive(config, "n_group"), positive(config, "topk_group")
     if count % groups:

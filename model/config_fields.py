@@ -162,6 +162,23 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "normalization_function": (None, "rmsnorm"),
         "init_method": None,
     },
+    "nemotron_h": {
+        **_EXPERTS,
+        **dict.fromkeys(("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")),
+        **dict.fromkeys(("use_conv_bias", "layer_norm_epsilon", "time_step_min", "hybrid_override_pattern")),
+        **dict.fromkeys(("layers_block_type", "n_routed_experts", "n_shared_experts", "moe_intermediate_size")),
+        **dict.fromkeys(("moe_shared_expert_intermediate_size", "routed_scaling_factor", "n_group", "topk_group")),
+        "mlp_hidden_act": (None, "relu2"),
+        "mamba_hidden_act": (None, "silu"),
+        "moe_latent_size": (None,),
+        "residual_in_fp32": (None, False),
+        **dict.fromkeys(("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"), (None, False)),
+        # How weights were begun with and trained, how other programs run, and layers that guess further tokens.
+        **dict.fromkeys(("time_step_max", "time_step_floor", "time_step_limit", "rescale_prenorm_residual", "expand")),
+        **dict.fromkeys(("hidden_dropout", "use_mamba_kernels", "chunk_size", "num_logits_to_keep", "auto_map")),
+        **dict.fromkeys(("mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_nextn_predict_layers")),
+        **dict.fromkeys(("mtp_layers_block_type", "mtp_hybrid_override_pattern")),
+    },
     "minicpm3": {**_LATENTS, **dict.fromkeys(("scale_emb", "scale_depth", "dim_model_base"))},
 }
 

@@ -21,6 +21,7 @@ from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.config_guesser import guesser
 from tercet.model.config_latents import latent, share_of_head
 from tercet.model.config_mamba import mamba
+from tercet.model.config_nemotron import as_layers
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
@@ -54,6 +55,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     family = _family(raw)
     config = with_defaults(raw, family)
     check_fields(config, family)
+    if family == "nemotron_h":
+        config = as_layers(config)
     num_heads = positive(config, "num_attention_heads")
     hidden_size = positive(config, "hidden_size")
     latents = latent(config, family)
@@ -107,6 +110,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         delta=delta(config, family),
         mamba=mamba(config, family),
         experts=many,
+        bare_layers=frozenset(config.get("bare_layers", ())),
         guessing_layers=guessing_layers,
         guesser=guesser(
             family, num_layers, guessing_layers, has_experts=many is not None and num_layers - 1 in many.layers

@@ -30,6 +30,29 @@ MAMBA_DEFAULTS: dict[str, dict[str, Any]] = {
         "mamba_expand": 2,
         "mamba_conv_bias": True,
     },
+    "nemotron_h": {
+        "vocab_size": 131072,
+        "hidden_size": 4096,
+        "intermediate_size": 21504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 4096,
+        "layer_norm_epsilon": 1e-5,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "use_conv_bias": True,
+        "n_routed_experts": 8,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+    },
 }
 """The families that may have such layers; of each, what transformers assumes where config.json is silent."""
 
@@ -42,17 +65,9 @@ def mamba(config: Mapping[str, Any], family: str) -> Mamba | None:
     if not layers:
         return None
     heads, groups = positive(config, "mamba_n_heads"), positive(config, "mamba_n_groups")
-    inner = positive(config, "mamba_expand") * positive(config, "hidden_size")
     if heads % groups:
         raise ValueError(f"config.json: mamba_n_heads is {heads}; want a multiple of mamba_n_groups ({groups})")
-    size = config["mamba_d_head"]
-    if size == "auto":
-        size = inner // heads
-    if size != inner / heads:
-        raise ValueError(
-            f"config.json: mamba_d_head is {size!r}; want mamba_expand times hidden_size ({inner}) over mamba_n_heads "
-            f"({heads})"
-        )
+    size = _head_size(config, heads) if family == "granitemoehybrid" else positive(config, "mamba_d_head")
     return _checked(
         Mamba(
             key_heads=groups,
@@ -61,7 +76,7 @@ def mamba(config: Mapping[str, Any], family: str) -> Mamba | None:
             value_dim=size,
             taps=positive(config, "mamba_d_conv"),
             layers=layers,
-            norm_size=inner // groups,
+            norm_size=heads * size // groups,
             conv_bias=flag(config, "mamba_conv_bias"),
             time_steps=_time_steps(config),
         )
@@ -70,12 +85,26 @@ def mamba(config: Mapping[str, Any], family: str) -> Mamba | None:
 
 def turns(config: Mapping[str, Any], family: str) -> bool:
     """Whether positions turn heads where there is attention."""
-    if family != "granitemoehybrid":
+    if family not in MAMBA_DEFAULTS:
         return True
+    if family == "nemotron_h":
+        return False
     kind = config.get("position_embedding_type")
     if kind not in (None, "nope", "rope"):
         raise ValueError(f"config.json: position_embedding_type is {kind!r}; supported: rope, nope")
     return bool(kind == "rope")
+
+
+def _head_size(config: Mapping[str, Any], heads: int) -> int:
+    inner = positive(config, "mamba_expand") * positive(config, "hidden_size")
+    given = config["mamba_d_head"]
+    size = inner // heads if given == "auto" else given
+    if size != inner / heads:
+        raise ValueError(
+            f"config.json: mamba_d_head is {given!r}; want mamba_expand times hidden_size ({inner}) over mamba_n_heads "
+            f"({heads})"
+        )
+    return int(size)
 
 
 def _checked(mamba: Mamba) -> Mamba:

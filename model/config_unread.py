@@ -105,7 +105,7 @@ UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
         for family in (
             *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"),
             *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-            "granitemoehybrid",
+            *("granitemoehybrid", "nemotron_h"),
         )
     },
 }

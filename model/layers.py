@@ -35,10 +35,13 @@ from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prol
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
+from tercet.triton_kernels.relu_squared import relu_squared
 from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
+
+_ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul, "relu2": relu_squared}
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,8 @@ class Layer:
         o_DQ = self._with_adapters(weights.o_DQ, "o", groups_T)
         _add(residual, attended_TH, o_DQ, weights.o_bias_D, weights.o_norm_D)
         mlp = weights.mlp
+        if mlp is None:
+            return
         if isinstance(mlp, ExpertWeights):
             assert self.config.experts is not None
             assert weights.post_norm_D is not None
@@ -167,7 +172,7 @@ class Layer:
             gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
             gate_up_T2F = _read(residual, weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
-            gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
+            gated_TF = _ACTIVATIONS[self.config.activation](gate_up_T2F)
         down_DF = self._with_adapters(mlp.down_DF, "down", groups_T)
         _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D)
 

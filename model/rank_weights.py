@@ -23,7 +23,8 @@ from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
+    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so; up rows alone
+    where there are no gates."""
 
     gate_up_2FD: Weight
     gate_up_bias_2F: Tensor | None
@@ -113,7 +114,7 @@ class LayerWeights:
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None
     post_norm_D: Tensor | None
-    mlp: MlpWeights | ExpertWeights
+    mlp: MlpWeights | ExpertWeights | None
     down_norm_D: Tensor | None
 
 

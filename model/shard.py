@@ -18,7 +18,7 @@ from tercet.model.expert_shard import expert_weights
 from tercet.model.latent_shard import first_product, latent_weights
 from tercet.model.mamba_shard import mamba_product, mamba_weights
 from tercet.model.places import Move, Places, Rows
-from tercet.model.rank_weights import GuesserWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import ExpertWeights, GuesserWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
 from tercet.model.score_head import rows_of_head
 from tercet.triton_kernels.scaled_weight import Weight
@@ -75,7 +75,13 @@ class ShardBuilder:
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self.vocabulary(EMBEDDING)
         layers = tuple(
-            self.layer(f"{LAYERS}{index}.", interleaved, self.config.carried_of(index), self.config.experts_of(index))
+            self.layer(
+                f"{LAYERS}{index}.",
+                interleaved,
+                self.config.carried_of(index),
+                self.config.experts_of(index),
+                bare=index in self.config.bare_layers,
+            )
             for index in range(self.config.num_layers)
         )
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
@@ -101,8 +107,11 @@ class ShardBuilder:
             norm_D=places.norm(guesser.norm, hidden),
         )
 
-    def layer(self, prefix: str, interleaved: bool, carried: Carried | None, many: Experts | None) -> LayerWeights:
-        """`prefix`: of its tensors' names; `carried`, `many`: what it has in place of keys and values, of one MLP."""
+    def layer(
+        self, prefix: str, interleaved: bool, carried: Carried | None, many: Experts | None, *, bare: bool = False
+    ) -> LayerWeights:
+        """`prefix`: of its tensors' names; `carried`, `many`: what it has in place of keys and values, of one MLP;
+        `bare`: it has no MLP."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
         attention = f"{prefix}{attention_name(carried)}."
         heads_normed = config.qk_norm and carried is None
@@ -125,10 +134,8 @@ class ShardBuilder:
             else places.columns(f"{attention}out_proj.weight", hidden, carried.value_heads * carried.value_dim),
             o_bias_D=places.whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=places.norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
-            post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms else None,
-            mlp=self._mlp(f"{prefix}mlp.", interleaved)
-            if many is None
-            else expert_weights(places, prefix, many, hidden),
+            post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms and not bare else None,
+            mlp=None if bare else self._mlp(prefix, interleaved, many),
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
 
@@ -154,9 +161,12 @@ class ShardBuilder:
         middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
         return [*kinds[0], *middle, *kinds[1]]
 
-    def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
+    def _mlp(self, layer: str, interleaved: bool, many: Experts | None) -> MlpWeights | ExpertWeights:
+        """`layer`: what its tensors' names begin with."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
-        gate_up = self.gate_up()
+        if many is not None:
+            return expert_weights(places, layer, many, hidden)
+        prefix, gate_up = f"{layer}mlp.", self.gate_up()
         return MlpWeights(
             gate_up_2FD=self._stacked(prefix, gate_up, hidden, in_turns=interleaved),
             gate_up_bias_2F=self._stacked_biases(prefix, gate_up) if config.mlp_bias else None,
@@ -193,7 +203,8 @@ class ShardBuilder:
     def gate_up(self) -> Stack:
         whole = self.config.intermediate_size
         rows = whole, self.rank * (whole // self.size), whole // self.size
-        return Stack("gate_up", (Part("gate", *rows), Part("up", *rows)))
+        up = Part("up", *rows)
+        return Stack("up", (up,)) if self.config.activation == "relu2" else Stack("gate_up", (Part("gate", *rows), up))
 
     def _stacked(self, prefix: str, stack: Stack, columns: int, *, in_turns: bool = False) -> Weight:
         """`in_turns`: a row of each, and so on."""

@@ -1,15 +1,16 @@
 """A checkpoint of which a tensor's rows are several of those that are served, by names of their own.
 
-Knows how Granite's hybrids call what others call otherwise; reads nothing itself.
+Knows how Granite's hybrids and Nemotron-H call what others call otherwise; reads nothing itself.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tercet.model.config_nemotron import Block
 from tercet.model.weights import Files
 
 _GRANITE = (
@@ -17,6 +18,11 @@ _GRANITE = (
     (r"\.block_sparse_moe\.output_linear\.weight", ".mlp.experts.down_proj"),
     (r"\.block_sparse_moe\.router\.layer\.weight", ".mlp.gate.weight"),
 )
+
+
+_WHOLE = {"model.embeddings.weight": "model.embed_tokens.weight", "model.norm_f.weight": "model.norm.weight"}
+_PARTS = {"mamba": ("input_layernorm", "mamba"), "attention": ("input_layernorm", "self_attn")}
+"""Of Nemotron-H: a norm's name, and that of what reads it."""
 
 
 class _Rows(NamedTuple):
@@ -50,6 +56,25 @@ class SplitRows:
             return
         for piece in self._files.read(stored, 0, first, first + shape[0]):
             yield piece.narrow(dim, start, stop - start)
+
+
+def nemotron_hybrid(files: Files, blocks: Sequence[Block]) -> SplitRows:
+    """By the names of other families, of layers: each is of a block of files, or of two."""
+    rows: dict[str, _Rows] = {}
+    for name, shape in files.shapes().items():
+        rows[_of_block(re.sub("^backbone\\.", "model.", name), blocks)] = _Rows(name, 0, shape)
+    return SplitRows(files, rows)
+
+
+def _of_block(name: str, blocks: Sequence[Block]) -> str:
+    if (whole := _WHOLE.get(name)) is not None:
+        return whole
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(norm|mixer)\.(.+)", name)
+    if found is None or int(found[1]) >= len(blocks):
+        return name
+    layer, kind = blocks[int(found[1])]
+    norm, block = _PARTS.get(kind, ("post_attention_layernorm", "mlp"))
+    return f"model.layers.{layer}.{norm if found[2] == 'norm' else block}.{found[3]}"
 
 
 def granite_hybrid(files: Files, *, has_experts: bool) -> SplitRows:

@@ -64,6 +64,7 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
         experts=experts,
         delta=delta,
         mamba=mamba,
+        bare_layers=frozenset(layer for layer in config.bare_layers if layer < num_layers),
         num_layers=num_layers,
         num_heads=config.num_heads // size,
         num_kv_heads=config.kv_heads_per_rank(size),

@@ -240,7 +240,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 PLAIN_SHAPES = sorted(
     name
     for name, shape in SHAPES.items()
-    if not shape.keys() & {"quantization_config", "kv_lora_rank", "linear_num_key_heads", "mamba_n_heads"}
+    if not shape.keys()
+    & {"quantization_config", "kv_lora_rank", "linear_num_key_heads", "mamba_n_heads", "mamba_num_heads"}
 )
 """Those whose products are of plain numbers, and whose attention has one for queries, keys and values alone."""
 

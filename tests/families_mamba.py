@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from transformers import GraniteMoeHybridConfig, PreTrainedConfig
+from transformers import GraniteMoeHybridConfig, NemotronHConfig, PreTrainedConfig
 
 _GRANITE: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -51,6 +51,23 @@ OF_MAMBA: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
             "shared_intermediate_size": 72,
             "position_embedding_type": "rope",
             "residual_multiplier": 0.5,
+        },
+    ),
+    # Mamba and attention behind each other; experts here and an MLP there, and nothing behind the last.
+    "nemotron-h": (
+        NemotronHConfig,
+        {
+            "layers_block_type": ["mamba", "moe", "mamba", "attention", "mlp", "mamba"],
+            "head_dim": 16,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 32,
+            "ssm_state_size": 16,
+            "n_groups": 2,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "moe_shared_expert_intermediate_size": 80,
+            "routed_scaling_factor": 1.7,
         },
     ),
 }

@@ -22,8 +22,35 @@ from weight_sizes import num_in_matrices
 CPU = torch.device("cpu")
 
 
+def agree_by_blocks(ours: ModelConfig, model: Any) -> None:
+    """With one of transformers whose layers are blocks, of which one here has one or two."""
+    mixers: list[Any] = []
+    seconds: dict[int, Any] = {}
+    for layer in model.model.layers:
+        if layer.block_type in ("mlp", "moe"):
+            seconds[len(mixers) - 1] = layer
+        else:
+            mixers.append(layer)
+    assert len(mixers) == ours.num_layers
+    mamba = ours.mamba
+    assert mamba is not None
+    assert mamba.layers == {index for index, layer in enumerate(mixers) if layer.block_type == "linear_attention"}
+    one = mixers[min(mamba.layers)].mixer
+    assert (mamba.key_heads, mamba.value_heads, mamba.key_dim) == (one.n_groups, one.num_heads, one.ssm_state_size)
+    assert (mamba.value_dim, mamba.norm_size) == (one.head_dim, one.norm.group_size)
+    assert one.conv1d.weight.shape == (mamba.channels, 1, mamba.taps)
+    assert tuple(one.time_step_limit) == mamba.time_steps
+    assert ours.bare_layers == set(range(ours.num_layers)) - seconds.keys()
+    for index, layer in seconds.items():
+        assert (ours.experts_of(index) is not None) == (layer.block_type == "moe")
+    assert not any(ours.layer_ropes)
+
+
 def agree(ours: ModelConfig, model: Any) -> None:
     """With a model of transformers."""
+    if ours.family == "nemotron_h":
+        agree_by_blocks(ours, model)
+        return
     carries = {index for index, layer in enumerate(model.model.layers) if getattr(layer, "mamba", None) is not None}
     assert (frozenset() if ours.mamba is None else ours.mamba.layers) == carries
     for layer in (model.model.layers[index].mamba for index in carries):
@@ -95,6 +122,24 @@ def test_time_steps(given: Any, caplog: pytest.LogCaptureFixture) -> None:
 )
 def test_refuses(fields: dict[str, Any], message: str) -> None:
     raw = read_config_json(checkpoint("granite-h"))
+    with pytest.raises(ValueError, match=message):
+        parse_config({**raw, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mlp_hidden_act": "silu"}, "mlp_hidden_act is 'silu'"),
+        ({"use_bias": True}, "use_bias is True"),
+        ({"moe_latent_size": 32}, "moe_latent_size is 32"),
+        ({"layers_block_type": ["mamba", "conv"]}, "layers_block_type is .*; supported: mamba, attention, mlp, moe"),
+        ({"layers_block_type": ["mamba", "mlp", "moe"]}, "layers_block_type has moe as block 2, behind mlp; supported"),
+        ({"layers_block_type": None, "hybrid_override_pattern": "-M*"}, "hybrid_override_pattern has mlp as block 0"),
+        ({"moe_shared_expert_intermediate_size": 60}, "moe_shared_expert_intermediate_size is 60; want a multiple"),
+    ],
+)
+def test_refuses_blocks(fields: dict[str, Any], message: str) -> None:
+    raw = read_config_json(checkpoint("nemotron-h"))
     with pytest.raises(ValueError, match=message):
         parse_config({**raw, **fields})
 
