@@ -16,6 +16,7 @@ from operator import itemgetter
 import torch
 
 from tercet.model.adapter_file import AdapterFile
+from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_rows
 from tercet.model.linear import Pairs, reorder_pairs
@@ -101,6 +102,8 @@ def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
 
 def ranks_of(adapters: Sequence[AdapterFile], config: ModelConfig) -> Ranks:
     """ValueError names what an adapter changes that this model does not have, or of another size."""
+    if config.mamba is not None:
+        raise ValueError(f"--adapter: models of family {config.family} with Mamba layers take none; want none")
     sizes = [module_sizes(config, layer) for layer in range(config.num_layers)]
     highest: dict[str, int] = {}
     for adapter in adapters:
@@ -191,7 +194,8 @@ def _products(config: ModelConfig, layer: int, rank: int, size: int, *, interlea
     builder = ShardBuilder(config, rank, size, torch.float32, torch.device("meta"), {})
     hidden, name, attended = config.hidden_size, "self_attn.o_proj", config.attended_dim
     first: dict[str, _Product] = {}
-    if (delta := config.delta_of(layer)) is not None:
+    if (delta := config.carried_of(layer)) is not None:
+        assert isinstance(delta, Delta)  # `ranks_of` refuses adapters for others
         first["qkv"] = _of_rows(delta_rows(builder.places, delta, "linear_attn."), hidden)
         name, attended = "linear_attn.out_proj", delta.value_heads * delta.value_dim
     elif config.gated_attention:

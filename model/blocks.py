@@ -4,13 +4,14 @@ Knows nothing of where that was read, of tensors or of ranks.
 """
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
     """What a checkpoint calls its experts: their block, each one's matrices (`gate_up` where gate and up rows are in
-    one, in turns), what chooses; the MLP that all share, and the bias that the others are chosen with, if it has such.
-    """
+    one, in turns; without both it has no gate), what chooses; the MLP that all share, and the bias that the others are
+    chosen with, if it has such."""
 
     block: str
     gate: str = ""
@@ -62,6 +63,11 @@ class Experts:
     names: ExpertNames
 
     @property
+    def gated(self) -> bool:
+        """What an expert's first matrix makes is gated by another's; else it goes through ReLU and is squared."""
+        return bool(self.names.gate or self.names.gate_up)
+
+    @property
     def biased(self) -> bool:
         """An expert counts by its sigmoid, and is chosen by that and a bias; else by its share in a softmax of all."""
         return bool(self.names.bias)
@@ -99,10 +105,10 @@ class Latent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delta:
+class Carried:
     """Attention that keeps no keys and values but a state of fixed size: each head a matrix, which maps a key to a
-    value. A token lets it fade, corrects what it says of the token's key, and reads it by the token's query (the gated
-    delta rule). Queries, keys and values go through a short convolution over a sequence's tokens first."""
+    value. A token lets it fade, adds to it, and reads it by the token's query. Queries, keys and values go through a
+    short convolution over a sequence's tokens first."""
 
     key_heads: int
     value_heads: int
@@ -113,17 +119,35 @@ class Delta:
     """Tokens that the convolution sees, the token itself included."""
     layers: frozenset[int]
     """Which layers have it; others attend to keys and values."""
-    by_key_heads: bool
-    """How the checkpoint has the rows of the first product: of each key head all, or of all heads each kind."""
 
     @property
     def channels(self) -> int:
         """Numbers of a token that are convolved: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
-    def of_rank(self, size: int) -> "Delta":
-        """What one of several ranks has: some heads."""
-        return replace(self, key_heads=self.key_heads // size, value_heads=self.value_heads // size)
+    def of_rank(self, size: int) -> Self:
+        """What one of several ranks has: some heads. With fewer key heads than ranks, neighbours have the same one."""
+        return replace(self, key_heads=max(1, self.key_heads // size), value_heads=self.value_heads // size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delta(Carried):
+    """By the gated delta rule: a token corrects what the state says of its key."""
+
+    by_key_heads: bool
+    """How the checkpoint has the rows of the first product: of each key head all, or of all heads each kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba(Carried):
+    """By Mamba-2's: what a token adds is its value, by its time step, which also says how far the state fades. Queries
+    are what Mamba calls C, keys B, and groups are key heads here."""
+
+    norm_size: int
+    """Numbers of the answers that are normed together: those of a group's heads."""
+    conv_bias: bool
+    time_steps: tuple[float, float]
+    """The least and the most that a token's may be."""
 
 
 @dataclass(frozen=True, kw_only=True)

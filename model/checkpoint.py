@@ -9,15 +9,18 @@ import torch
 
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
+from tercet.model.config_mamba import MAMBA_DEFAULTS
+from tercet.model.config_nemotron import blocks
 from tercet.model.expanded_checkpoint import ExpandedCheckpoint
 from tercet.model.gguf_file import GgufCheckpoint
 from tercet.model.quantization import Quantization, quantization_of, without_quantization
 from tercet.model.renamed import is_bare, with_base
 from tercet.model.safetensors_files import SafetensorsCheckpoint
 from tercet.model.shard import EMBEDDING, LM_HEAD
+from tercet.model.split_rows import granite_hybrid, nemotron_hybrid
 from tercet.model.stacked_experts import StackedExperts, is_stacked
 from tercet.model.text_part import has_text_part, text_part_of, text_tensors
-from tercet.model.weights import Checkpoint
+from tercet.model.weights import Checkpoint, Files
 
 _CPU = torch.device("cpu")
 
@@ -37,6 +40,9 @@ def parse_settings(raw: Mapping[str, Any]) -> tuple[ModelConfig, Quantization | 
     """The same of a config.json."""
     quantization, plain = quantization_of(raw), without_quantization(raw)
     config = parse_config(text_part_of(plain) if has_text_part(plain) else plain)
+    if quantization is not None and config.family in MAMBA_DEFAULTS:
+        said = f"quantization_config.quant_method is {quantization.method!r}"
+        raise ValueError(f"config.json: {said}; supported for {config.family}: none")
     if quantization is not None and (quantization.way == "mxfp4") != has_stacked_experts(config):
         supported = "all but mxfp4" if quantization.way == "mxfp4" else "mxfp4"
         said = f"quantization_config.quant_method is {quantization.method!r}"
@@ -62,7 +68,11 @@ def open_model(path: Path, device: torch.device = _CPU) -> tuple[ModelConfig, Ch
     whole = SafetensorsCheckpoint(path, pinned=device.type == "cuda")
     if quantization is None:
         whole.check_plain()
-    tensors = text_tensors(whole) if has_text_part(raw) else with_base(whole)
+    tensors: Files = text_tensors(whole) if has_text_part(raw) else with_base(whole)
+    if config.family == "granitemoehybrid":
+        tensors = granite_hybrid(tensors, has_experts=config.experts is not None)
+    if config.family == "nemotron_h":
+        tensors = nemotron_hybrid(tensors, blocks(raw))
     if LM_HEAD in whole.shapes() and config.classifier is None:
         config = replace(config, generates=True)
     elif is_bare(whole) and not config.tie_word_embeddings:  # saved without a head, whatever architecture it names

@@ -9,7 +9,7 @@ from math import prod
 import torch
 
 from tercet.ipc.answers import Classifier
-from tercet.model.blocks import Delta, Experts, Guesser, Latent
+from tercet.model.blocks import Carried, Delta, Experts, Guesser, Latent, Mamba
 from tercet.model.rope import Rope
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -49,7 +49,7 @@ class ModelConfig:
     logit_softcap: float = 0.0
     """The same of logits."""
     activation: str = "silu"
-    """Of the gate: "silu", or "gelu" in its approximation by tanh."""
+    """Of the gate: "silu", or "gelu" in its approximation by tanh. Or "relu2" of an MLP without one: ReLU, squared."""
     norm_shift: float = 0.0
     """What is added to the checkpoint's weights of norms."""
     float32_norms: bool = False
@@ -82,9 +82,13 @@ class ModelConfig:
     """In place of keys and values of several heads. `head_dim` is that of a query then, and `num_kv_heads` is 1."""
     delta: Delta | None = None
     """What some layers have in place of keys and values."""
+    mamba: Mamba | None = None
+    """The same of another kind."""
     gated_attention: bool = False
     """What attention makes of a token is gated by sigmoids of the token's own, number by number."""
     experts: Experts | None = None
+    bare_layers: frozenset[int] = frozenset()
+    """Which have nothing in the place of an MLP."""
     guessing_layers: int = 0
     """Which the checkpoint has behind the last: they guess further tokens."""
     guesser: Guesser | None = None
@@ -125,14 +129,19 @@ class ModelConfig:
         """What a layer has in place of one MLP, if it has."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
-    def delta_of(self, layer: int) -> Delta | None:
-        """What a layer has in place of keys and values, if it has."""
-        return self.delta if self.delta is not None and layer in self.delta.layers else None
+    @property
+    def carried(self) -> Carried | None:
+        """What some layers have in place of keys and values, of whatever kind."""
+        return self.mamba if self.delta is None else self.delta
+
+    def carried_of(self, layer: int) -> Carried | None:
+        """The same of a layer, if it has that."""
+        return self.carried if self.carried is not None and layer in self.carried.layers else None
 
     @property
     def num_caching_layers(self) -> int:
         """Layers that have keys and values, or latents, in the cache; the one that guesses has its own behind them."""
-        return self.num_layers - (0 if self.delta is None else len(self.delta.layers))
+        return self.num_layers - (0 if self.carried is None else len(self.carried.layers))
 
     @property
     def guesser_read(self) -> Guesser | None:
@@ -180,8 +189,8 @@ class ModelConfig:
         if self.latent is not None:
             for name in ("rank", "q_rank", "value"):
                 values[f"latent's {name}"] = getattr(self.latent, name), _LARGEST
-        if self.delta is not None:
-            values["number of convolved channels"] = self.delta.channels, _LARGEST
+        if self.carried is not None:
+            values["number of convolved channels"] = self.carried.channels, _LARGEST
         for name, (value, largest) in values.items():
             if value > largest:
                 raise ValueError(f"the model's {name} is {value}; want {largest} at most")
@@ -210,12 +219,15 @@ class ModelConfig:
     def check_tensor_parallel(self, size: int) -> None:
         """Refuse a number of ranks that the model cannot be cut into."""
         wholes = [("num_attention_heads", self.num_heads)]
-        if self.experts is None or len(self.experts.layers) < self.num_layers:
+        others = len(self.bare_layers) + (0 if self.experts is None else len(self.experts.layers))
+        if others < self.num_layers:
             wholes.append(("intermediate_size", self.intermediate_size))
         if self.experts is not None:
             wholes.append(("the experts' intermediate size", self.experts.intermediate_size))
         if self.delta is not None:
             wholes.append(("linear_num_key_heads", self.delta.key_heads))
+        if self.mamba is not None:
+            wholes.append(("the number of Mamba's heads", self.mamba.value_heads))
         for name, value in wholes:
             if value % size:
                 raise ValueError(f"--tensor-parallel-size is {size}; want a divisor of {name} ({value})")
@@ -223,6 +235,11 @@ class ModelConfig:
             raise ValueError(
                 f"--tensor-parallel-size is {size}; want a divisor or a multiple of num_key_value_heads "
                 f"({self.num_kv_heads})"
+            )
+        if self.mamba is not None and self.mamba.key_heads % size and size % self.mamba.key_heads:
+            raise ValueError(
+                f"--tensor-parallel-size is {size}; want a divisor or a multiple of the number of Mamba's groups "
+                f"({self.mamba.key_heads})"
             )
 
     def kv_heads_per_rank(self, size: int) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_latents import LATENT_DEFAULTS
+from tercet.model.config_mamba import MAMBA_DEFAULTS
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -38,6 +39,8 @@ FAMILIES = {
     "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3_5ForCausalLM": "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
+    "GraniteMoeHybridForCausalLM": "granitemoehybrid",
+    "NemotronHForCausalLM": "nemotron_h",
 }
 OTHER_NAMES = {"kimi_k2": "deepseek_v3", "youtu_llm": "youtu"}
 """What some files call a family, as their own code has it."""
@@ -53,7 +56,10 @@ def _named(ending: str) -> dict[str, str]:
 
 # The same without what makes logits: models that were trained to embed texts are often saved so.
 HEADLESS = _named("Model")
-_NO_CLASSIFIERS = ("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text")
+_NO_CLASSIFIERS = (
+    *("granite", "olmoe", "glm4_moe", "dots1", "minimax_m2", "glm4_moe_lite", "youtu", "qwen3_5_moe_text"),
+    *MAMBA_DEFAULTS,
+)
 """Of which transformers has none."""
 # The same with a head that classifies in the place of what makes logits over the vocabulary.
 CLASSIFIERS = {
@@ -223,6 +229,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     },
     **LATENT_DEFAULTS,
     **DELTA_DEFAULTS,
+    **MAMBA_DEFAULTS,
 }
 _TELLING_NULLS = (
     *("sliding_window", "num_key_value_heads", "attn_logit_softcapping", "final_logit_softcapping"),
@@ -244,7 +251,7 @@ def traits(family: str) -> dict[str, Any]:
     has_delta = family in DELTA_DEFAULTS
     return {
         "family": family,
-        "activation": "gelu" if is_gemma else "silu",
+        "activation": "gelu" if is_gemma else "relu2" if family == "nemotron_h" else "silu",
         "float32_norms": is_gemma or has_delta,
         "fits_float16": not is_gemma,
         "input_norms": not is_olmo,

@@ -28,6 +28,8 @@ EXPERT_NAMES = {
     "deepseek_v3": _GLM,
     "glm4_moe_lite": _GLM,
     "gpt_oss": _GPT_OSS,
+    "granitemoehybrid": replace(_QWEN, shared="shared_experts"),
+    "nemotron_h": replace(_GLM, gate=""),
 }
 """What the families that have experts call them."""
 _COUNTS = {
@@ -49,7 +51,7 @@ _COUNTS = {
 
 def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     """The model's experts, if its family has any."""
-    if family not in EXPERT_NAMES:
+    if family not in EXPERT_NAMES or (family == "granitemoehybrid" and config["num_local_experts"] == 0):
         return None
     layers, scale = frozenset(range(config["num_hidden_layers"])), 1.0
     size_name, shared = "moe_intermediate_size", 0
@@ -58,10 +60,12 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         case "gpt_oss":
             size_name = "intermediate_size"
             clamp = Clamp(number(config, "swiglu_limit", 7.0), number(config, "swiglu_alpha", 1.702))
-        case "mixtral" | "minimax_m2" | "olmoe":
+        case "mixtral" | "minimax_m2" | "olmoe" | "granitemoehybrid":
             size_name = "intermediate_size"
         case "qwen2_moe" | "qwen3_moe" | "qwen3_next" | "qwen3_5_moe_text":
             layers = _sparse_layers(config)
+        case "nemotron_h":
+            layers, scale = frozenset(config["moe_layers"]), number(config, "routed_scaling_factor", 1.0)
         case "glm4_moe" | "dots1" | "deepseek_v2" | "deepseek_v3" | "glm4_moe_lite":
             layers = _listed_layers(config) if family == "glm4_moe_lite" else _later_layers(config)
             scale, shared = number(config, "routed_scaling_factor", 1.0), positive(config, "n_shared_experts")
@@ -73,15 +77,21 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
         raise ValueError(f"config.json: num_experts_per_tok is {each}; want no more than there are experts ({count})")
     groups, best_groups = _groups(config, family, count, each)
     shared_gated = EXPERT_NAMES[family].shared == "shared_expert"
+    if shared_gated:
+        shared = _shared_of_size(config, "shared_expert_intermediate_size", size_name)
+    elif family == "granitemoehybrid":
+        shared = _shared_of_size(config, "shared_intermediate_size", size_name)
+    elif family == "nemotron_h":
+        shared = _shared_of_size(config, "moe_shared_expert_intermediate_size", size_name)
     return Experts(
         count=count,
         each=each,
         intermediate_size=size,
-        normed=family in ("mixtral", "minimax_m2", "gpt_oss") or flag(config, "norm_topk_prob"),
+        normed=family in ("mixtral", "minimax_m2", "gpt_oss", "granitemoehybrid") or flag(config, "norm_topk_prob"),
         scale=scale,
         groups=groups,
         best_groups=best_groups,
-        shared=_shared_of_size(config, size) if shared_gated else shared,
+        shared=shared,
         shared_gated=shared_gated,
         clamp=clamp,
         layers=layers,
@@ -90,18 +100,20 @@ def experts(config: Mapping[str, Any], family: str) -> Experts | None:
     )
 
 
-def _shared_of_size(config: Mapping[str, Any], size: int) -> int:
+def _shared_of_size(config: Mapping[str, Any], name: str, size_name: str) -> int:
     """The shared MLP as experts, of whose size it is a multiple."""
-    shared = positive(config, "shared_expert_intermediate_size")
+    shared, size = positive(config, name), positive(config, size_name)
     if shared % size:
-        wanted = f"want a multiple of moe_intermediate_size ({size})"
-        raise ValueError(f"config.json: shared_expert_intermediate_size is {shared}; {wanted}")
+        raise ValueError(f"config.json: {name} is {shared}; want a multiple of {size_name} ({size})")
     return shared // size
 
 
 def _groups(config: Mapping[str, Any], family: str, count: int, each: int) -> tuple[int, int]:
     """Into how many parts they fall, and how many of those a token's experts are of."""
-    if family not in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") or config.get("topk_method") == "greedy":
+    if (
+        family not in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "nemotron_h")
+        or config.get("topk_method") == "greedy"
+    ):
         return 1, 1
     groups, best = positive(config, "n_group"), positive(config, "topk_group")
     if count % groups:

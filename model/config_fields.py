@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from tercet.model.config_unread import HARMLESS, UNREAD
+
 log = logging.getLogger(__name__)
 _FILE = "config.json"
 
@@ -96,6 +98,13 @@ _DELTA: dict[str, tuple[Any, ...] | None] = {
     # Of layers that guess further tokens.
     **dict.fromkeys(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")),
 }
+_MAMBA: dict[str, tuple[Any, ...] | None] = {
+    **dict.fromkeys(("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv")),
+    **dict.fromkeys(("mamba_expand", "mamba_conv_bias", "time_step_limit", "layers_block_type")),
+    "mamba_chunk_size": None,  # how other programs cut a prompt
+    "mamba_proj_bias": (None, False),
+    "attention_bias": (None, False),
+}
 # What families know in other ways. None: they read it, whatever it is.
 _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
     "smollm3": dict.fromkeys(("no_rope_layers", "no_rope_layer_interval")),
@@ -145,114 +154,32 @@ _OWN: dict[str, dict[str, tuple[Any, ...] | None]] = {
         "decoder_sparse_step": (None, 1),
         "mlp_only_layers": (None, []),
     },
+    "granitemoehybrid": {
+        **_MAMBA,
+        **_EXPERTS,
+        **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")),
+        **dict.fromkeys(("shared_intermediate_size", "position_embedding_type")),
+        "normalization_function": (None, "rmsnorm"),
+        "init_method": None,
+    },
+    "nemotron_h": {
+        **_EXPERTS,
+        **dict.fromkeys(("mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel")),
+        **dict.fromkeys(("use_conv_bias", "layer_norm_epsilon", "time_step_min", "hybrid_override_pattern")),
+        **dict.fromkeys(("layers_block_type", "n_routed_experts", "n_shared_experts", "moe_intermediate_size")),
+        **dict.fromkeys(("moe_shared_expert_intermediate_size", "routed_scaling_factor", "n_group", "topk_group")),
+        "mlp_hidden_act": (None, "relu2"),
+        "mamba_hidden_act": (None, "silu"),
+        "moe_latent_size": (None,),
+        "residual_in_fp32": (None, False),
+        **dict.fromkeys(("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"), (None, False)),
+        # How weights were begun with and trained, how other programs run, and layers that guess further tokens.
+        **dict.fromkeys(("time_step_max", "time_step_floor", "time_step_limit", "rescale_prenorm_residual", "expand")),
+        **dict.fromkeys(("hidden_dropout", "use_mamba_kernels", "chunk_size", "num_logits_to_keep", "auto_map")),
+        **dict.fromkeys(("mamba_ssm_cache_dtype", "moe_shared_expert_overlap", "num_nextn_predict_layers")),
+        **dict.fromkeys(("mtp_layers_block_type", "mtp_hybrid_override_pattern")),
+    },
     "minicpm3": {**_LATENTS, **dict.fromkeys(("scale_emb", "scale_depth", "dim_model_base"))},
-}
-
-# Known to say nothing about the numbers of a forward pass. `pretraining_tp` only cuts a product into slices.
-_HARMLESS = frozenset(
-    {
-        "architectures",
-        "model_type",
-        "transformers_version",
-        "_name_or_path",
-        "torch_dtype",
-        "dtype",
-        "use_cache",
-        "initializer_range",
-        "attention_dropout",
-        "embd_pdrop",
-        "resid_pdrop",
-        "residual_dropout",
-        "cache_implementation",
-        "_sliding_window_pattern",
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "unk_token_id",
-        "pretraining_tp",
-        "is_llama_config",
-        "rope_theta",
-        "rope_scaling",
-        "rope_parameters",
-        "partial_rotary_factor",
-        "original_max_position_embeddings",
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "max_position_embeddings",
-        "rms_norm_eps",
-        "tie_word_embeddings",
-        "attention_bias",
-        "mlp_bias",
-        "sliding_window",
-        "use_sliding_window",
-        "max_window_layers",
-        "layer_types",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "chunk_size_feed_forward",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "num_labels",
-        "sentence_transformers",
-    }
-)
-
-# Fields above that transformers does not read for a family, with the values that say nothing there.
-_UNREAD: dict[str, dict[str, tuple[Any, ...]]] = {
-    "llama": {"sliding_window": (None,), "use_sliding_window": (None, False)},
-    "mistral": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
-    "qwen2": {"attention_bias": (None, False), "mlp_bias": (None, False)},
-    "qwen3": {"mlp_bias": (None, False)},
-    "phi3": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
-    "smollm3": {"max_window_layers": (None, 0, 28)},
-    "granite": {"sliding_window": (None,), "use_sliding_window": (None, False)},
-    "olmo2": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
-    "olmo3": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
-    "seed_oss": {"sliding_window": (None,), "use_sliding_window": (None, False)},
-    "gemma2": {"mlp_bias": (None, False)},
-    "gemma3_text": {"mlp_bias": (None, False)},
-    "mixtral": {
-        "use_sliding_window": (None, True),
-        "max_window_layers": (None, 0),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
-    "qwen2_moe": {"attention_bias": (None, False), "mlp_bias": (None, False)},
-    "qwen3_moe": {"mlp_bias": (None, False)},
-    "olmoe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
-    "glm4_moe": {"sliding_window": (None,), "use_sliding_window": (None, False), "mlp_bias": (None, False)},
-    "gpt_oss": {"use_sliding_window": (None,), "mlp_bias": (None, False)},
-    "dots1": {"use_sliding_window": (None, False), "mlp_bias": (None, False)},
-    "minimax_m2": {
-        "sliding_window": (None,),
-        "use_sliding_window": (None, False),
-        "attention_bias": (None, False),
-        "mlp_bias": (None, False),
-    },
-    **{
-        family: {"sliding_window": (None,), "use_sliding_window": (None, False)}
-        for family in (
-            *("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu", "minicpm3"),
-            *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-        )
-    },
 }
 
 
@@ -265,8 +192,8 @@ def check_fields(config: Mapping[str, Any], family: str) -> None:
             raise ValueError(
                 f"config.json: {name} is {config[name]!r}, which would change the result; supported: {wanted}"
             )
-    unread = {name for name, silent in _UNREAD[family].items() if config.get(name) not in silent}
-    if unused := sorted((set(config) - set(known) - _HARMLESS) | unread):
+    unread = {name for name, silent in UNREAD[family].items() if config.get(name) not in silent}
+    if unused := sorted((set(config) - set(known) - HARMLESS) | unread):
         log.warning("config.json: fields without meaning for %s, which are not used: %s", family, ", ".join(unused))
 
 

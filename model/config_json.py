@@ -20,6 +20,8 @@ from tercet.model.config_experts import experts
 from tercet.model.config_fields import check_fields, flag, number, positive
 from tercet.model.config_guesser import guesser
 from tercet.model.config_latents import latent, share_of_head
+from tercet.model.config_mamba import mamba
+from tercet.model.config_nemotron import as_layers
 from tercet.model.layer_types import FULL, layer_ropes, layer_windows, ropes_by_type
 from tercet.model.text_part import WHOLES
 
@@ -53,6 +55,8 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     family = _family(raw)
     config = with_defaults(raw, family)
     check_fields(config, family)
+    if family == "nemotron_h":
+        config = as_layers(config)
     num_heads = positive(config, "num_attention_heads")
     hidden_size = positive(config, "hidden_size")
     latents = latent(config, family)
@@ -81,7 +85,7 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         **known,
         vocab_size=positive(config, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=positive(config, "intermediate_size"),
+        intermediate_size=positive(config, _size_of_mlp(family, many is not None)),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -104,7 +108,9 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
         mlp_bias=family in ("llama", "smollm3", "granite", "seed_oss") and flag(config, "mlp_bias"),
         latent=latents,
         delta=delta(config, family),
+        mamba=mamba(config, family),
         experts=many,
+        bare_layers=frozenset(config.get("bare_layers", ())),
         guessing_layers=guessing_layers,
         guesser=guesser(
             family, num_layers, guessing_layers, has_experts=many is not None and num_layers - 1 in many.layers
@@ -127,6 +133,11 @@ def _family(raw: Mapping[str, Any]) -> str:
     if given != family and (not isinstance(given, str) or OTHER_NAMES.get(given) != family):
         raise ValueError(f"config.json: model_type is {given!r}; {architectures[0]} wants {family!r}")
     return family
+
+
+def _size_of_mlp(family: str, has_experts: bool) -> str:
+    """The field that says it: Granite's hybrids have what all tokens share, and experts or not."""
+    return "shared_intermediate_size" if family == "granitemoehybrid" and not has_experts else "intermediate_size"
 
 
 def _head_dim(config: Mapping[str, Any]) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tercet.model.linear import is_reordered, linear, reorder_for_cpu
 from tercet.triton_kernels.clamped_gate import ClampedGate, clamped_gate_reference
+from tercet.triton_kernels.relu_squared import relu_squared_reference
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 
 
@@ -31,7 +32,7 @@ def reorder_experts(w_ENK: Tensor) -> Tensor | ReorderedExperts:
 
 def go_through_reordered(
     x_TD: Tensor, chosen_TK: Tensor, counts_TK: Tensor, gate_up: ReorderedExperts, down: ReorderedExperts,
-    clamp: ClampedGate | None, bias_ED: Tensor | None,
+    clamp: ClampedGate | None, bias_ED: Tensor | None, *, gated: bool = True,
 ) -> Tensor:  # fmt: skip
     """Each token's sum of what its experts make of it, by how much they count, in the order of their numbers: [T, D].
 
@@ -47,7 +48,9 @@ def go_through_reordered(
             continue
         tokens_X = pairs_X // chosen_TK.shape[1]
         y_X2F = linear(x_TD[tokens_X], gate_up.matrices_NK[expert], None, deterministic=False)
-        if clamp is None:
+        if not gated:
+            gated_XF = relu_squared_reference(y_X2F)
+        elif clamp is None:
             gated_XF = silu_and_mul_reference(y_X2F[:, 0::2], y_X2F[:, 1::2])
         else:
             gated_XF = clamped_gate_reference(y_X2F, clamp.bias_E2F[expert], clamp.limit, clamp.slope)

@@ -23,16 +23,18 @@ def expert_weights(places: Places, prefix: str, experts: Experts, hidden: int) -
     matrices = [(f"{block}experts.{index}.", whole, start) for index in range(experts.count)]
     shared, size = f"{block}{names.shared}.", experts.shared * whole
     matrices += [(shared, size, first + start) for first in range(0, size, whole)]
-    rows_of = (names.gate_up,) if names.gate_up else (names.gate, names.up)
+    rows_of = (names.gate_up,) if names.gate_up else (names.gate, names.up) if experts.gated else (names.up,)
+    both_sizes = 2 if experts.gated else 1
     both = {f"{name}{each}.weight" for name, _, _ in matrices for each in rows_of}
     downs = {f"{name}{names.down}.weight" for name, _, _ in matrices}
-    gate_up_RD = places.matrix(both, experts.all * 2 * part, hidden, hidden)
+    gate_up_RD = places.matrix(both, experts.all * both_sizes * part, hidden, hidden)
     down_RF = places.matrix(downs, experts.all * hidden, part, whole)
     for index, (name, size, first) in enumerate(matrices):
-        gate_up = gate_up_RD[index * 2 * part : (index + 1) * 2 * part]
+        gate_up = gate_up_RD[index * both_sizes * part : (index + 1) * both_sizes * part]
         for turn, each in enumerate(rows_of):
             turns = gate_up[turn :: len(rows_of)]
-            places.rows(f"{name}{each}.weight", 2 * size // len(rows_of), 2 * first // len(rows_of), turns)
+            sizes = both_sizes * size // len(rows_of), both_sizes * first // len(rows_of)
+            places.rows(f"{name}{each}.weight", *sizes, turns)
         down = down_RF[index * hidden : (index + 1) * hidden]
         places.some_columns(f"{name}{names.down}.weight", size, first, down)
     gate_up_E2FD, down_EDF = (

@@ -18,7 +18,11 @@ from tercet.model.linear import linear
 from tercet.model.rank_weights import ExpertWeights
 from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.expert_work import deal_out
-from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
+from tercet.triton_kernels.matmul_experts import (
+    expert_tile,
+    matmul_experts,
+    matmul_experts_gated,
+)
 from tercet.triton_kernels.route import route
 from tercet.triton_kernels.sum_experts import sum_experts
 
@@ -54,7 +58,9 @@ def go_through_experts(
     bias_ED = weights.down_bias_ED if counts_biases else None
     if isinstance(gate_up, ReorderedExperts):
         assert isinstance(down, ReorderedExperts)
-        return go_through_reordered(x_TD, chosen_TK, counts_TK, gate_up, down, clamp, bias_ED)
+        return go_through_reordered(
+            x_TD, chosen_TK, counts_TK, gate_up, down, clamp, bias_ED, gated=experts.gated
+        )  # fmt: skip
     assert not isinstance(down, ReorderedExperts)
     tile = expert_tile(
         chosen_TK.numel(),
@@ -65,5 +71,9 @@ def go_through_experts(
         again=(len(x_TD) - 1) * experts.shared,
     )
     work = deal_out(chosen_TK, experts.all, tile)
-    gated_PF = matmul_experts_gated(x_TD, gate_up, work, experts.each + experts.shared, clamp)
+    pairs_each = experts.each + experts.shared
+    if experts.gated:
+        gated_PF = matmul_experts_gated(x_TD, gate_up, work, pairs_each, clamp)
+    else:
+        gated_PF = matmul_experts(x_TD, gate_up, work, squared_each=pairs_each)
     return sum_experts(matmul_experts(gated_PF, down, work), counts_TK, rows, chosen_TK, bias_ED)

@@ -9,6 +9,7 @@ from typing import Any
 from tercet.model.config_delta import DELTA_DEFAULTS
 from tercet.model.config_fields import flag, positive
 from tercet.model.config_latents import LATENT_DEFAULTS
+from tercet.model.config_mamba import MAMBA_DEFAULTS, turns
 from tercet.model.rope import Rope, parse_rope, with_plain_positions
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -16,6 +17,7 @@ _UNWINDOWED = (
     *("llama", "granite", "olmo2", "seed_oss", "olmoe", "glm4_moe", "minimax_m2"),
     *LATENT_DEFAULTS,
     *DELTA_DEFAULTS,
+    *MAMBA_DEFAULTS,
 )
 _ALIKE = (*_UNWINDOWED, "mistral", "mixtral", "phi3", "qwen3_moe")
 """Families whose layers are all alike, whatever layer_types says; those whose attention sees all among them."""
@@ -41,7 +43,10 @@ def layer_ropes(config: Mapping[str, Any], family: str, ropes: Mapping[str, Rope
     """How positions turn the heads of each layer; None: not at all."""
     if family == "smollm3":
         return tuple(ropes[FULL] if turns else None for turns in _layers_that_turn(config))
-    return tuple(ropes[kind] for kind in _types(config, family))
+    types = _types(config, family)
+    if not turns(config, family):
+        return (None,) * len(types)
+    return tuple(ropes[kind] for kind in types)
 
 
 def ropes_by_type(config: Mapping[str, Any], family: str) -> dict[str, Rope]:
@@ -95,7 +100,7 @@ def _window(config: Mapping[str, Any], family: str) -> int | None:
 
 def _types(config: Mapping[str, Any], family: str) -> list[str]:
     # Layers that carry a state have their own place in a ModelConfig.
-    types = None if family in DELTA_DEFAULTS else config.get("layer_types")
+    types = None if family in (*DELTA_DEFAULTS, *MAMBA_DEFAULTS) else config.get("layer_types")
     kinds = config.get("attn_type_list")  # MiniMax's
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         raise ValueError(f"config.json: attn_type_list is {kinds!r}; supported: 1 for each layer")

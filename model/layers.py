@@ -20,6 +20,7 @@ from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
 from tercet.model.latents import attend_to_latents
 from tercet.model.linear import Adapted, Matrix, Pairs, linear
+from tercet.model.mamba_rule import follow_mamba
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import ExpertWeights, LayerWeights
 from tercet.model.residual import Residual
@@ -34,10 +35,13 @@ from tercet.triton_kernels.matmul_prologue import can_fuse_prologue, matmul_prol
 from tercet.triton_kernels.prefill_work import PrefillWork
 from tercet.triton_kernels.prepare import StepInputs
 from tercet.triton_kernels.qk_norm import qk_norm, qk_squares
+from tercet.triton_kernels.relu_squared import relu_squared
 from tercet.triton_kernels.row_groups import RowGroups
 from tercet.triton_kernels.scaled_weight import Weight
 from tercet.triton_kernels.sigmoid_gate import gate_by_sigmoid
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
+
+_ACTIVATIONS = {"silu": silu_and_mul, "gelu": gelu_and_mul, "relu2": relu_squared}
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,8 @@ class Layer:
         `plan`: how the step's attention is divided, the same for all layers; `prefill`: the part of it for chunks.
         """
         if isinstance(held, LayerState):
-            return self._follow_delta_rule(residual, inputs, held)
+            follow = self._follow_mamba if self.weights.delta is None else self._follow_delta_rule
+            return follow(residual, inputs, held)
         weights, latent, kv = self.weights, self.config.latent, held
         if weights.latent is not None and latent is not None:
             assert not isinstance(prefill, PrefillWork)
@@ -129,6 +134,14 @@ class Layer:
             eps=config.rms_norm_eps,
         )
 
+    def _follow_mamba(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
+        config, weights = self.config, self.weights
+        assert config.mamba is not None
+        assert weights.mamba is not None
+        x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
+        mamba, eps = config.mamba.of_rank(self.group.size), config.rms_norm_eps
+        return follow_mamba(x_TN, inputs, state, mamba=mamba, weights=weights.mamba, eps=eps, group=self.group)
+
     def _without_gates(self, qkv_TN: Tensor) -> Tensor:
         """Gates lie behind queries, keys and values."""
         return qkv_TN[:, : -self._num_heads * self.config.head_dim] if self.config.gated_attention else qkv_TN
@@ -139,6 +152,8 @@ class Layer:
         o_DQ = self._with_adapters(weights.o_DQ, "o", groups_T)
         _add(residual, attended_TH, o_DQ, weights.o_bias_D, weights.o_norm_D)
         mlp = weights.mlp
+        if mlp is None:
+            return
         if isinstance(mlp, ExpertWeights):
             assert self.config.experts is not None
             assert weights.post_norm_D is not None
@@ -157,7 +172,7 @@ class Layer:
             gated_TF = residual.gate(gate_up_2FD) if norm_D is None else residual.norm_gate(norm_D, gate_up_2FD)
         else:
             gate_up_T2F = _read(residual, weights.post_norm_D, gate_up_2FD, mlp.gate_up_bias_2F)
-            gated_TF = gelu_and_mul(gate_up_T2F) if self.config.activation == "gelu" else silu_and_mul(gate_up_T2F)
+            gated_TF = _ACTIVATIONS[self.config.activation](gate_up_T2F)
         down_DF = self._with_adapters(mlp.down_DF, "down", groups_T)
         _add(residual, gated_TF, down_DF, mlp.down_bias_D, weights.down_norm_D)
 

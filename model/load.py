@@ -95,8 +95,8 @@ def open_for(
         config = replace(config, guesses=True, guesser=None)
     if label_tokens:
         config = with_label_tokens(config, path, label_tokens)
-    if config.delta is not None and device.type == "cuda":
-        check_for_gpu(config.delta)
+    if config.carried is not None and device.type == "cuda":
+        check_for_gpu(config.carried)
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)

@@ -6,7 +6,8 @@ Shape suffixes: V vocabulary rows of this rank, D hidden size, N q, k and v rows
 this rank, H head size, J q and k rows of this rank, E experts, L rows of what chooses among them or labels, F
 intermediate size of this rank, U tokens that a head of its own knows; of latents Q numbers that queries are made from,
 X rows of this rank's queries, or of a head, H heads of this rank, L numbers of a latent; of states C channels of this
-rank that are convolved, W taps, H value heads of this rank, V their size, R two rates of each.
+rank that are convolved, W taps, H value heads of this rank, V their size, R two rates of each, X numbers of all of
+them.
 """
 
 from collections.abc import Mapping
@@ -22,7 +23,8 @@ from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 
 @dataclass(frozen=True)
 class MlpWeights:
-    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so."""
+    """One MLP. `gate_up_2FD`: gate rows then up rows, or in turns where `Weights.interleaved` says so; up rows alone
+    where there are no gates."""
 
     gate_up_2FD: Weight
     gate_up_bias_2F: Tensor | None
@@ -76,10 +78,26 @@ class DeltaWeights:
 
 
 @dataclass(frozen=True)
+class MambaWeights:
+    """The same of a Mamba-2 layer; all but the convolution in fp32."""
+
+    conv_CW: Tensor
+    conv_bias_C: Tensor
+    a_log_H: Tensor
+    """How fast states fade, a logarithm."""
+    dt_bias_H: Tensor
+    """What is added to a token's own time step."""
+    skip_H: Tensor
+    """How much of a token's value is added to what it finds: Mamba's D."""
+    norm_X: Tensor
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One layer. `qkv_ND`: behind the rows for q, k and v come those for gates, if attention has gates. Where the cache
     has latents, it has the rows for queries, of this rank or of what they are made from, then those for latents, then
-    those for the numbers that turn; where the layer carries a state, those that `delta_shard.py` says."""
+    those for the numbers that turn; where the layer carries a state, those that `delta_shard.py` or
+    `mamba_shard.py` says."""
 
     input_norm_D: Tensor | None
     qkv_ND: Weight
@@ -91,11 +109,12 @@ class LayerWeights:
     """One of each head, in fp32."""
     latent: LatentWeights | None
     delta: DeltaWeights | None
+    mamba: MambaWeights | None
     o_DQ: Weight
     o_bias_D: Tensor | None
     o_norm_D: Tensor | None
     post_norm_D: Tensor | None
-    mlp: MlpWeights | ExpertWeights
+    mlp: MlpWeights | ExpertWeights | None
     down_norm_D: Tensor | None
 
 

@@ -50,7 +50,7 @@ def _reordered_layer(layer: LayerWeights, interleaved: bool) -> LayerWeights:
         latent=layer.latent and _reordered_latent(layer.latent),
         delta=layer.delta and _reordered_delta(layer.delta),
         o_DQ=_reordered(layer.o_DQ),
-        mlp=_reordered_mlp(layer.mlp, interleaved),
+        mlp=layer.mlp and _reordered_mlp(layer.mlp, interleaved),
     )
 
 

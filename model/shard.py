@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.blocks import Delta, Experts, Guesser
+from tercet.model.blocks import Carried, Delta, Experts, Guesser, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_product, delta_weights
 from tercet.model.expert_shard import expert_weights
 from tercet.model.latent_shard import first_product, latent_weights
+from tercet.model.mamba_shard import mamba_product, mamba_weights
 from tercet.model.places import Move, Places, Rows
-from tercet.model.rank_weights import GuesserWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import ExpertWeights, GuesserWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
 from tercet.model.score_head import rows_of_head
 from tercet.triton_kernels.scaled_weight import Weight
@@ -25,6 +26,11 @@ from tercet.triton_kernels.scaled_weight import Weight
 EMBEDDING = "model.embed_tokens.weight"
 LM_HEAD = "lm_head.weight"
 LAYERS = "model.layers."
+
+
+def attention_name(carried: Carried | None) -> str:
+    """What a layer's names call what it has in the place of attention, or that."""
+    return "self_attn" if carried is None else "linear_attn" if isinstance(carried, Delta) else "mamba"
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,13 @@ class ShardBuilder:
     def weights(self, interleaved: bool, tied: bool) -> Weights:
         embedding_VD = self.vocabulary(EMBEDDING)
         layers = tuple(
-            self.layer(f"{LAYERS}{index}.", interleaved, self.config.delta_of(index), self.config.experts_of(index))
+            self.layer(
+                f"{LAYERS}{index}.",
+                interleaved,
+                self.config.carried_of(index),
+                self.config.experts_of(index),
+                bare=index in self.config.bare_layers,
+            )
             for index in range(self.config.num_layers)
         )
         # Logits are linear in it. Real models divide them by powers of two: that rounds nothing.
@@ -95,40 +107,44 @@ class ShardBuilder:
             norm_D=places.norm(guesser.norm, hidden),
         )
 
-    def layer(self, prefix: str, interleaved: bool, delta: Delta | None, many: Experts | None) -> LayerWeights:
-        """`prefix`: of its tensors' names; `delta`, `many`: what it has in place of keys and values, and of one MLP."""
+    def layer(
+        self, prefix: str, interleaved: bool, carried: Carried | None, many: Experts | None, *, bare: bool = False
+    ) -> LayerWeights:
+        """`prefix`: of its tensors' names; `carried`, `many`: what it has in place of keys and values, of one MLP;
+        `bare`: it has no MLP."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
-        attention = f"{prefix}self_attn." if delta is None else f"{prefix}linear_attn."
-        heads_normed = config.qk_norm and delta is None
+        attention = f"{prefix}{attention_name(carried)}."
+        heads_normed = config.qk_norm and carried is None
         # Where blocks have norms behind them, the usual name of the one ahead of the MLP is that behind attention.
         behind = config.block_norms
         ahead_of_mlp = "pre_feedforward_layernorm" if behind else "post_attention_layernorm"
         return LayerWeights(
             input_norm_D=places.norm(f"{prefix}input_layernorm", hidden) if config.input_norms else None,
-            qkv_ND=self._first_product(attention, delta),
+            qkv_ND=self._first_product(attention, carried),
             qkv_bias_N=self._stacked_biases(attention, self.qkv()) if config.qkv_bias else None,
             q_norm_H=places.norm(f"{attention}q_norm", config.head_dim) if heads_normed else None,
             k_norm_H=places.norm(f"{attention}k_norm", config.head_dim) if heads_normed else None,
             qk_norm_J=self._wide_qk_norm(attention) if config.wide_qk_norm else None,
             sinks_H=self._sinks(attention) if config.sinks else None,
             latent=latent_weights(places, config, attention) if config.latent else None,
-            delta=None if delta is None else delta_weights(places, delta, attention, hidden),
+            delta=delta_weights(places, carried, attention, hidden) if isinstance(carried, Delta) else None,
+            mamba=mamba_weights(places, carried, attention) if isinstance(carried, Mamba) else None,
             o_DQ=places.columns(f"{attention}o_proj.weight", hidden, config.attended_dim)
-            if delta is None
-            else places.columns(f"{attention}out_proj.weight", hidden, delta.value_heads * delta.value_dim),
+            if carried is None
+            else places.columns(f"{attention}out_proj.weight", hidden, carried.value_heads * carried.value_dim),
             o_bias_D=places.whole(f"{attention}o_proj.bias", hidden) if config.o_bias else None,
             o_norm_D=places.norm(f"{prefix}post_attention_layernorm", hidden) if behind else None,
-            post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms else None,
-            mlp=self._mlp(f"{prefix}mlp.", interleaved)
-            if many is None
-            else expert_weights(places, prefix, many, hidden),
+            post_norm_D=places.norm(f"{prefix}{ahead_of_mlp}", hidden) if config.input_norms and not bare else None,
+            mlp=None if bare else self._mlp(prefix, interleaved, many),
             down_norm_D=places.norm(f"{prefix}post_feedforward_layernorm", hidden) if behind else None,
         )
 
-    def _first_product(self, prefix: str, delta: Delta | None) -> Weight:
+    def _first_product(self, prefix: str, carried: Carried | None) -> Weight:
         config, hidden = self.config, self.config.hidden_size
-        if delta is not None:
-            return delta_product(self.places, delta, prefix, hidden)
+        if isinstance(carried, Delta):
+            return delta_product(self.places, carried, prefix, hidden)
+        if isinstance(carried, Mamba):
+            return mamba_product(self.places, carried, prefix, hidden)
         if config.latent is not None:
             return first_product(self.places, config, prefix)
         if config.gated_attention:
@@ -145,9 +161,12 @@ class ShardBuilder:
         middle = [(f"{prefix}{part.name}_proj.weight", part.whole, part.start, part.count) for part in others]
         return [*kinds[0], *middle, *kinds[1]]
 
-    def _mlp(self, prefix: str, interleaved: bool) -> MlpWeights:
+    def _mlp(self, layer: str, interleaved: bool, many: Experts | None) -> MlpWeights | ExpertWeights:
+        """`layer`: what its tensors' names begin with."""
         config, places, hidden = self.config, self.places, self.config.hidden_size
-        gate_up = self.gate_up()
+        if many is not None:
+            return expert_weights(places, layer, many, hidden)
+        prefix, gate_up = f"{layer}mlp.", self.gate_up()
         return MlpWeights(
             gate_up_2FD=self._stacked(prefix, gate_up, hidden, in_turns=interleaved),
             gate_up_bias_2F=self._stacked_biases(prefix, gate_up) if config.mlp_bias else None,
@@ -184,7 +203,8 @@ class ShardBuilder:
     def gate_up(self) -> Stack:
         whole = self.config.intermediate_size
         rows = whole, self.rank * (whole // self.size), whole // self.size
-        return Stack("gate_up", (Part("gate", *rows), Part("up", *rows)))
+        up = Part("up", *rows)
+        return Stack("up", (up,)) if self.config.activation == "relu2" else Stack("gate_up", (Part("gate", *rows), up))
 
     def _stacked(self, prefix: str, stack: Stack, columns: int, *, in_turns: bool = False) -> Weight:
         """`in_turns`: a row of each, and so on."""

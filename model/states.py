@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.model.blocks import Delta
+from tercet.model.blocks import Carried, Delta
 from tercet.model.config import ModelConfig
 from tercet.model.step_shape import round_up
 from tercet.triton_kernels.copy_places import copy_places
-from tercet.triton_kernels.delta_heads import GPU_DIM
+from tercet.triton_kernels.delta_heads import GPU_DIM, GPU_SIZES
 from tercet.triton_kernels.delta_prefill import TILE
 from tercet.triton_kernels.delta_settle import delta_settle
 from tercet.triton_kernels.tried_tokens import TriedTokens
@@ -33,7 +33,7 @@ class LayerTries:
     """What they bring to the convolution."""
     qkv_TC: Tensor
     gates_T2H: Tensor
-    """In fp32: log decays, then betas."""
+    """In fp32: log decays, then betas or time steps."""
 
     def cut(self, num_tokens: int) -> "LayerTries":
         """Of a step with so many."""
@@ -47,6 +47,8 @@ class Tries:
     inputs_LTC: Tensor
     qkv_LTC: Tensor
     gates_LT2H: Tensor
+    corrects: bool = True
+    """By which rule states move on: the gated delta rule, or Mamba-2's."""
 
     def of_layer(self, index: int) -> LayerTries:
         return LayerTries(self.inputs_LTC[index], self.qkv_LTC[index], self.gates_LT2H[index])
@@ -84,7 +86,10 @@ class States:
         _, _, value_heads, key_dim, value_dim = self.states_LSHDV.shape
         num_key_heads = (self.tails_LSTC.shape[-1] - value_heads * value_dim) // (2 * key_dim)
         left = self.tries.inputs_LTC, self.tries.qkv_LTC, self.tries.gates_LT2H
-        delta_settle(*left, self.tails_LSTC, self.states_LSHDV, tried, known_S, num_key_heads=num_key_heads)
+        delta_settle(
+            *left, self.tails_LSTC, self.states_LSHDV, tried, known_S,
+            num_key_heads=num_key_heads, corrects=self.tries.corrects,
+        )  # fmt: skip
 
     def copy(self, pairs_P2: Tensor) -> None:
         """From one place to another, pair by pair: int32, on their device. No place that is copied to is in two."""
@@ -101,20 +106,24 @@ def held_by_layers(config: ModelConfig, kv_cache: Tensor, states: States | None)
     if states is None:
         return list(kv_cache)
     caches, carried = iter(kv_cache), map(states.of_layer, itertools.count())
-    return [next(caches) if config.delta_of(layer) is None else next(carried) for layer in range(config.num_layers)]
+    return [next(caches) if config.carried_of(layer) is None else next(carried) for layer in range(config.num_layers)]
 
 
 def state_tile(config: ModelConfig) -> int:
     """Of what positions chunks of prompts begin at multiples, so that states are the same however prompts are cut; 0:
     of any."""
-    return 0 if config.delta is None else TILE
+    return 0 if config.carried is None else TILE
 
 
-def check_for_gpu(delta: Delta) -> None:
+def check_for_gpu(carried: Carried) -> None:
     """ValueError names sizes that kernels do not know there."""
-    for name, size in (("linear_key_head_dim", delta.key_dim), ("linear_value_head_dim", delta.value_dim)):
-        if size != GPU_DIM:
-            raise ValueError(f"config.json: {name} is {size}; supported on a GPU: {GPU_DIM}")
+    names = ("linear_key_head_dim", "linear_value_head_dim")
+    known: tuple[tuple[int, ...], ...] = (GPU_DIM,), (GPU_DIM,)
+    if not isinstance(carried, Delta):
+        names, known = ("the size of a Mamba state", "the size of a Mamba head"), GPU_SIZES
+    for name, size, sizes in zip(names, (carried.key_dim, carried.value_dim), known, strict=True):
+        if size not in sizes:
+            raise ValueError(f"config.json: {name} is {size}; supported on a GPU: {', '.join(map(str, sizes))}")
 
 
 def num_places(max_num_seqs: int, kept_states: int) -> int:
@@ -128,13 +137,13 @@ def make_states(
     """One of `size` ranks' part of them; None where no layer carries any. What is in them does not matter: a request
     begins from nothing. `most_tried`: tokens of a step that tries some, at most, if there are such steps. ValueError
     where a GPU has no memory for them."""
-    if config.delta is None:
+    if config.carried is None:
         return None
-    num_layers, delta = len(config.delta.layers), config.delta.of_rank(size)
-    tails = num_layers, places, delta.taps - 1, delta.channels
-    states = num_layers, places, delta.value_heads, delta.key_dim, delta.value_dim
+    num_layers, own = len(config.carried.layers), config.carried.of_rank(size)
+    tails = num_layers, places, own.taps - 1, own.channels
+    states = num_layers, places, own.value_heads, own.key_dim, own.value_dim
     room = round_up(most_tried, 4)  # aligned to 16 bytes in each layer, or kernels would compile once more
-    tried, gates = (num_layers, room, delta.channels), (num_layers, room, 2 * delta.value_heads)
+    tried, gates = (num_layers, room, own.channels), (num_layers, room, 2 * own.value_heads)
     num_bytes = (math.prod(tails) + 2 * math.prod(tried)) * dtype.itemsize
     num_bytes += (math.prod(states) + math.prod(gates)) * torch.float32.itemsize
     if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < num_bytes:
@@ -146,5 +155,8 @@ def make_states(
     def zeros(shape: tuple[int, ...], of: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=of, device=device)
 
-    tries = Tries(zeros(tried, dtype), zeros(tried, dtype), zeros(gates, torch.float32)) if room else None
+    tries = None
+    if room:
+        corrects = isinstance(own, Delta)
+        tries = Tries(zeros(tried, dtype), zeros(tried, dtype), zeros(gates, torch.float32), corrects)
     return States(zeros(tails, dtype), zeros(states, torch.float32), tries)

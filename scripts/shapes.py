@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import shapes_delta
+import shapes_mamba
 
 
 def _qwen3(hidden: int, intermediate: int, layers: int, heads: int, *, tied: bool = False) -> dict[str, Any]:
@@ -233,12 +234,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": _llama(4096, 14336, 32, 128),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, tied=True),
     **shapes_delta.SHAPES,
+    **shapes_mamba.SHAPES,
 }
 
 PLAIN_SHAPES = sorted(
     name
     for name, shape in SHAPES.items()
-    if not shape.keys() & {"quantization_config", "kv_lora_rank", "linear_num_key_heads"}
+    if not shape.keys()
+    & {"quantization_config", "kv_lora_rank", "linear_num_key_heads", "mamba_n_heads", "mamba_num_heads"}
 )
 """Those whose products are of plain numbers, and whose attention has one for queries, keys and values alone."""
 

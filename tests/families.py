@@ -32,6 +32,7 @@ from transformers import (
 )
 
 from families_delta import OF_DELTA
+from families_mamba import OF_MAMBA
 
 VOCAB_SIZE = 419
 """Prime: no number of ranks divides it."""
@@ -283,4 +284,5 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
         {"no_rope_layers": [0, 1, 0], "attention_bias": True, "layer_types": ["full_attention"] * 3},
     ),
     **OF_DELTA,
+    **OF_MAMBA,
 }

@@ -32,9 +32,9 @@ def repetitive(loudness: float = 0.002, family: str = FAMILY, **overrides: Any) 
     embedding = tensors["model.embed_tokens.weight"]
     tensors["lm_head.weight"] = torch.zeros_like(embedding).index_copy_(0, following, embedding) * 3
     for name in tensors:
-        if name.endswith(("o_proj.weight", "down_proj.weight")):
+        if name.endswith(("o_proj.weight", "down_proj.weight", "output_linear.weight")):
             tensors[name] *= loudness
-        elif name.endswith("linear_attn.out_proj.weight"):  # where there are states, what follows depends on them
+        elif name.endswith(".out_proj.weight"):  # where there are states, what follows depends on them
             tensors[name] *= 20 * loudness
     save_file(tensors, path, {"format": "pt"})
     return folder

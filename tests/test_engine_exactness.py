@@ -40,7 +40,7 @@ RANKS = {"llama-linear": 2, "llama-bias-tied": 4, "smollm2": 2, "glm4-moe-lite":
 VARIANTS = ("llama-", "qwen2-window")
 IN_THE_DECODER = (*VARIANTS, "phi3", "smollm3", "granite", "gemma3", "olmo2", "olmo3", "seed-oss", "mixtral")
 IN_THE_DECODER += ("qwen2-moe", "qwen3-moe", "olmoe", "dots1", "minimax-m2", "deepseek-v2", "youtu", "minicpm3")
-IN_THE_DECODER += ("qwen3-next", "qwen3.5")  # and test_engine_states.py
+IN_THE_DECODER += ("qwen3-next", "qwen3.5", "granite-h", "granite-h-dense", "nemotron-h")  # and test_engine_states.py
 ALONE = [
     family if family in ("qwen3", "mistral", "deepseek-v3") else long(family)  # full attention, windows, latents
     for family in FAMILIES

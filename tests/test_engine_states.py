@@ -35,7 +35,9 @@ def known(prompt: list[int]) -> int:
     return (len(prompt) - 1) // TILE * TILE
 
 
-@pytest.mark.parametrize("family", ["qwen3.5", long("qwen3-next"), long("qwen3.5-moe")])
+@pytest.mark.parametrize(
+    "family", ["qwen3.5", "granite-h", long("qwen3-next"), long("qwen3.5-moe"), long("granite-h-dense")]
+)
 def test_all_at_once_and_again(family: str) -> None:
     prompts, answers = greedy_cases(family)
     assert max(map(known, prompts)) == TILE
@@ -117,7 +119,7 @@ def test_answers_go_on_when_states_are_lost(name: str) -> None:
         wait_until_empty(llm.address)
 
 
-@pytest.mark.parametrize("family", [long("qwen3-next"), long("qwen3.5"), long("qwen3.5-moe")])
+@pytest.mark.parametrize("family", [long("qwen3-next"), long("qwen3.5"), long("qwen3.5-moe"), long("granite-h")])
 def test_two_ranks(family: str) -> None:
     prompts, answers = greedy_cases(family)
     with tiny_engine(family, tensor_parallel_size=2, deterministic=True) as llm:

@@ -64,7 +64,7 @@ def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Ca
     assert (gauges.num_preemptions > 0) == (how == "preempted")
 
 
-@pytest.mark.parametrize("family", [long("qwen3-next"), long("qwen3.5-moe")])
+@pytest.mark.parametrize("family", [long("qwen3-next"), long("qwen3.5-moe"), long("granite-h")])
 def test_other_families(family: str) -> None:
     prompts, _ = draws()
     params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

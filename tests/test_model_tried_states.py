@@ -76,7 +76,10 @@ class OneAtATime:
 
 @pytest.mark.parametrize(
     ("family", "deterministic", "num_guesses"),
-    [("qwen3.5", False, 3), ("qwen3.5", True, 4), long("qwen3-next", False, 7), long("qwen3.5-moe", True, 1)],
+    [
+        *(("qwen3.5", False, 3), ("qwen3.5", True, 4), ("granite-h", True, 3)),
+        *(long("qwen3-next", False, 7), long("qwen3.5-moe", True, 1), long("granite-h-dense", False, 5)),
+    ],
 )
 def test_states_are_those_of_plain_steps(family: str, deterministic: bool, num_guesses: int) -> None:
     """Behind every step; one of the slots stands still now and then."""
@@ -104,7 +107,9 @@ def test_states_are_those_of_plain_steps(family: str, deterministic: bool, num_g
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "num_guesses"), [("qwen3.5", 3), ("qwen3-next", 2), ("qwen3.5-moe", 7)])
+@pytest.mark.parametrize(
+    ("family", "num_guesses"), [("qwen3.5", 3), ("qwen3-next", 2), ("qwen3.5-moe", 7), ("granite-h", 2)]
+)
 def test_guesses_change_no_token(family: str, num_guesses: int) -> None:
     """Greedy and drawn, with stop ids, penalties and log-probabilities; places are used again."""
     prompts = [prompt * 3 for prompt in random_prompts(7, 3, 40, seed=9)]

@@ -1,4 +1,4 @@
-"""Gated delta layers that try tokens: against the rule in float64, over NaN where nothing is, and plain steps' bits.
+"""Layers that carry states and try tokens: against the rule in float64, over NaN where nothing is, and bits.
 
 The references here; the kernels in Triton's interpreter, by running this file once more.
 """
@@ -11,6 +11,7 @@ import torch
 from covering import long
 from delta_layers import DeltaLayer
 from interpreted import rerun_interpreted
+from mamba_layers import MambaLayer
 from tercet.triton_kernels.delta_settle import delta_settle
 from tercet.triton_kernels.delta_tried import delta_tried
 from tercet.triton_kernels.tried_tokens import TriedTokens
@@ -22,6 +23,7 @@ SIZES = ("K", "H", "D", "V", "W")
 CASES = [(2, 4, 16, 32, 4), long(1, 3, 16, 128, 2), long(3, 3, 64, 16, 8)]
 PLACES, SLOTS = 9, 7
 
+Kind = type[DeltaLayer] | type[MambaLayer]
 Slots = tuple[int, list[tuple[int, int, int]], list[int]]
 STEPS: list[Slots] = [
     # Some have no room for all guesses, one is done, one is new; none, some or all hold.
@@ -32,12 +34,13 @@ STEPS: list[Slots] = [
 ]
 
 
+@pytest.mark.parametrize("kind", [DeltaLayer, MambaLayer])
 @pytest.mark.parametrize(("each", "slots", "kept"), STEPS)
 @pytest.mark.parametrize(SIZES, CASES)
 def test_step(
-    K: int, H: int, D: int, V: int, W: int, each: int, slots: list[tuple[int, int, int]], kept: list[int]
+    K: int, H: int, D: int, V: int, W: int, each: int, slots: list[tuple[int, int, int]], kept: list[int], kind: Kind
 ) -> None:
-    run = TriedLayers([DeltaLayer(K, H, D, V, W) for _ in range(2)], PLACES, slots, each)
+    run = TriedLayers([kind(K, H, D, V, W) for _ in range(2)], PLACES, slots, each)
     old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
     outs = run.run()
     assert torch.equal(run.states.tails_LSTC.nan_to_num(7), old_tails.nan_to_num(7))
@@ -65,12 +68,13 @@ def test_step(
                 assert torch.equal(now[index, slot].nan_to_num(7), old[index, slot].nan_to_num(7))
 
 
+@pytest.mark.parametrize("kind", [DeltaLayer, MambaLayer])
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
 @pytest.mark.parametrize(("K", "H", "D", "V", "W"), [(1, 1, 16, 128, 4), long(2, 6, 16, 16, 3)])
-def test_bits_are_those_of_plain_steps(K: int, H: int, D: int, V: int, W: int, dtype: torch.dtype) -> None:
+def test_bits_are_those_of_plain_steps(K: int, H: int, D: int, V: int, W: int, dtype: torch.dtype, kind: Kind) -> None:
     """Of what tokens find, and of states and tails behind those that hold; then of a token that is decoded."""
     slots, kept = [(3, 70, 5), (0, 1, 5), (6, 0, 0), (5, 2, 1)], [5, 2, 0, 0]
-    run = TriedLayers([DeltaLayer(K, H, D, V, W, dtype=dtype) for _ in range(2)], PLACES, slots, 5)
+    run = TriedLayers([kind(K, H, D, V, W, dtype=dtype) for _ in range(2)], PLACES, slots, 5)
     old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
     outs = run.run()
     run.settle(kept, SLOTS)

@@ -1,9 +1,12 @@
-"""Gated delta layers in a step that tries tokens: stacked pools, what is left, and as many plain steps beside it."""
+"""Layers that carry states in a step that tries tokens: stacked pools, what is left, and plain steps beside it."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from delta_layers import DeltaLayer
+from mamba_layers import MambaLayer
 from tercet.model.states import States, Tries
 from tercet.triton_kernels.tried_tokens import TriedTokens
 
@@ -13,11 +16,14 @@ NAN = float("nan")
 class TriedLayers:
     """Of a model. `slots`: of each slot of the step which it is, its length at its first token, how many it tries."""
 
-    def __init__(self, layers: list[DeltaLayer], places: int, slots: list[tuple[int, int, int]], each: int) -> None:
+    def __init__(
+        self, layers: Sequence[DeltaLayer | MambaLayer], places: int, slots: list[tuple[int, int, int]], each: int
+    ) -> None:
         self.layers, self.slots, self.each = layers, slots, each
         one, room = layers[0], len(slots) * each + 3
         for layer in layers:
-            layer.rates_apart = each == 1
+            if isinstance(layer, DeltaLayer):
+                layer.rates_apart = each == 1
         self.tokens = [layer.tokens(len(slots) * each) for layer in layers]
         lengths = [length + place if place < count else 0 for _, length, count in slots for place in range(each)]
         whose = [slot for slot, _, _ in slots for _ in range(each)]
@@ -33,7 +39,8 @@ class TriedLayers:
         def rubbish(columns: int, dtype: torch.dtype) -> Tensor:
             return torch.full((len(layers), room, columns), NAN, dtype=dtype, device=one.device)
 
-        left = Tries(*(rubbish(one.channels, one.dtype) for _ in range(2)), rubbish(2 * one.H, torch.float32))
+        inputs, qkv = (rubbish(one.channels, one.dtype) for _ in range(2))
+        left = Tries(inputs, qkv, rubbish(2 * one.H, torch.float32), corrects=isinstance(one, DeltaLayer))
         self.states = States(tails, states, left)
 
     def run(self) -> list[Tensor]:
@@ -61,7 +68,9 @@ class TriedLayers:
         return self.tokens[layer][first : first + count]
 
 
-def plain_steps(layer: DeltaLayer, x: Tensor, tails: Tensor, states: Tensor, slot: int, length: int) -> Tensor:
+def plain_steps(
+    layer: DeltaLayer | MambaLayer, x: Tensor, tails: Tensor, states: Tensor, slot: int, length: int
+) -> Tensor:  # fmt: skip
     """Tokens of one slot, each in a step of its own."""
     outs = [layer.run(x[at : at + 1], tails, states, [(slot, length + at)], [])[0] for at in range(len(x))]
     return torch.stack(outs) if outs else x.new_empty(0, layer.H, layer.V)

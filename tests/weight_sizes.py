@@ -5,20 +5,29 @@ from tercet.model.config import ModelConfig
 
 def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
     """On each rank."""
-    num_heads, mlp = config.num_heads // num_ranks, 3 * config.intermediate_size // num_ranks
+    num_heads, mlp = config.num_heads // num_ranks, _of_mlp(config) * config.intermediate_size // num_ranks
     heads, of_latents = 2 * (num_heads + config.kv_heads_per_rank(num_ranks)) * config.head_dim, 0
     if (latent := config.latent) is not None:
         query = num_heads * config.head_dim
         heads = latent.dim + (latent.q_rank or query) + num_heads * latent.value
         of_latents = latent.q_rank * query + latent.rank * num_heads * (latent.still + latent.value)
     heads += num_heads * config.head_dim if config.gated_attention else 0
-    inner = config.num_caching_layers * heads + config.num_layers * mlp
+    inner = config.num_caching_layers * heads + (config.num_layers - len(config.bare_layers)) * mlp
+    if config.mamba is not None:
+        mamba = config.mamba.of_rank(num_ranks)
+        values = mamba.value_heads * mamba.value_dim
+        inner += len(mamba.layers) * (mamba.channels + 2 * values + mamba.value_heads)
     if config.delta is not None:
         delta = config.delta.of_rank(num_ranks)
         values = delta.value_heads * delta.value_dim
         inner += len(delta.layers) * (delta.channels + 2 * values + 2 * delta.value_heads)
     if (experts := config.experts) is not None:
-        many = experts.count + experts.all * 3 * experts.intermediate_size // num_ranks
+        many = experts.count + experts.all * _of_mlp(config) * experts.intermediate_size // num_ranks
         inner += len(experts.layers) * (many - mlp)
     vocab = config.hidden_size * config.vocab_per_rank(num_ranks) * (1 if config.tie_word_embeddings else 2)
     return config.hidden_size * inner + config.num_layers * of_latents + vocab
+
+
+def _of_mlp(config: ModelConfig) -> int:
+    """Matrices."""
+    return 2 if config.activation == "relu2" else 3

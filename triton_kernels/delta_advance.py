@@ -1,5 +1,8 @@
 """What one token makes of a head's state: the gated delta rule, for all kernels that take tokens one after the other.
 
+Mamba-2's is the same without the correction: a token's value is added as it is, by its time step in the place of beta,
+and a head's part of it, the head's skip, to what the query finds.
+
 They do the same in the same order, so a token's bits are the same in each.
 
 Shape suffixes as in `delta_decode.py`.
@@ -9,7 +12,7 @@ import triton
 import triton.language as tl
 
 COLUMNS, WARPS = 64, 2
-"""Of a state, that one program owns, and who sums them up: the same for any number of rows, for the bits."""
+"""Of a state, that one program owns at most, and who sums them up: the same for any number of rows, for the bits."""
 
 
 @triton.jit
@@ -37,15 +40,29 @@ def load_token(
 
 
 @triton.jit
-def fade(state, k, v, log_decay, beta):
-    """The state decays; and what is then to be added for the key: what it answers to that is replaced, as far as beta
-    says, by the value."""
+def fade(state, k, v, log_decay, beta, CORRECTS: tl.constexpr):
+    """The state decays; and what is then to be added for the key: what it answers to that, if it CORRECTS, is replaced,
+    as far as beta says, by the value."""
     state *= tl.exp(log_decay)
-    return state, (v - tl.sum(state * k[:, None], 0)) * beta
+    added = v
+    if CORRECTS:
+        added -= tl.sum(state * k[:, None], 0)
+    return state, added * beta
 
 
 @triton.jit
-def find(state, added, q, k):
+def find(state, added, q, k, v, skip_ptr, head, CORRECTS: tl.constexpr):
     """What the query finds, summed up from the state before: so both sums wait for the same load, and for nothing
     else."""
-    return tl.sum(state * q[:, None], 0) + tl.sum(q * k) * added
+    found = tl.sum(state * q[:, None], 0) + tl.sum(q * k) * added
+    if not CORRECTS:
+        found += tl.load(skip_ptr + head) * v
+    return found
+
+
+def columns_of(key_dim: int, value_dim: int) -> int:
+    """Of a state with keys and values of so many numbers, that one program owns."""
+    columns = COLUMNS if key_dim <= 128 else COLUMNS // 2
+    while value_dim % columns:
+        columns //= 2
+    return columns

@@ -1,8 +1,9 @@
-"""What the kernels of a gated delta layer ask of their tensors: its heads, and the rows and chunks of a step.
+"""What the kernels of layers that carry states ask of their tensors: heads, and the rows and chunks of a step.
 
 A layer's channels lie as q (K heads of D), k (K heads of D), v (H heads of V): H / K value heads share a key head.
 
-Shape suffixes: B decode rows, C chunks, C1 = C + 1, T tokens, 2H gates: log decays, then betas.
+Shape suffixes: B decode rows, C chunks, C1 = C + 1, T tokens, 2H gates: log decays, then betas, or
+time steps.
 """
 
 from typing import NamedTuple
@@ -40,11 +41,13 @@ GPU_DIM = 128
 shared memory."""
 
 
+GPU_SIZES = (128, 256), (64, 80, 128)
+"""Of keys and of values there, by Mamba-2's rule."""
+
+
 def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int, like: Tensor) -> DeltaHeads:
-    if num_key_heads < 1 or num_value_heads < 1 or num_value_heads % num_key_heads:
-        raise ValueError(
-            f"heads: got {num_value_heads} of values and {num_key_heads} of keys, wanted a multiple of those of keys"
-        )
+    """Of the gated delta rule."""
+    _check_counts(num_key_heads, num_value_heads)
     for name, size in (("keys", key_dim), ("values", value_dim)):
         if not 16 <= size <= 128 or size & (size - 1):
             raise ValueError(f"heads of {name}: got {size} numbers, wanted a power of two, 16 to 128")
@@ -53,13 +56,38 @@ def check_heads(num_key_heads: int, num_value_heads: int, key_dim: int, value_di
     return DeltaHeads(num_key_heads, num_value_heads, key_dim, value_dim)
 
 
-def check_states(qkv_TC: Tensor, gates_T2H: Tensor, states_SHDV: Tensor, num_key_heads: int) -> DeltaHeads:
-    """Tokens as the prologue leaves them, and the states, in fp32, or raise."""
+def check_mamba_heads(
+    num_key_heads: int, num_value_heads: int, key_dim: int, value_dim: int, like: Tensor
+) -> DeltaHeads:
+    """Of Mamba-2's rule."""
+    _check_counts(num_key_heads, num_value_heads)
+    if not 16 <= key_dim <= 256 or key_dim & (key_dim - 1):
+        raise ValueError(f"heads of keys: got {key_dim} numbers, wanted a power of two, 16 to 256")
+    if not 16 <= value_dim <= 256 or value_dim % 16:
+        raise ValueError(f"heads of values: got {value_dim} numbers, wanted a multiple of 16, 16 to 256")
+    if use_kernels(like) and not INTERPRETED:
+        for name, size, known in zip(("keys", "values"), (key_dim, value_dim), GPU_SIZES, strict=True):
+            if size not in known:
+                raise ValueError(f"heads of {name}: got {size} numbers, wanted one of {known} on a GPU")
+    return DeltaHeads(num_key_heads, num_value_heads, key_dim, value_dim)
+
+
+def _check_counts(num_key_heads: int, num_value_heads: int) -> None:
+    if num_key_heads < 1 or num_value_heads < 1 or num_value_heads % num_key_heads:
+        raise ValueError(
+            f"heads: got {num_value_heads} of values and {num_key_heads} of keys, wanted a multiple of those of keys"
+        )
+
+
+def check_states(
+    qkv_TC: Tensor, gates_T2H: Tensor, states_SHDV: Tensor, num_key_heads: int, *, corrects: bool = True
+) -> DeltaHeads:
+    """Tokens as the prologue leaves them, and the states, in fp32, or raise. `corrects`: else by Mamba-2's rule."""
     check_shape("states", states_SHDV, None, None, None, None)
     check_dtype("states", states_SHDV, torch.float32)
     check_contiguous("states", states_SHDV)
     _, H, D, V = states_SHDV.shape
-    heads = check_heads(num_key_heads, H, D, V, qkv_TC)
+    heads = (check_heads if corrects else check_mamba_heads)(num_key_heads, H, D, V, qkv_TC)
     check_dtype("qkv", qkv_TC, *FLOATS)
     check_shape("qkv", qkv_TC, None, heads.channels)
     check_contiguous("qkv", qkv_TC)
@@ -117,8 +145,13 @@ def check_inputs(
     check_shape("tails", tails_STC, None, W - 1, channels)
     check_same("tails", tails_STC, x_TN)
     for name, numbers in (("a_log", a_log_H), ("dt_bias", dt_bias_H)):
-        check_shape(name, numbers, H)
-        check_dtype(name, numbers, torch.float32)
-        check_contiguous(name, numbers)
-        check_device(name, numbers, x_TN)
+        check_of_heads(name, numbers, H, x_TN)
     return heads
+
+
+def check_of_heads(name: str, numbers_H: Tensor, num_heads: int, like: Tensor) -> None:
+    """A number of each head, in fp32, or raise."""
+    check_shape(name, numbers_H, num_heads)
+    check_dtype(name, numbers_H, torch.float32)
+    check_contiguous(name, numbers_H)
+    check_device(name, numbers_H, like)

@@ -9,6 +9,8 @@ convolution, or chunks in what tells of those; W taps, the last of them the toke
 heads of D numbers, H value heads of V.
 """
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -150,9 +152,30 @@ def delta_prologue_reference(
 
     Functions that PyTorch rounds otherwise at the end of a tensor than within it are computed in fp64.
     """
-    T, C, B = x_TN.shape[0], heads.channels, len(decode_slots_B)
+    T, C = x_TN.shape[0], heads.channels
     qkv_TC = x_TN.new_zeros(T, C)
     gates_T2H = torch.zeros(T, 2 * heads.H, dtype=torch.float32, device=x_TN.device)
+    step = decode_slots_B, decode_lengths_B, chunk_slots_C, chunk_starts_C, query_starts_C1
+    for own, inputs in inputs_of_sequences(x_TN[:, :C], tails_STC, *step):
+        qkv_TC[own] = _heads_reference(inputs.float(), conv_CW.float(), heads).to(x_TN.dtype)
+        b, a = rates_TR[own].double().chunk(2, 1)
+        log_decays = -a_log_H.double().exp() * F.softplus(a + dt_bias_H.double())
+        gates_T2H[own] = torch.cat((log_decays, b.sigmoid()), 1).float()
+    return qkv_TC, gates_T2H
+
+
+def inputs_of_sequences(
+    x_TC: Tensor,
+    tails_STC: Tensor,
+    decode_slots_B: Tensor,
+    decode_lengths_B: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+) -> Iterator[tuple[slice, Tensor]]:
+    """Of decode rows and chunks that are not empty: their tokens, and what the convolution takes of those and of the
+    ones before them. Tails move on."""
+    B = len(decode_slots_B)
     sequences = [
         (slot, length - 1, row, min(length, 1))
         for row, (slot, length) in enumerate(zip(decode_slots_B.tolist(), decode_lengths_B.tolist(), strict=True))
@@ -168,25 +191,26 @@ def delta_prologue_reference(
         if count <= 0:
             continue
         kept = 0 <= slot < tails_STC.shape[0]
-        inputs = x_TN[first : first + count, :C]
+        own = slice(first, first + count)
         before = tails_STC[slot] if kept and start > 0 else torch.zeros_like(tails_STC[0])
-        inputs = torch.cat((before, inputs))
+        inputs = torch.cat((before, x_TC[own]))
         if kept:
             tails_STC[slot] = inputs[count:]
-        qkv_TC[first : first + count] = _heads_reference(inputs.float(), conv_CW.float(), heads).to(x_TN.dtype)
-        b, a = rates_TR[first : first + count].double().chunk(2, 1)
-        log_decays = -a_log_H.double().exp() * F.softplus(a + dt_bias_H.double())
-        gates_T2H[first : first + count] = torch.cat((log_decays, b.sigmoid()), 1).float()
-    return qkv_TC, gates_T2H
+        yield own, inputs
 
 
-def _heads_reference(inputs_TC: Tensor, conv_CW: Tensor, heads: DeltaHeads) -> Tensor:
+def convolve_reference(inputs_TC: Tensor, conv_CW: Tensor) -> Tensor:
     """Of W - 1 tokens fewer than come in."""
     W = conv_CW.shape[1]
     count = len(inputs_TC) - W + 1
     x_TC = inputs_TC[:count] * conv_CW[:, 0]
     for tap in range(1, W):
         x_TC += inputs_TC[tap : tap + count] * conv_CW[:, tap]
+    return x_TC
+
+
+def _heads_reference(inputs_TC: Tensor, conv_CW: Tensor, heads: DeltaHeads) -> Tensor:
+    x_TC = convolve_reference(inputs_TC, conv_CW)
     x_TC = F.silu(x_TC.double()).float()
     q, k, v = x_TC.split((heads.K * heads.D, heads.K * heads.D, heads.H * heads.V), 1)
     return torch.cat((_unit(q.contiguous(), heads.D) * heads.D**-0.5, _unit(k.contiguous(), heads.D), v), 1)

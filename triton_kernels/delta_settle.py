@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import check_contiguous, check_indices, check_same, check_shape
-from tercet.triton_kernels.delta_advance import COLUMNS, WARPS, fade, load_columns, load_token
+from tercet.triton_kernels.delta_advance import WARPS, columns_of, fade, load_columns, load_token
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_states
 from tercet.triton_kernels.delta_tails import BLOCK, shift_tails
 from tercet.triton_kernels.delta_tried import advance_reference
@@ -46,7 +46,7 @@ def _count_kept(known_ptr, slot, length, tries, EACH: tl.constexpr):
 def _settle_states_kernel(
     qkv_ptr, gates_ptr, states_ptr, slots_ptr, lengths_ptr, known_ptr, room, P, S,
     K: tl.constexpr, H: tl.constexpr, D: tl.constexpr, V: tl.constexpr, EACH: tl.constexpr, BLOCK_V: tl.constexpr,
-    PDL: tl.constexpr,
+    CORRECTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (H V / BLOCK_V, slots, layers): one program owns BLOCK_V columns of a head's state.
 
@@ -73,7 +73,7 @@ def _settle_states_kernel(
             _, next_k, next_v, next_log_decay, next_beta = load_token(
                 qkv_ptr, gates_ptr, row, head, keys, values, K, H, D, V
             )
-            state, added = fade(state, k, v, log_decay, beta)
+            state, added = fade(state, k, v, log_decay, beta, CORRECTS)
             state = state + k[:, None] * added[None, :]
             k, v, log_decay, beta = next_k, next_v, next_log_decay, next_beta
         tl.store(state_ptrs, state)
@@ -108,14 +108,16 @@ def delta_settle(
     known_S: Tensor,
     *,
     num_key_heads: int,
+    corrects: bool = True,
 ) -> None:
     """Move tails and states of each slot on by the tokens that hold, in place: `known_S`, tokens of slots, less those
     that `tried` says of the slot's first. Layers may have room for more tokens than there are.
+    `corrects`: by the gated delta rule; else by Mamba-2's.
 
     A slot that tries nothing stays as it is. fp32 inside; graph-safe: two launches. States and `tried` are read before
     the wait: between what wrote them and this there must be a kernel that is launched without overlap (see overlap.py).
     """
-    heads = _check(inputs_LTC, qkv_LTC, gates_LT2H, tails_LPTC, states_LPHDV, num_key_heads)
+    heads = _check(inputs_LTC, qkv_LTC, gates_LT2H, tails_LPTC, states_LPHDV, num_key_heads, corrects)
     num_slots = check_tried(tried, states_LPHDV)
     L, room, C = qkv_LTC.shape
     if len(tried.slots_T) > room:
@@ -127,15 +129,15 @@ def delta_settle(
     tables = tried.slots_T, tried.lengths_T, known_S
     if not use_kernels(states_LPHDV):
         delta_settle_reference(
-            inputs_LTC, qkv_LTC, gates_LT2H, tails_LPTC, states_LPHDV, tried, known_S, heads=heads
+            inputs_LTC, qkv_LTC, gates_LT2H, tails_LPTC, states_LPHDV, tried, known_S, heads=heads, corrects=corrects
         )  # fmt: skip
     elif num_slots and L:
         overlap = overlap_options(states_LPHDV)
         K, H, D, V = heads
-        block_v = min(COLUMNS, V)
+        block_v = columns_of(D, V)
         _settle_states_kernel[(H * (V // block_v), num_slots, L)](
             qkv_LTC, gates_LT2H, states_LPHDV, *tables, room, P, S,
-            K=K, H=H, D=D, V=V, EACH=tried.each, BLOCK_V=block_v, num_warps=WARPS, **overlap,
+            K=K, H=H, D=D, V=V, EACH=tried.each, BLOCK_V=block_v, CORRECTS=corrects, num_warps=WARPS, **overlap,
         )  # fmt: skip
         _settle_tails_kernel[(cdiv(C, BLOCK), num_slots, L)](
             inputs_LTC, tails_LPTC, *tables, room, P, S,
@@ -153,8 +155,10 @@ def delta_settle_reference(
     known_S: Tensor,
     *,
     heads: DeltaHeads,
+    corrects: bool,
 ) -> None:
     """The same, layer by layer and slot by slot."""
+    skip_H = None if corrects else states_LPHDV.new_zeros(heads.H)  # of answers, which nobody wants here
     for slot, first, _ in tried.counts():
         if not 0 <= slot < len(known_S):
             continue
@@ -166,7 +170,7 @@ def delta_settle_reference(
         for layer, tails_PTC in enumerate(tails_LPTC):
             advance_reference(
                 qkv_LTC[layer, own], gates_LT2H[layer, own], states_LPHDV[layer, slot : slot + 1], tried.lengths_T[own],
-                heads=heads, out_THV=qkv_LTC.new_empty(kept, heads.H, heads.V),
+                heads=heads, out_THV=qkv_LTC.new_empty(kept, heads.H, heads.V), skip_H=skip_H,
             )  # fmt: skip
             before_TC = tails_PTC[slot] if length > 1 else torch.zeros_like(tails_PTC[slot])
             tails_PTC[slot] = torch.cat((before_TC, inputs_LTC[layer, own]))[kept:]
@@ -174,7 +178,7 @@ def delta_settle_reference(
 
 def _check(
     inputs_LTC: Tensor, qkv_LTC: Tensor, gates_LT2H: Tensor, tails_LPTC: Tensor, states_LPHDV: Tensor,
-    num_key_heads: int,
+    num_key_heads: int, corrects: bool,
 ) -> DeltaHeads:  # fmt: skip
     """All that is stacked over layers is as the first layer's, or raise."""
     check_shape("qkv", qkv_LTC, None, None, None)
@@ -187,4 +191,4 @@ def _check(
         check_same(name, tensor, qkv_LTC)
     for name, tensor in (("qkv", qkv_LTC), ("gates", gates_LT2H), ("states", states_LPHDV)):
         check_contiguous(name, tensor)
-    return check_states(qkv_LTC[0], gates_LT2H[0], states_LPHDV[0], num_key_heads)
+    return check_states(qkv_LTC[0], gates_LT2H[0], states_LPHDV[0], num_key_heads, corrects=corrects)

@@ -15,24 +15,24 @@ from tercet.triton_kernels.unit_lower import invert_unit_lower
 
 
 @triton.jit
-def _first_place(begin, chunk, TILE: tl.constexpr):
+def first_place(begin, chunk, TILE: tl.constexpr):
     return begin // TILE + chunk
 
 
 @triton.jit
-def _tokens_of_place(query_starts_ptr, place, num_chunks, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
+def tokens_of_place(query_starts_ptr, place, num_chunks, TILE: tl.constexpr, BLOCK_C: tl.constexpr):
     """The first token of a tile, and the end of its chunk, which is not behind it where there is no such tile."""
     chunks = tl.arange(0, BLOCK_C)
     begins = tl.load(query_starts_ptr + chunks, mask=chunks < num_chunks, other=0)
-    is_ahead = (_first_place(begins, chunks, TILE) <= place) & (chunks < num_chunks)
+    is_ahead = (first_place(begins, chunks, TILE) <= place) & (chunks < num_chunks)
     own = tl.sum(is_ahead.to(tl.int32), 0) - 1
     begin = tl.load(query_starts_ptr + own)
     end = tl.load(query_starts_ptr + own + 1)
-    return begin + (place - _first_place(begin, own, TILE)) * TILE, end
+    return begin + (place - first_place(begin, own, TILE)) * TILE, end
 
 
 @triton.jit
-def _decays(summed, FROM_DIAGONAL: tl.constexpr, TILE: tl.constexpr):
+def decays(summed, FROM_DIAGONAL: tl.constexpr, TILE: tl.constexpr):
     """From column's token to row's; zeros above the diagonal, or on it as well. Never of something positive."""
     tokens = tl.arange(0, TILE)
     seen = tokens[:, None] >= tokens[None, :] if FROM_DIAGONAL else tokens[:, None] > tokens[None, :]
@@ -49,7 +49,7 @@ def solve_tiles_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     head, place = tl.program_id(0), tl.program_id(1)
-    first, end = _tokens_of_place(query_starts_ptr, place, num_chunks, TILE, BLOCK_C)
+    first, end = tokens_of_place(query_starts_ptr, place, num_chunks, TILE, BLOCK_C)
     if first < end:
         C: tl.constexpr = 2 * K * D + H * V
         offsets, keys, values = tl.arange(0, TILE), tl.arange(0, D), tl.arange(0, V)
@@ -60,7 +60,7 @@ def solve_tiles_kernel(
         rows_ptr = qkv_ptr + first.to(tl.int64) * C + offsets[:, None] * C
         k_ptrs = rows_ptr + (K + head // (H // K)) * D + keys[None, :]
         k = tl.load(k_ptrs, mask=inside[:, None], other=0.0)
-        a = tl.dot(k, tl.trans(k), input_precision=PRECISION) * _decays(summed, False, TILE) * beta[:, None]
+        a = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decays(summed, False, TILE) * beta[:, None]
         solved = invert_unit_lower(a, TILE, BLOCK, LEVELS, INVERSE) * beta[None, :]
         scratch = place.to(tl.int64) * H + head
         tl.store(summed_ptr + scratch * TILE + offsets, summed)
@@ -99,7 +99,7 @@ def scan_tiles_kernel(
         started = kept & (tl.load(chunk_starts_ptr + chunk) > 0)
         state = tl.load(states_ptrs, mask=started & (keys[None, :] >= 0), other=0.0)
         k_ptrs = qkv_ptr + (K + head // (H // K)) * D + offsets[:, None] * C + keys[None, :]
-        place = _first_place(begin, chunk, TILE)
+        place = first_place(begin, chunk, TILE)
         for first in tl.range(begin, end, TILE, num_stages=STAGES):
             scratch = place.to(tl.int64) * H + head
             w = tl.load(keys_ptr + scratch * (TILE * D) + offsets[:, None] * D + keys[None, :])
@@ -128,7 +128,7 @@ def answer_tiles_kernel(
     let_next_start(PDL)
     wait_for_previous(PDL)
     head, place = tl.program_id(1), tl.program_id(2)
-    first, end = _tokens_of_place(query_starts_ptr, place, num_chunks, TILE, BLOCK_C)
+    first, end = tokens_of_place(query_starts_ptr, place, num_chunks, TILE, BLOCK_C)
     if first < end:
         C: tl.constexpr = 2 * K * D + H * V
         offsets, keys = tl.arange(0, TILE), tl.arange(0, D)
@@ -141,7 +141,7 @@ def answer_tiles_kernel(
         summed = tl.load(summed_ptr + scratch * TILE + offsets)
         before = tl.load(before_ptr + scratch * (D * V) + values[:, None] * D + keys[None, :])
         added = tl.load(values_ptr + scratch * (TILE * V) + values[:, None] * TILE + offsets[None, :])
-        weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * _decays(summed, True, TILE)
+        weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decays(summed, True, TILE)
         out = tl.dot(q, tl.trans(before), input_precision=PRECISION) * tl.exp(summed)[:, None]
         out = tl.dot(weights.to(q.dtype), tl.trans(added), out, input_precision=PRECISION)
         out_ptrs = out_ptr + (first.to(tl.int64) * H + head) * V + offsets[:, None] * (H * V) + values[None, :]

@@ -39,6 +39,14 @@ def _places(
 
 
 @triton.jit
+def softplus(a):
+    """max(a, 0) + log(1 + e), where what is lost in 1 + e is made good."""
+    e = tl.exp(-tl.abs(a))
+    more = 1.0 + e
+    return tl.maximum(a, 0.0) + tl.where(more == 1.0, e, tl.log(more) * (e / tl.where(more == 1.0, 1.0, more - 1.0)))
+
+
+@triton.jit
 def store_gates(
     rates_ptr,
     a_log_ptr,
@@ -57,13 +65,9 @@ def store_gates(
     b = tl.load(rates_ptr + rows * ROW + heads, mask=mask, other=0.0).to(tl.float32)
     a = tl.load(rates_ptr + rows * ROW + H + heads, mask=mask, other=0.0).to(tl.float32)
     a += tl.load(dt_bias_ptr + heads, mask=heads < H, other=0.0)
-    # softplus: max(a, 0) + log(1 + e), where what is lost in 1 + e is made good.
-    e = tl.exp(-tl.abs(a))
-    more = 1.0 + e
-    grown = tl.where(more == 1.0, e, tl.log(more) * (e / tl.where(more == 1.0, 1.0, more - 1.0)))
     rate = tl.exp(tl.load(a_log_ptr + heads, mask=heads < H, other=0.0))
     gates_ptrs = gates_ptr + rows * (2 * H) + heads
-    tl.store(gates_ptrs, -rate * (tl.maximum(a, 0.0) + grown), mask=mask)
+    tl.store(gates_ptrs, -rate * softplus(a), mask=mask)
     tl.store(gates_ptrs + H, 1.0 / (1.0 + tl.exp(-b)), mask=mask)
 
 
@@ -84,7 +88,7 @@ def load_taps(
 
 
 @triton.jit
-def _silu(y):
+def silu(y):
     """On a GPU without the care for sigmoids that are no longer normal numbers, which come out as zeros."""
     if _ON_GPU:
         y = tl.inline_asm_elementwise(
@@ -108,12 +112,18 @@ def _silu(y):
 
 
 @triton.jit
-def convolve(inputs, taps, scale, NORM: tl.constexpr, W: tl.constexpr):
-    """SiLU of what taps make of inputs, as many and in their order; heads of length `scale` if NORM says so."""
+def sum_taps(inputs, taps, W: tl.constexpr):
+    """Inputs by taps, the oldest first."""
     y = inputs[0].to(tl.float32) * taps[0][None, :]
     for tap in tl.static_range(1, W):
         y += inputs[tap].to(tl.float32) * taps[tap][None, :]
-    y = _silu(y)
+    return y
+
+
+@triton.jit
+def convolve(inputs, taps, scale, NORM: tl.constexpr, W: tl.constexpr):
+    """SiLU of what taps make of inputs, as many and in their order; heads of length `scale` if NORM says so."""
+    y = silu(sum_taps(inputs, taps, W))
     if NORM:
         y *= tl.rsqrt(tl.sum(y * y, 1) + 1e-6)[:, None] * scale
     return y
@@ -127,6 +137,21 @@ def follow_tokens(
     BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Tokens of any kind: each looks up where it stands."""
+    tokens, real, inputs = find_inputs(
+        x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr,
+        first, columns, own, T, B, S, num_chunks, C, N, W, BLOCK_T, BLOCK_C,
+    )  # fmt: skip
+    store_head(qkv_ptr, inputs, taps, tokens, real, columns, own, head, K, C, D, W)
+
+
+@triton.jit
+def find_inputs(
+    x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr,
+    first, columns, own, T, B, S, num_chunks,
+    C: tl.constexpr, N: tl.constexpr, W: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_T tokens of any kind, which of them are real, and what the convolution takes of each; tails of decode rows
+    move on."""
     tokens = first + tl.arange(0, BLOCK_T)
     real = tokens < T
     slot, ahead, before = _places(
@@ -140,7 +165,7 @@ def follow_tokens(
         moves = (kept & (tokens < B) & (before >= 0))[:, None] & own[None, :]
         for tap in tl.static_range(1, W):
             tl.store(tails_ptrs + (tap - 1) * C, inputs[tap], mask=moves)
-    store_head(qkv_ptr, inputs, taps, tokens, real, columns, own, head, K, C, D, W)
+    return tokens, real, inputs
 
 
 @triton.jit

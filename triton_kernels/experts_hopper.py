@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.clamped_gate import gate_columns, load_own
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
-from tercet.triton_kernels.matmul_epilogue import CLAMPED, STORE
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, SQUARED, is_gate
 from tercet.triton_kernels.matmul_hopper import multiply_stages, sums_layout
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
@@ -56,7 +56,10 @@ def _multiply(
             acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
             if EPILOGUE == CLAMPED:
                 acc += own.to(gl.float32)[None, :]
-            if EPILOGUE != STORE:
+            if EPILOGUE == SQUARED:
+                acc = gl.maximum(acc, 0.0)
+                acc *= acc
+            if is_gate(EPILOGUE):
                 y = gate_columns(acc, limit, slope, ROWS, BLOCK_N, EPILOGUE)
                 _send(y, staging, out_ptr, pairs, column // 2, N // 2)
             else:

@@ -7,8 +7,9 @@ import triton
 import triton.language as tl
 
 from tercet.triton_kernels.clamped_gate import gate_columns, load_own
-from tercet.triton_kernels.matmul_epilogue import CLAMPED, STORE
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, SQUARED, STORE, is_gate
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.relu_squared import squared
 from tercet.triton_kernels.widen import awaited, dealt_columns, load_wide
 
 
@@ -17,12 +18,14 @@ def store_tile(
     acc, pairs, expert, start_n, bias_ptr, limit, slope, out_ptr,
     N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EPILOGUE: tl.constexpr,
 ):  # fmt: skip
-    width: tl.constexpr = N if EPILOGUE == STORE else N // 2
+    width: tl.constexpr = N // 2 if is_gate(EPILOGUE) else N
     columns = start_n + tl.arange(0, BLOCK_N)
     if EPILOGUE == CLAMPED:
         acc += load_own(bias_ptr, expert, columns, N).to(tl.float32)[None, :]
     if EPILOGUE == STORE:
         y = acc
+    elif EPILOGUE == SQUARED:
+        y = squared(acc)
     else:
         y = gate_columns(acc, limit, slope, BLOCK_M, BLOCK_N, EPILOGUE)
         columns = start_n // 2 + tl.arange(0, BLOCK_N // 2)

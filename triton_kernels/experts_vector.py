@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.clamped_gate import gate_columns, load_own
-from tercet.triton_kernels.matmul_epilogue import CLAMPED, STORE
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, SQUARED, STORE, is_gate
 from tercet.triton_kernels.matmul_vector_scaled import (
     begin_vectors,
     end_vectors,
@@ -24,6 +24,7 @@ from tercet.triton_kernels.matmul_vector_scaled import (
     store_vector,
 )
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
+from tercet.triton_kernels.relu_squared import squared
 
 
 @triton.jit
@@ -73,10 +74,12 @@ def experts_vector_kernel(
         if k + BLOCK_K < K:
             w = tl.load(w_ptrs + k + BLOCK_K, mask=(there & (columns < K - k - BLOCK_K))[None, :], other=0.0)
     y = tl.sum(acc, 1)[None, :]
-    width: tl.constexpr = N if EPILOGUE == STORE else N // 2
+    width: tl.constexpr = N // 2 if is_gate(EPILOGUE) else N
     if EPILOGUE == CLAMPED:
         y += own.to(tl.float32)[None, :]
-    if EPILOGUE != STORE:
+    if EPILOGUE == SQUARED:
+        y = squared(y)
+    elif EPILOGUE != STORE:
         y = gate_columns(y, limit, slope, 1, BLOCK_N, EPILOGUE)
         start_n //= 2
     places = start_n + tl.arange(0, y.shape[1])[None, :]

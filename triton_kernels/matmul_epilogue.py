@@ -15,6 +15,7 @@ STORE = tl.constexpr(0)
 ADD = tl.constexpr(1)  # into what the output holds: the residual
 GATE = tl.constexpr(2)  # silu(even columns) * odd columns
 SAMPLE = tl.constexpr(3)  # the columns are logits: nothing but each row's best score of the tile
+SQUARED = tl.constexpr(5)  # of experts without gates: ReLU, squared (relu_squared.py)
 CLAMPED = tl.constexpr(4)  # experts' gates, within limits (clamped_gate.py)
 
 

@@ -29,9 +29,10 @@ from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
 from tercet.triton_kernels.experts_mx import MX_WIDTH, mx_experts_kernel, place_rows
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_vector_scaled_kernel
-from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, STORE
+from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, SQUARED, STORE
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
+from tercet.triton_kernels.relu_squared import relu_squared_reference
 from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout, next_power_of_2
@@ -129,17 +130,22 @@ def matmul_experts_gated(
     return out_PF
 
 
-def matmul_experts(x_PK: Tensor, w_ENK: Weight, work: ExpertWork) -> Tensor:
+def matmul_experts(x_PK: Tensor, w_ENK: Weight, work: ExpertWork, *, squared_each: int = 0) -> Tensor:
     """The second product, of each pair's own row: [P, K] x [E, N, K] -> [P, N]. As above. What ran ahead of it knew the
-    pairs' experts."""
+    pairs' experts. `squared_each`: not 0, it is the first one, of experts without gates and of plain numbers: ReLU,
+    squared, and pair p is of row p // `squared_each`."""
     N = _check(x_PK, w_ENK, work)
-    out_PN = x_PK.new_empty(x_PK.shape[0], N)
+    if squared_each and isinstance(w_ENK, ScaledWeight):
+        raise ValueError("w: got one of eight bits or four, wanted plain numbers where there are no gates")
+    each = squared_each or 1
+    out_PN = x_PK.new_empty(x_PK.shape[0] * each, N)
     if use_kernels(x_PK):
-        _launch(x_PK, w_ENK, work, out_PN, 1, STORE, None)
+        _launch(x_PK, w_ENK, work, out_PN, each, SQUARED if squared_each else STORE, None)
     else:
         w_ENK = _plain(w_ENK, work)
         for expert, pairs in _by_expert(work):
-            out_PN[pairs] = F.linear(x_PK[pairs], w_ENK[expert])
+            y = F.linear(x_PK[pairs // each], w_ENK[expert])
+            out_PN[pairs] = relu_squared_reference(y) if squared_each else y
     return out_PN
 
 

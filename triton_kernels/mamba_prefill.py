@@ -1,0 +1,131 @@
+"""Mamba-2's rule of prefill chunks, in tiles of 64 tokens: within a tile by products, from tile to tile by state.
+
+Of a tile with queries q, keys k, values v, time steps t, and log decays summed up to each token g, a token i finds
+exp(g_i) q_i S, S the state before the tile, and of each token j up to itself (q_i k_j) exp(g_i - g_j) t_j v_j. Chunks
+begin at multiples of 64 positions: so a token's tile, and with it its bits, are the same however a prompt is cut.
+
+Shape suffixes: T tokens of chunks, C channels (`delta_heads.py`) or chunks, S slots, H value heads, D numbers of a key,
+V of a value.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_of_heads, check_out, check_states
+from tercet.triton_kernels.delta_prefill import TILE
+from tercet.triton_kernels.dispatch import has_little_shared_memory, use_kernels
+from tercet.triton_kernels.mamba_tiles import answer_mamba_tiles_kernel, carry_tiles_kernel
+from tercet.triton_kernels.overlap import overlap_options
+from tercet.triton_kernels.tiles import next_power_of_2
+
+_CARRIED = 64
+"""Numbers of a key of one program that carries a state: what has few heads has more programs so."""
+
+
+def mamba_prefill(
+    qkv_TC: Tensor,
+    gates_T2H: Tensor,
+    skip_H: Tensor,
+    states_SHDV: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+    *,
+    num_key_heads: int,
+    out_THV: Tensor,
+) -> None:
+    """Write `out_THV` and the new state of each chunk's slot, from the tokens of chunks alone. fp32 sums; graph-safe.
+
+    `gates_T2H`: log decays, then time steps; `skip_H` as of `delta_decode`. A chunk that starts at position 0 begins
+    from zeros, whatever lies in its slot. Empty chunks change nothing; rows of no chunk's token stay as they are.
+    """
+    heads = check_states(qkv_TC, gates_T2H, states_SHDV, num_key_heads, corrects=False)
+    check_of_heads("skip", skip_H, heads.H, states_SHDV)
+    check_out(out_THV, qkv_TC, heads)
+    check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, qkv_TC)
+    chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
+    if not use_kernels(qkv_TC):
+        mamba_prefill_reference(qkv_TC, gates_T2H, skip_H, states_SHDV, *chunks, heads=heads, out_THV=out_THV)
+    elif qkv_TC.shape[0] and chunk_slots_C.shape[0]:
+        _launch(qkv_TC, gates_T2H, skip_H, states_SHDV, *chunks, heads, out_THV)
+
+
+def _launch(
+    qkv_TC: Tensor, gates_T2H: Tensor, skip_H: Tensor, states_SHDV: Tensor, chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor, query_starts_C1: Tensor, heads: DeltaHeads, out_THV: Tensor,
+) -> None:  # fmt: skip
+    """Two launches: states from tile to tile, and what tiles answer."""
+    K, H, D, V = heads
+    num_chunks = chunk_slots_C.shape[0]
+    places = qkv_TC.shape[0] // TILE + num_chunks  # of tiles: no more, wherever chunks begin
+    before = qkv_TC.new_empty(places, H, V, D)
+    wide = qkv_TC.dtype == torch.float32
+    # Three products of halves of fp32 each: nearly all its digits, and as fast as products of nothing else are.
+    how = {"K": K, "H": H, "D": D, "V": V, "TILE": TILE, "PRECISION": "tf32x3", "num_warps": 8 if wide else 4}
+    how |= overlap_options(qkv_TC)
+    block_v, block_d = _block(V, 32 if wide else 64), min(D, _CARRIED)
+    stages = 1 if wide else 2 if has_little_shared_memory(qkv_TC.device) else 4
+    carry_tiles_kernel[(V // block_v * (D // block_d), H, num_chunks)](
+        qkv_TC, gates_T2H, chunk_slots_C, chunk_starts_C, query_starts_C1, before, states_SHDV, states_SHDV.shape[0],
+        BLOCK_D=block_d, BLOCK_V=block_v, STAGES=stages, **how,
+    )  # fmt: skip
+    answer_mamba_tiles_kernel[(V // block_v, H, places)](
+        qkv_TC, gates_T2H, skip_H, query_starts_C1, before, out_THV, num_chunks,
+        BLOCK_V=block_v, BLOCK_C=next_power_of_2(num_chunks), **how,
+    )  # fmt: skip
+
+
+def _block(size: int, most: int) -> int:
+    """The largest power of two up to `most` that divides a size."""
+    return min(size & -size, most)
+
+
+def mamba_prefill_reference(
+    qkv_TC: Tensor,
+    gates_T2H: Tensor,
+    skip_H: Tensor,
+    states_SHDV: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+    *,
+    heads: DeltaHeads,
+    out_THV: Tensor,
+) -> None:
+    """The same, tile by tile, all of them of 64 rows: then a row's sums are of one order, whatever is beside it."""
+    begins = query_starts_C1.tolist()
+    for chunk, (slot, start) in enumerate(zip(chunk_slots_C.tolist(), chunk_starts_C.tolist(), strict=True)):
+        begin, end = begins[chunk : chunk + 2]
+        if begin >= end:
+            continue
+        kept = 0 <= slot < states_SHDV.shape[0]
+        state_HDV = states_SHDV[slot] if kept and start > 0 else states_SHDV.new_zeros(states_SHDV.shape[1:])
+        for first in range(begin, end, TILE):
+            tokens = slice(first, min(first + TILE, end))
+            padding = 0, 0, 0, TILE - (tokens.stop - first)
+            qkv, gates = F.pad(qkv_TC[tokens].float(), padding), F.pad(gates_T2H[tokens].double(), padding)
+            state_HDV, out_HTV = _tile_reference(qkv, gates, skip_H, state_HDV, heads)
+            out_THV[tokens] = out_HTV[:, : tokens.stop - first].transpose(0, 1)
+        if kept:
+            states_SHDV[slot] = state_HDV
+
+
+def _tile_reference(
+    qkv_TC: Tensor, gates_T2H: Tensor, skip_H: Tensor, state_HDV: Tensor, heads: DeltaHeads
+) -> tuple[Tensor, Tensor]:
+    """The state behind a tile, and its answers."""
+    K, H, D, V = heads
+    q, k, v = qkv_TC.split((K * D, K * D, H * V), 1)
+    q_HTD, k_HTD = (x.view(TILE, K, D).transpose(0, 1).repeat_interleave(H // K, 0) for x in (q, k))
+    v_HTV = v.view(TILE, H, V).transpose(0, 1)
+    log_decays_HT, steps_HT = gates_T2H.T.chunk(2)
+    summed_HT = log_decays_HT.cumsum(1)
+    above = torch.ones(TILE, TILE, dtype=torch.bool, device=qkv_TC.device).triu(1)
+    # Where it would be the exponential of something positive nobody looks.
+    decays_HTT = (summed_HT[:, :, None] - summed_HT[:, None]).masked_fill(above, float("-inf")).exp().float()
+    kept_HT1, left_HT1 = summed_HT.exp().float()[:, :, None], decays_HTT[:, -1, :, None]
+    added_HTV = steps_HT.float()[:, :, None] * v_HTV
+    out_HTV = kept_HT1 * (q_HTD @ state_HDV) + (q_HTD @ k_HTD.transpose(1, 2) * decays_HTT) @ added_HTV
+    out_HTV += skip_H[:, None, None] * v_HTV
+    return kept_HT1[:, -1:] * state_HDV + (left_HT1 * k_HTD).transpose(1, 2) @ added_HTV, out_HTV
