@@ -17,6 +17,7 @@ from tercet.ipc.keys import check_key
 Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
+StateDType = Literal["auto", "float32", "bfloat16", "float16"]
 LoadFormat = Literal["auto", "dummy", "null"]
 ToolCallParser = Literal["auto", ToolFormat]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -61,6 +62,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes of KV cache per rank; None: on a GPU what is free under gpu_memory_utilization, on the CPU 1 GiB."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    state_dtype: StateDType = "auto"
+    """What layers that carry a state keep it in, from token to token; auto: float32. In 16 bits half as much is read
+    and kept of each request, and answers differ by what is rounded away."""
     kept_states: int = 64
     """Copies of states that later prompts may begin from; only for models that carry a state."""
     run_ahead: int = 2
@@ -121,6 +125,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_choice("device", self.device, get_args(Device))
         _check_choice("dtype", self.dtype, get_args(DType))
         _check_choice("kv-cache-dtype", self.kv_cache_dtype, get_args(KvCacheDType))
+        _check_choice("state-dtype", self.state_dtype, get_args(StateDType))
         _check_choice("load-format", self.load_format, get_args(LoadFormat))
         _check_choice("tool-call-parser", self.tool_call_parser, get_args(ToolCallParser))
         _check_choice("reasoning-parser", self.reasoning_parser, get_args(ReasoningParser))
@@ -151,6 +156,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}; want at least --max-num-seqs "
                 f"({self.max_num_seqs}), so that a step can hold every running request"
+            )
+        if self.deterministic and self.state_dtype in ("bfloat16", "float16"):
+            raise ValueError(
+                f"--state-dtype got {self.state_dtype!r} with --deterministic; want float32: else a state is rounded "
+                "where a prompt happens to be cut"
             )
         for address in self.listen:
             check_listen_address(address, keyed=self.listen_key is not None)

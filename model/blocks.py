@@ -119,6 +119,8 @@ class Carried:
     """Tokens that the convolution sees, the token itself included."""
     layers: frozenset[int]
     """Which layers have it; others attend to keys and values."""
+    state_dtype: str = "float32"
+    """What states are rounded to from token to token, or from one chunk of a prompt to the next."""
 
     @property
     def channels(self) -> int:

@@ -67,6 +67,7 @@ def open_for(
     *,
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
+    state_dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
     tensor_parallel_size: int = 1,
@@ -95,6 +96,8 @@ def open_for(
         config = replace(config, guesses=True, guesser=None)
     if label_tokens:
         config = with_label_tokens(config, path, label_tokens)
+    if state_dtype != "auto":
+        config = with_state_dtype(config, state_dtype)
     if config.carried is not None and device.type == "cuda":
         check_for_gpu(config.carried)
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
@@ -107,6 +110,20 @@ def open_for(
     files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
     ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
     return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing)
+
+
+def with_state_dtype(config: ModelConfig, name: str) -> ModelConfig:
+    """The same with states kept in this type."""
+    delta, mamba = config.delta, config.mamba
+    if config.carried is None:
+        raise ValueError(
+            f"--state-dtype got {name}, and no layer of this model (family {config.family}) carries a state; want auto"
+        )
+    return replace(
+        config,
+        delta=delta and replace(delta, state_dtype=name),
+        mamba=mamba and replace(mamba, state_dtype=name),
+    )
 
 
 def with_guesser(config: ModelConfig) -> ModelConfig:

@@ -61,7 +61,7 @@ class LayerState:
     tails_STC: Tensor
     """What the last tokens brought to the convolution, the oldest first."""
     states_SHDV: Tensor
-    """In fp32: they are added to for as long as a request lives."""
+    """Added to for as long as a request lives: in fp32, unless somebody wants less."""
     tries: LayerTries | None = None
     """Where tokens are tried."""
 
@@ -144,10 +144,13 @@ def make_states(
     states = num_layers, places, own.value_heads, own.key_dim, own.value_dim
     room = round_up(most_tried, 4)  # aligned to 16 bytes in each layer, or kernels would compile once more
     tried, gates = (num_layers, room, own.channels), (num_layers, room, 2 * own.value_heads)
+    state_dtype: torch.dtype = getattr(torch, own.state_dtype)
     num_bytes = (math.prod(tails) + 2 * math.prod(tried)) * dtype.itemsize
-    num_bytes += (math.prod(states) + math.prod(gates)) * torch.float32.itemsize
+    num_bytes += math.prod(states) * state_dtype.itemsize + math.prod(gates) * torch.float32.itemsize
     if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < num_bytes:
         what, ways = f"{places} states", "--max-num-seqs or --kept-states"
+        if state_dtype == torch.float32:
+            ways = f"{ways}, or want --state-dtype bfloat16"
         if room:
             what, ways = f"{what} and room for {room} tokens that are tried", f"{ways}, or try fewer"
         raise ValueError(f"{what} take {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} are free: lower {ways}")
@@ -159,4 +162,4 @@ def make_states(
     if room:
         corrects = isinstance(own, Delta)
         tries = Tries(zeros(tried, dtype), zeros(tried, dtype), zeros(gates, torch.float32), corrects)
-    return States(zeros(tails, dtype), zeros(states, torch.float32), tries)
+    return States(zeros(tails, dtype), zeros(states, state_dtype), tries)

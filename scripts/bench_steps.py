@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from shapes import SHAPES
-from tercet.engine.config import KvCacheDType
+from tercet.engine.config import KvCacheDType, StateDType
 
 if TYPE_CHECKING:
     from captured_step import CapturedStep
@@ -28,6 +28,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 64, 256], help="of the steps")
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
+    parser.add_argument("--state-dtype", choices=get_args(StateDType), default="auto", help="as of an engine")
     parser.add_argument("--guesses", type=int, default=0, help="tokens that each row tries beside its own")
     parser.add_argument(
         "--guess-layer",
@@ -59,13 +60,15 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from tercet.model.adapters import Ranks, module_sizes
     from tercet.model.checkpoint import parse_settings
     from tercet.model.eagle_config import parse_eagle
-    from tercet.model.load import with_guesser
+    from tercet.model.load import with_guesser, with_state_dtype
     from tercet.model.parallel import Group
 
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     meter = PowerMeter(str(torch.cuda.get_device_properties(device).uuid))
     config, quantization = parse_settings(SHAPES[arguments.shape])
+    if arguments.state_dtype != "auto":
+        config = with_state_dtype(config, arguments.state_dtype)
     eagle = None
     if arguments.guess_layer == "own":
         config = with_guesser(config)

@@ -38,10 +38,10 @@ class DeltaLayer:
             x[again, first : 2 * first] += 4 * x[0, first : 2 * first]
         return x
 
-    def pools(self, num_slots: int) -> tuple[Tensor, Tensor]:
+    def pools(self, num_slots: int, kept_in: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
         """Tails and states that somebody may have left."""
         states = torch.randn(num_slots, self.H, self.D, self.V, device=self.device)
-        return self.random(num_slots, self.W - 1, self.channels), states
+        return self.random(num_slots, self.W - 1, self.channels), states.to(kept_in)
 
     def ints(self, *numbers: int) -> Tensor:
         return torch.tensor(numbers, dtype=torch.int32, device=self.device)

@@ -2,7 +2,9 @@
 from copies of states, after a death.
 """
 
+import re
 import signal
+from typing import Any
 
 import anyio
 import pytest
@@ -26,6 +28,7 @@ from whole_engine import (
 )
 
 pytestmark = pytest.mark.usefixtures("nan_memory")
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "disable_by_batch_size": 4}
 TILE = 64
 """A page and a tile end at its multiples."""
 
@@ -128,6 +131,41 @@ def test_two_ranks(family: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("family", ["qwen3.5", long("granite-h")])
+def test_states_in_16_bits(family: str) -> None:
+    """Half as large; answers are near, and those of an engine that tries tokens are the same to the token."""
+    prompts = [prompt * 2 for prompt in random_prompts(4, 30, 70, seed=9)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=0)
+    with tiny_engine(family) as llm:
+        exact = llm.generate(prompts, params, use_tqdm=False)
+    with tiny_engine(family, state_dtype="bfloat16", enable_prefix_caching=False) as llm:
+        near = llm.generate(prompts, params, use_tqdm=False)
+    with tiny_engine(family, state_dtype="bfloat16", enable_prefix_caching=False, speculative_config=NGRAM) as llm:
+        assert ids_of(llm.generate(prompts, params, use_tqdm=False)) == ids_of(near)
+    differences = [
+        abs(one.outputs[0].cumulative_logprob - other.outputs[0].cumulative_logprob)
+        for one, other in zip(exact, near, strict=True)
+        if one.outputs[0].token_ids == other.outputs[0].token_ids
+    ]
+    assert differences
+    assert 0 < max(differences) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("llama", {}, "--state-dtype got bfloat16, and no layer of this model (family llama) carries a state"),
+        ("qwen3.5", {"deterministic": True}, "--state-dtype got 'bfloat16' with --deterministic; want float32"),
+    ],
+)
+def test_states_in_16_bits_are_refused(family: str, options: dict[str, Any], message: str) -> None:
+    with (
+        pytest.raises((StartupFailed, ValueError), match=re.escape(message)),
+        tiny_engine(family, state_dtype="bfloat16", **options),
+    ):
+        pass
+
+
 def test_a_budget_without_room_for_a_tile_is_refused() -> None:
     with (
         pytest.raises(StartupFailed, match="--max-num-batched-tokens is 72; want at least 73"),

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from covering import long
 from delta_layers import DeltaLayer
 from interpreted import rerun_interpreted
+from mamba_layers import MambaLayer
 from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import delta_prefill
@@ -91,6 +92,32 @@ def test_bits_of_a_prompt_however_it_is_cut(dtype: torch.dtype, monkeypatch: pyt
         answers.append((torch.cat(outs), states[1], tails[1]))
     for answer in answers[1:]:
         assert all(map(torch.equal, answer, answers[0]))
+
+
+@pytest.mark.parametrize("kind", [DeltaLayer, MambaLayer])
+def test_states_in_16_bits(kind: type[DeltaLayer] | type[MambaLayer]) -> None:
+    """Rounded where they are kept, and nowhere else."""
+    layer, prompt = kind(1, 2, 16, 32), 130
+    x = layer.tokens(prompt + 20)
+    tails, states = layer.pools(3)
+    rounded_tails, rounded = layer.pools(3, torch.float16)
+    for pool in (tails, states, rounded_tails, rounded):
+        pool[1] = NAN
+    whole = layer.run(x[:prompt], tails, states, [], [(1, 0, prompt)])
+    assert torch.equal(layer.run(x[:prompt], rounded_tails, rounded, [], [(1, 0, prompt)]), whole)
+    assert torch.equal(rounded[1], states[1].half())
+    for at in range(prompt, len(x)):
+        kept = rounded[1].float()
+        (out,) = layer.run(x[at : at + 1], rounded_tails, rounded, [(1, at + 1)], [])
+        again = torch.stack([kept] * 3)
+        (wanted,) = layer.run(x[at : at + 1], tails, again, [(1, at + 1)], [])
+        assert torch.equal(out, wanted)
+        assert torch.equal(rounded[1], again[1].half())
+    # A prompt that is cut goes on from what was kept.
+    cut, start = rounded[1].float(), 64
+    again = torch.stack([cut] * 3)
+    ends = [layer.run(x[:7], tails.clone(), pool, [], [(1, start, 7)]) for pool in (rounded, again)]
+    assert torch.equal(*ends)
 
 
 def test_keys_that_are_all_alike() -> None:
@@ -189,8 +216,8 @@ def test_bad_input() -> None:
         delta_decode(
             qkv, gates, states[..., :8].contiguous(), ints(0, 1), ints(2, 2), num_key_heads=2, out_BHV=out
         )  # fmt: skip
-    with pytest.raises(ValueError, match=r"states: got torch.float16, wanted torch.float32"):
-        delta_prefill(qkv, gates, states.half(), ints(0), ints(0), ints(0, 2), num_key_heads=2, out_THV=out)
+    with pytest.raises(ValueError, match=r"states: got torch.float64, wanted torch.float32 or"):
+        delta_prefill(qkv, gates, states.double(), ints(0), ints(0), ints(0, 2), num_key_heads=2, out_THV=out)
     with pytest.raises(ValueError, match=r"out: got shape \[1, 4, 16\], wanted \[2, 4, 16\]"):
         delta_prefill(qkv, gates, states, ints(0), ints(0), ints(0, 2), num_key_heads=2, out_THV=out[:1])
     with pytest.raises(ValueError, match="first_column: got 201, wanted one with 64 of the 264 columns behind"):

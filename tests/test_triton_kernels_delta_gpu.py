@@ -165,15 +165,18 @@ def test_tokens_that_are_tried(K: int, H: int, D: int, V: int, dtype: torch.dtyp
             assert_all_near(outs, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("dtype", "kept_in"),
+    [(torch.bfloat16, torch.float32), (torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float16)],
+)
 @pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
 def test_bits_of_tokens_that_are_tried_are_those_of_plain_steps(
-    K: int, H: int, D: int, V: int, dtype: torch.dtype
+    K: int, H: int, D: int, V: int, dtype: torch.dtype, kept_in: torch.dtype
 ) -> None:
     """Alone or not, in steps with as many rows as make other tiles; and of the states that come of them."""
     for count, each in ((1, 8), (7, 4), (16, 8)):
         slots, kept = some_slots(count, each)
-        run = TriedLayers([on_card(K, H, D, V, dtype) for _ in range(2)], count + 3, slots, each)
+        run = TriedLayers([on_card(K, H, D, V, dtype) for _ in range(2)], count + 3, slots, each, kept_in)
         old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
         answers = run.run()
         run.settle(kept, count + 3)

@@ -69,12 +69,17 @@ def test_step(
 
 
 @pytest.mark.parametrize("kind", [DeltaLayer, MambaLayer])
-@pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
+@pytest.mark.parametrize(
+    ("dtype", "kept_in"),
+    [(torch.float32,) * 2, (torch.float32, torch.float16), long(torch.float16, torch.float32)],
+)
 @pytest.mark.parametrize(("K", "H", "D", "V", "W"), [(1, 1, 16, 128, 4), long(2, 6, 16, 16, 3)])
-def test_bits_are_those_of_plain_steps(K: int, H: int, D: int, V: int, W: int, dtype: torch.dtype, kind: Kind) -> None:
+def test_bits_are_those_of_plain_steps(
+    K: int, H: int, D: int, V: int, W: int, dtype: torch.dtype, kept_in: torch.dtype, kind: Kind
+) -> None:
     """Of what tokens find, and of states and tails behind those that hold; then of a token that is decoded."""
     slots, kept = [(3, 70, 5), (0, 1, 5), (6, 0, 0), (5, 2, 1)], [5, 2, 0, 0]
-    run = TriedLayers([kind(K, H, D, V, W, dtype=dtype) for _ in range(2)], PLACES, slots, 5)
+    run = TriedLayers([kind(K, H, D, V, W, dtype=dtype) for _ in range(2)], PLACES, slots, 5, kept_in)
     old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
     outs = run.run()
     run.settle(kept, SLOTS)

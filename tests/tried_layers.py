@@ -17,7 +17,12 @@ class TriedLayers:
     """Of a model. `slots`: of each slot of the step which it is, its length at its first token, how many it tries."""
 
     def __init__(
-        self, layers: Sequence[DeltaLayer | MambaLayer], places: int, slots: list[tuple[int, int, int]], each: int
+        self,
+        layers: Sequence[DeltaLayer | MambaLayer],
+        places: int,
+        slots: list[tuple[int, int, int]],
+        each: int,
+        kept_in: torch.dtype = torch.float32,
     ) -> None:
         self.layers, self.slots, self.each = layers, slots, each
         one, room = layers[0], len(slots) * each + 3
@@ -28,7 +33,7 @@ class TriedLayers:
         lengths = [length + place if place < count else 0 for _, length, count in slots for place in range(each)]
         whose = [slot for slot, _, _ in slots for _ in range(each)]
         self.tried = TriedTokens(one.ints(*whose), one.ints(*lengths), each)
-        pools = [layer.pools(places) for layer in layers]
+        pools = [layer.pools(places, kept_in) for layer in layers]
         tails, states = (torch.stack([pool[part] for pool in pools]) for part in range(2))
         for slot, length, _ in slots:
             if length == 1:  # what a former holder has left

@@ -20,7 +20,7 @@ def load_columns(states_ptr, index, keys, values, begun, D: tl.constexpr, V: tl.
     """Where the columns `values` of a head's state are, and what is there; zeros unless `begun`: nothing of what a
     slot's former holder has left goes into a sum, not even times zero."""
     state_ptrs = states_ptr + index * (D * V) + keys[:, None] * V + values[None, :]
-    return state_ptrs, tl.load(state_ptrs, mask=(keys[:, None] >= 0) & begun, other=0.0)
+    return state_ptrs, tl.load(state_ptrs, mask=(keys[:, None] >= 0) & begun, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -58,6 +58,12 @@ def find(state, added, q, k, v, skip_ptr, head, CORRECTS: tl.constexpr):
     if not CORRECTS:
         found += tl.load(skip_ptr + head) * v
     return found
+
+
+@triton.jit
+def add(state, k, added, states_ptr):
+    """The state behind the token, rounded as it is kept."""
+    return (state + k[:, None] * added[None, :]).to(states_ptr.dtype.element_ty).to(tl.float32)
 
 
 def columns_of(key_dim: int, value_dim: int) -> int:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.delta_advance import WARPS, columns_of, fade, find, load_columns, load_token
+from tercet.triton_kernels.delta_advance import WARPS, add, columns_of, fade, find, load_columns, load_token
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_of_heads, check_out, check_rows, check_states
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
@@ -40,7 +40,7 @@ def _delta_decode_kernel(
         q, k, v, log_decay, beta = load_token(qkv_ptr, gates_ptr, row, head, keys, values, K, H, D, V)
         state, added = fade(state, k, v, log_decay, beta, CORRECTS)
         found = find(state, added, q, k, v, skip_ptr, head, CORRECTS)
-        tl.store(state_ptrs, state + k[:, None] * added[None, :])
+        tl.store(state_ptrs, add(state, k, added, states_ptr).to(states_ptr.dtype.element_ty))
         tl.store(out_ptrs, found.to(out_ptr.dtype.element_ty))
     else:
         tl.store(out_ptrs, tl.zeros((BLOCK_V,), out_ptr.dtype.element_ty))
@@ -104,7 +104,7 @@ def delta_decode_reference(
         q, k, v = qkv_BC[row].float().split((K * D, K * D, H * V))
         q_HD1, k_HD1 = (x.view(K, D, 1).repeat_interleave(H // K, 0) for x in (q, k))
         log_decay_H, beta_H = gates_B2H[row].chunk(2)
-        state_HDV = states_SHDV[slot]
+        state_HDV = states_SHDV[slot].float()
         if length == 1:
             state_HDV.zero_()
         state_HDV *= log_decay_H.exp()[:, None, None]
@@ -112,4 +112,5 @@ def delta_decode_reference(
         missing_HV = v_HV - (state_HDV * k_HD1).sum(1) if skip_H is None else v_HV
         state_HDV += k_HD1 * (missing_HV * beta_H[:, None])[:, None]
         found_HV = (state_HDV * q_HD1).sum(1)
+        states_SHDV[slot] = state_HDV
         out_BHV[row] = found_HV if skip_H is None else found_HV + skip_H[:, None] * v_HV

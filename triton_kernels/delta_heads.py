@@ -82,9 +82,9 @@ def _check_counts(num_key_heads: int, num_value_heads: int) -> None:
 def check_states(
     qkv_TC: Tensor, gates_T2H: Tensor, states_SHDV: Tensor, num_key_heads: int, *, corrects: bool = True
 ) -> DeltaHeads:
-    """Tokens as the prologue leaves them, and the states, in fp32, or raise. `corrects`: else by Mamba-2's rule."""
+    """Tokens as the prologue leaves them, and the states, or raise. `corrects`: else by Mamba-2's rule."""
     check_shape("states", states_SHDV, None, None, None, None)
-    check_dtype("states", states_SHDV, torch.float32)
+    check_dtype("states", states_SHDV, *FLOATS)
     check_contiguous("states", states_SHDV)
     _, H, D, V = states_SHDV.shape
     heads = (check_heads if corrects else check_mamba_heads)(num_key_heads, H, D, V, qkv_TC)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tercet.triton_kernels.checks import check_contiguous, check_indices, check_same, check_shape
-from tercet.triton_kernels.delta_advance import WARPS, columns_of, fade, load_columns, load_token
+from tercet.triton_kernels.delta_advance import WARPS, add, columns_of, fade, load_columns, load_token
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_states
 from tercet.triton_kernels.delta_tails import BLOCK, shift_tails
 from tercet.triton_kernels.delta_tried import advance_reference
@@ -74,9 +74,9 @@ def _settle_states_kernel(
                 qkv_ptr, gates_ptr, row, head, keys, values, K, H, D, V
             )
             state, added = fade(state, k, v, log_decay, beta, CORRECTS)
-            state = state + k[:, None] * added[None, :]
+            state = add(state, k, added, states_ptr)
             k, v, log_decay, beta = next_k, next_v, next_log_decay, next_beta
-        tl.store(state_ptrs, state)
+        tl.store(state_ptrs, state.to(states_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_SIZES)

@@ -97,7 +97,7 @@ def scan_tiles_kernel(
         kept = (slot >= 0) & (slot < S)
         states_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[None, :] * V + values[:, None]
         started = kept & (tl.load(chunk_starts_ptr + chunk) > 0)
-        state = tl.load(states_ptrs, mask=started & (keys[None, :] >= 0), other=0.0)
+        state = tl.load(states_ptrs, mask=started & (keys[None, :] >= 0), other=0.0).to(tl.float32)
         k_ptrs = qkv_ptr + (K + head // (H // K)) * D + offsets[:, None] * C + keys[None, :]
         place = first_place(begin, chunk, TILE)
         for first in tl.range(begin, end, TILE, num_stages=STAGES):
@@ -115,7 +115,7 @@ def scan_tiles_kernel(
             left = (added * tl.exp(last - summed)[None, :]).to(dtype)
             state = tl.dot(left, k, state * tl.exp(last), input_precision=PRECISION)
             place += 1
-        tl.store(states_ptrs, state, mask=kept & (keys[None, :] >= 0))
+        tl.store(states_ptrs, state.to(states_ptr.dtype.element_ty), mask=kept & (keys[None, :] >= 0))
 
 
 @triton.jit(do_not_specialize=["num_chunks"], do_not_specialize_on_alignment=["num_chunks"])

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.delta_advance import WARPS, columns_of, fade, find, load_columns, load_token
+from tercet.triton_kernels.delta_advance import WARPS, add, columns_of, fade, find, load_columns, load_token
 from tercet.triton_kernels.delta_decode import delta_decode_reference
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_of_heads, check_out, check_states
 from tercet.triton_kernels.dispatch import use_kernels
@@ -55,7 +55,7 @@ def _delta_tried_kernel(
             )
             state, added = fade(state, k, v, log_decay, beta, CORRECTS)
             found = find(state, added, q, k, v, skip_ptr, head, CORRECTS)
-            state = state + k[:, None] * added[None, :]
+            state = add(state, k, added, states_ptr)
             tl.store(out_ptrs + place * (H * V), found.to(out_ptr.dtype.element_ty))
             q, k, v, log_decay, beta = next_q, next_k, next_v, next_log_decay, next_beta
     for place in range(count, EACH):

@@ -100,7 +100,9 @@ def mamba_prefill_reference(
         if begin >= end:
             continue
         kept = 0 <= slot < states_SHDV.shape[0]
-        state_HDV = states_SHDV[slot] if kept and start > 0 else states_SHDV.new_zeros(states_SHDV.shape[1:])
+        state_HDV = states_SHDV.new_zeros(states_SHDV.shape[1:], dtype=torch.float32)
+        if kept and start > 0:
+            state_HDV = states_SHDV[slot].float()
         for first in range(begin, end, TILE):
             tokens = slice(first, min(first + TILE, end))
             padding = 0, 0, 0, TILE - (tokens.stop - first)

@@ -43,7 +43,7 @@ def carry_tiles_kernel(
         kept = (slot >= 0) & (slot < S)
         states_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[None, :] * V + values[:, None]
         started = kept & (tl.load(chunk_starts_ptr + chunk) > 0)
-        state = tl.load(states_ptrs, mask=started & (keys[None, :] >= 0), other=0.0)
+        state = tl.load(states_ptrs, mask=started & (keys[None, :] >= 0), other=0.0).to(tl.float32)
         k_ptrs = qkv_ptr + (K + head // (H // K)) * D + offsets[:, None] * C + keys[None, :]
         v_ptrs = qkv_ptr + 2 * K * D + head * V + offsets[:, None] * C + values[None, :]
         place = first_place(begin, chunk, TILE)
@@ -60,7 +60,7 @@ def carry_tiles_kernel(
             left = v.to(tl.float32) * (steps * tl.exp(last - summed))[:, None]
             state = tl.dot(tl.trans(left.to(k.dtype)), k, state * tl.exp(last), input_precision=PRECISION)
             place += 1
-        tl.store(states_ptrs, state, mask=kept & (keys[None, :] >= 0))
+        tl.store(states_ptrs, state.to(states_ptr.dtype.element_ty), mask=kept & (keys[None, :] >= 0))
 
 
 @triton.jit(do_not_specialize=["num_chunks"], do_not_specialize_on_alignment=["num_chunks"])

@@ -144,9 +144,7 @@ def attend(
         last = gl.cdiv(seen, TILE)
         end = (last - 1) * TILE
         # Of its last tile a group may see none of the second piece, which is left out then.
-        half = 0
-        if TILE > PIECE:
-            half = ((last > 1) & (query + ROWS <= end + PIECE)).to(gl.int32)
+        half = ((last > 1) & (query + ROWS <= end + PIECE)).to(gl.int32) if TILE > PIECE else 0
         # In tiles that every query of the group sees whole nothing is hidden.
         whole = gl.minimum(gl.maximum((query + 1) // TILE, 1), last)
 
