@@ -30,7 +30,12 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 FAMILIES = ["mistral", "phi3", "smollm3", "granite", "gemma2", "gemma3", "olmo2", "olmo3", "seed-oss"]
 FAMILIES += ["mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "glm4-moe", "dots1", "minimax-m2", "gpt-oss"]
 LATENTS = ["deepseek-v2-groups", "deepseek-v3", "glm4-moe-lite", "youtu", "minicpm3"]
-STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe"]
+STATES = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "granite-h", "nemotron-h"]
+REAL_HEADS = {
+    "granite-h": {"mamba_n_heads": 2, "mamba_d_head": 64, "mamba_d_state": 128},
+    "nemotron-h": {"mamba_head_dim": 64, "ssm_state_size": 128},
+}
+"""Of Mamba; of gated delta layers it is what others have."""
 FAMILIES += LATENTS + STATES
 MANY = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "max_position_embeddings": 1024}
 LIMITS = {"page_size": 64, "kv_cache_memory": 256 << 20, "max_num_seqs": 16, "max_num_batched_tokens": 1024}
@@ -52,6 +57,10 @@ def larger(family: str, folder: Path) -> Path:
         "glm4-moe-lite": {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 192},
         "qwen3-next": {"num_experts": 512, "num_experts_per_tok": 10, "mlp_only_layers": []},
         "qwen3.5-moe": {"num_experts": 256, "num_experts_per_tok": 8},
+        "granite-h": {"num_local_experts": 64, "num_experts_per_tok": 6, "intermediate_size": 128}
+        | {"shared_intermediate_size": 256},
+        "nemotron-h": {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 128}
+        | {"moe_shared_expert_intermediate_size": 256},
     }.get(family, {})
     heads = {} if family in ("granite", "olmo2", "olmoe", "qwen2-moe", "dots1") else {"head_dim": 128}
     if family in ("phi3", "olmo3"):
@@ -62,6 +71,9 @@ def larger(family: str, folder: Path) -> Path:
     if family in STATES:
         heads = {"head_dim": 256, "linear_num_key_heads": 4, "linear_num_value_heads": 8}
         heads |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    if family in REAL_HEADS:
+        heads = {"head_dim": 128, "mamba_num_heads": 8} if family == "nemotron-h" else {}
+        heads |= REAL_HEADS[family] | ({"mamba_n_heads": 8} if family == "granite-h" else {})
     if family == "minicpm3":
         heads |= {"kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "rope_parameters": None}
     return make_checkpoint(family, folder, **{**MANY, **heads, **experts})
@@ -69,7 +81,8 @@ def larger(family: str, folder: Path) -> Path:
 
 def with_real_heads(family: str, folder: Path) -> Path:
     """Tiny but for the heads of states, of which kernels know the sizes that there are."""
-    return make_checkpoint(family, folder, linear_key_head_dim=128, linear_value_head_dim=128)
+    of_delta = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    return make_checkpoint(family, folder, **REAL_HEADS.get(family, of_delta))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

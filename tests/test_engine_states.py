@@ -39,7 +39,8 @@ def known(prompt: list[int]) -> int:
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3.5", "granite-h", long("qwen3-next"), long("qwen3.5-moe"), long("granite-h-dense")]
+    "family",
+    ["qwen3.5", "granite-h", long("qwen3-next"), long("qwen3.5-moe"), long("granite-h-dense"), long("nemotron-h")],
 )
 def test_all_at_once_and_again(family: str) -> None:
     prompts, answers = greedy_cases(family)

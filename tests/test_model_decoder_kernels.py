@@ -39,6 +39,9 @@ from tercet.triton_kernels.sample import sample
         ("glm4-moe-lite", True),
         long("minicpm3", False),
         long("youtu", False),
+        long("granite-h", False),
+        long("granite-h-dense", True),
+        ("nemotron-h", False),
     ],
 )
 def test_prefill_then_mixed_step(family: str, deterministic: bool) -> None:

@@ -50,7 +50,8 @@ class CountingRunner(Runner):
 
 @pytest.mark.skipif(not INTERPRETED, reason="the references have tests of their own")
 @pytest.mark.parametrize(
-    ("family", "deterministic"), [(FAMILY, False), long(FAMILY, True), long("qwen3.5", False), long("qwen3.5", True)]
+    ("family", "deterministic"),
+    [(FAMILY, False), long(FAMILY, True), long("qwen3.5", False), long("qwen3.5", True), long("granite-h", False)],
 )
 def test_guesses_change_no_token(family: str, deterministic: bool) -> None:
     """Of a model that says what follows in its prompt; several of them in a step, beside a request with penalties."""

@@ -167,6 +167,10 @@ def test_products(place: Place, tokens: int, num_experts: int, each: int, width:
         gated = matmul_experts_gated(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+        squared = matmul_experts(x, gate_up, work, squared_each=each)
+        torch.testing.assert_close(
+            squared[there].double(), both[there].relu().square(), rtol=roundings, atol=roundings
+        )  # fmt: skip
         given = torch.where(there[:, None], gated, float("nan"))
         projected = matmul_experts(given, down, work)
         exact = exact_rows(given, down, experts, 1)
@@ -254,6 +258,7 @@ def test_they_compile_for_cards_that_are_not_here(capability: int) -> None:
             work = deal_out(experts, 128, tile)
             gated = matmul_experts_gated(meta(tokens, 2048), gate_up, work, 8)
             sum_experts(matmul_experts(gated, meta(128, 2048, 768), work), weights, rows)
+            matmul_experts(meta(tokens, 2048), meta(128, 768, 2048), work, squared_each=8)
             biased = {"bias_E": meta(128, dtype=torch.float32), "scale": 1.5, "shared": 2}
             logits = meta(tokens, 128, dtype=torch.float32)
             _, wide = route(logits, 8, normed=True, rows=rows, **biased)  # type: ignore[arg-type]

@@ -1,0 +1,119 @@
+"""On a GPU: Mamba-2 layers against float64, token by token, over NaN where nothing is; a token's own bits."""
+
+import pytest
+import torch
+
+from mamba_layers import MambaLayer
+from tercet.triton_kernels.gated_group_norm import gated_group_norm, gated_squares
+from tercet.triton_kernels.relu_squared import relu_squared
+from test_triton_kernels_delta_gpu import NEAR, assert_all_near, assert_near
+from tried_layers import TriedLayers, plain_steps
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+SIZES = [(1, 48, 128, 64), (8, 64, 128, 64), (1, 128, 128, 64), (8, 16, 128, 80), (1, 24, 256, 128)]
+"""Key and value heads, their numbers."""
+NAN = float("nan")
+
+
+def on_card(K: int, H: int, D: int, V: int, dtype: torch.dtype = torch.bfloat16) -> MambaLayer:
+    return MambaLayer(K, H, D, V, dtype=dtype, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
+def test_step(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
+    layer = on_card(K, H, D, V, dtype)
+    rows = [(slot, length) for slot, length in enumerate([5, 1, 0, 700, 2, 1])]
+    for chunks, padding in (
+        ([(6, 0, 700), (7, 64, 65), (9, 0, 0), (8, 128, 1), (10, 0, 200)], 77),
+        ([(7, 64, 7)], 9),
+        ([], 0),
+    ):
+        tails, states = layer.pools(12)
+        firsts = [slot for slot, length in rows if length == 1] + [slot for slot, start, _ in chunks if not start]
+        for pool in (tails, states):
+            pool[firsts] = NAN
+        old_tails, old_states = tails.clone(), states.clone()
+        x = layer.tokens(len(rows) + sum(chunk[2] for chunk in chunks) + padding)
+        x[len(x) - padding :] = NAN
+        out = layer.run(x, tails, states, rows, chunks)
+        token, touched, outs = 0, [], []
+        for at, (slot, before, count) in enumerate([(slot, n - 1, min(n, 1)) for slot, n in rows] + chunks):
+            own = slice(token, token + count)
+            if count:
+                touched.append(slot)
+                pair = (old_tails[slot], old_states[slot]) if before > 0 else (None, None)
+                wanted, wanted_tails, wanted_state = layer.exact(x[own], *pair)
+                outs.append((out[own], wanted))
+                assert_near(states[slot], wanted_state, dtype)
+                assert torch.equal(tails[slot].double(), wanted_tails)
+            elif at < len(rows):
+                assert not out[at].count_nonzero()
+            token += max(count, at < len(rows))
+        assert_all_near(outs, dtype)
+        for slot in set(range(12)) - set(touched):
+            assert torch.equal(states[slot].nan_to_num(7), old_states[slot].nan_to_num(7))
+            assert torch.equal(tails[slot].nan_to_num(7), old_tails[slot].nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
+def test_bits_of_a_prompt_however_it_is_cut(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
+    layer = on_card(K, H, D, V, dtype)
+    x, answers = layer.tokens(1401), []
+    for cuts, beside in (([1400], False), ([64, 1280, 56], True), ([128, 1272], False)):
+        tails, states = layer.pools(4)
+        tails[1] = states[1] = NAN
+        outs, start = [], 0
+        for count in cuts:
+            chunks = [(2, 64, 700)] * beside + [(1, start, count)] + [(3, 0, 65)] * beside
+            own, first = x[start : start + count], 701 if beside else 0
+            tokens = torch.cat((layer.tokens(701), own, layer.tokens(65))) if beside else own
+            outs.append(layer.run(tokens, tails, states, [(0, 9)] * beside, chunks)[first : first + count])
+            start += count
+        rows = [(0, 7), (2, 3), (1, 1401), (3, 1)] if beside else [(1, 1401)]
+        tokens = torch.cat((layer.tokens(2), x[1400:], layer.tokens(1))) if beside else x[1400:]
+        outs.append(layer.run(tokens, tails, states, rows, [])[2 if beside else 0][None])
+        answers.append((torch.cat(outs), states[1], tails[1]))
+    for answer in answers[1:]:
+        assert all(map(torch.equal, answer, answers[0]))
+
+
+@pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
+def test_tokens_that_are_tried_have_the_bits_of_plain_steps(K: int, H: int, D: int, V: int) -> None:
+    slots, kept = [(3, 70, 5), (0, 1, 5), (6, 0, 0), (5, 2, 1)], [5, 2, 0, 0]
+    run = TriedLayers([on_card(K, H, D, V) for _ in range(2)], 9, slots, 5)
+    old_tails, old_states = run.states.tails_LSTC.clone(), run.states.states_LSHDV.clone()
+    outs = run.run()
+    run.settle(kept, 7)
+    for index, layer in enumerate(run.layers):
+        for row, ((slot, length, count), held) in enumerate(zip(slots, kept, strict=True)):
+            x, first = run.of_slot(index, row), row * 5
+            pair = old_tails[index].clone(), old_states[index].clone()
+            found = plain_steps(layer, x[:held], *pair, slot, length)
+            beyond = pair[0].clone(), pair[1].clone()
+            found = torch.cat((found, plain_steps(layer, x[held:], *beyond, slot, length + held)))
+            assert torch.equal(found, outs[index][first : first + count])
+            for ours, theirs in zip((run.states.tails_LSTC, run.states.states_LSHDV), pair, strict=True):
+                assert torch.equal(ours[index, slot].nan_to_num(7), theirs[slot].nan_to_num(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize(("groups", "size"), [(1, 3072), (1, 8192), (8, 512)])
+def test_norm(groups: int, size: int, dtype: torch.dtype) -> None:
+    T, X, first = 37, groups * size, 256
+    x, z = torch.randn(T, X, device="cuda").to(dtype), torch.randn(T, X + first, device="cuda").to(dtype)
+    weight, gates = torch.rand(X, device="cuda") + 0.5, z[:, first:].double()
+    gated = x.double() * gates * gates.sigmoid()
+    parts = gated.unflatten(1, (groups, size))
+    wanted = (parts / (parts.square().mean(-1, keepdim=True) + 1e-5).sqrt()).flatten(1) * weight
+    assert_near(gated_group_norm(x, z, first, weight, groups, 1e-5, rows=None), wanted, dtype)
+    if groups == 1:
+        half = X // 2
+        own = [(x[:, at : at + half].contiguous(), z, first + at) for at in (0, half)]
+        squares = torch.stack([gated_squares(*one, rows=None) for one in own])
+        for at, one in zip((0, half), own, strict=True):
+            got = gated_group_norm(*one, weight[at : at + half], 1, 1e-5, rows=None, squares_PT1=squares)
+            assert_near(got, wanted[:, at : at + half], dtype)
+    assert NEAR[dtype] > (relu_squared(x).double() - x.double().relu().square()).abs().max() / 32
