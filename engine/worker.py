@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
-from tercet.engine.compilers import Compilers, start_compilers
+from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.log_line import log_line
@@ -213,7 +213,9 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
     return decoder, opened.cache_dtype
 
 
-def _start_compilers(link: SupervisorLink, opened: "Opened", device: "torch.device") -> Compilers | None:
+def _start_compilers(
+    link: SupervisorLink, opened: "Opened", device: "torch.device"
+) -> Compilers | OthersCompilers | None:
     from tercet.model.compile_ahead import fingerprint, kernel_cache
     from tercet.triton_kernels.dispatch import gpu_of
 
