@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tercet.engine.children import Post
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew
 from tercet.engine.watch import ChildDied, Watch
@@ -23,7 +24,7 @@ def crew() -> Crew:
 
 @pytest.fixture
 def watch(crew: Crew) -> Watch:
-    return Watch(EngineConfig(model="x"), crew, LIMITS, lambda role, incarnation: None)
+    return Watch(EngineConfig(model="x"), crew, [LIMITS], lambda post, incarnation: None)
 
 
 def test_only_those_that_have_served_can_have_died_of_a_request(crew: Crew, watch: Watch) -> None:
@@ -31,7 +32,7 @@ def test_only_those_that_have_served_can_have_died_of_a_request(crew: Crew, watc
 
     def dies(*, serving: bool, killed: bool) -> str | None:
         dead = SimpleNamespace(
-            role="worker",
+            post=Post("worker"),
             serving=serving,
             was_killed_from_outside=killed,
             obituary=lambda: "worker 0: OutOfMemoryError" if serving else "worker 0 could not load",
@@ -39,7 +40,7 @@ def test_only_those_that_have_served_can_have_died_of_a_request(crew: Crew, watc
         )
         crew.dead.append(dead)  # type: ignore[arg-type]
         watch._bury(0.0)
-        return watch._blame
+        return watch._blame[0]
 
     assert dies(serving=True, killed=True) is None
     assert dies(serving=False, killed=False) is None
@@ -50,15 +51,15 @@ def test_only_those_that_have_served_can_have_died_of_a_request(crew: Crew, watc
 def test_who_is_started_again_has_to_serve_in_time(crew: Crew, watch: Watch) -> None:
     """It has loaded and was told to begin, and then hangs, or waits for an address that another engine has taken."""
     told: list[object] = []
-    late = SimpleNamespace(role="tokenizer", loaded=Loaded(), begun=False, serving=False, tell=told.append)
+    late = SimpleNamespace(post=Post("tokenizer"), loaded=Loaded(), begun=False, serving=False, tell=told.append)
     crew.children.append(late)  # type: ignore[arg-type]
-    watch._arriving["tokenizer"] = 600.0
-    watch._help_to_arrive("tokenizer", 599.0)
+    watch._arriving[Post("tokenizer")] = 600.0
+    watch._help_to_arrive(Post("tokenizer"), 599.0)
     assert told == [Begin(LIMITS)]
     with pytest.raises(ChildDied, match="tokenizer did not come back within --startup-timeout 600 s"):
-        watch._help_to_arrive("tokenizer", 601.0)
+        watch._help_to_arrive(Post("tokenizer"), 601.0)
     late.serving = True
-    watch._help_to_arrive("tokenizer", 601.0)
+    watch._help_to_arrive(Post("tokenizer"), 601.0)
     assert not watch._arriving
 
 
@@ -67,10 +68,12 @@ def test_workers_that_come_back_with_fewer_pages_are_told_of(crew: Crew, watch: 
     fewer = Limits(5, 9, 9, "none", "none", 9)
     for role, heard in told.items():
         loaded = Loaded(fewer) if role == "worker" else Loaded()
-        child = SimpleNamespace(role=role, loaded=loaded, begun=True, serving=True, phases={}, tell=heard.append)
+        child = SimpleNamespace(
+            post=Post(role), name=role, loaded=loaded, begun=True, serving=True, phases={}, tell=heard.append
+        )
         crew.children.append(child)  # type: ignore[arg-type]
-    watch._arriving["worker"] = 600.0
-    watch._help_to_arrive("worker", 599.0)
+    watch._arriving[Post("worker")] = 600.0
+    watch._help_to_arrive(Post("worker"), 599.0)
     assert told == {
         "worker": [],
         "scheduler": [WorkersRestarted(1, fewer, None)],
