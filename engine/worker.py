@@ -252,7 +252,7 @@ def _takes_gpu(config: EngineConfig) -> bool:
     if on_gpu and torch.cuda.device_count() < needed:
         asked = f"--tensor-parallel-size {config.tensor_parallel_size}"
         if config.data_parallel_size > 1:
-            asked = f"--data-parallel-size {config.data_parallel_size} with {asked} takes {needed} GPUs"
+            asked = f"--data-parallel-size {config.data_parallel_size} with {asked} takes {needed}"
         raise ValueError(f"{asked}, but there are {torch.cuda.device_count()} GPUs")
     return on_gpu
 

@@ -4,17 +4,23 @@ there while the other goes on."""
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import msgspec
 import psutil
 import pytest
+import torch
 from anyio.abc import TaskGroup
 
 from checkpoints import random_prompts
 from covering import long
 from engine_children import children
+from tercet.engine import worker
+from tercet.engine.child import ChildSpec, Paths
+from tercet.engine.config import EngineConfig
 from tercet.engine.llm import LLM
+from tercet.ipc.addresses import make_addresses
 from tercet.ipc.client import Client
 from tercet.ipc.messages import EmbeddingParams, SamplingParams, Structured
 from whole_engine import PAGE_SIZE, generate, info, tiny_engine, wait_until_empty
@@ -203,3 +209,36 @@ def test_of_two_ranks_each() -> None:
         of_replica_0[1].kill()
         assert generate(llm, PROMPTS, few) == generate(alone, PROMPTS, few)
         assert all(one.is_running() for one in others)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"data_parallel_size": 2},
+            "--data-parallel-size 2 with --tensor-parallel-size 1 takes 2, but there are 1 GPUs",
+        ),
+        (
+            {"data_parallel_size": 4, "tensor_parallel_size": 2},
+            "--data-parallel-size 4 with --tensor-parallel-size 2 takes 8, but there are 1 GPUs",
+        ),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size 2, but there are 1 GPUs"),
+    ],
+)
+def test_there_are_too_few_gpus(options: dict[str, int], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        worker._takes_gpu(EngineConfig(model="m", **options))  # type: ignore[arg-type]
+
+
+def test_replicas_have_gpus_side_by_side() -> None:
+    config, addresses = EngineConfig(model="m", data_parallel_size=2, tensor_parallel_size=2), make_addresses(2)
+    specs = [
+        ChildSpec("worker", rank, config, Paths("m"), addresses, 0, replica)
+        for replica in range(2)
+        for rank in range(2)
+    ]
+    assert [worker._gpu_index(spec) for spec in specs] == [0, 1, 2, 3]
+    assert [spec.name for spec in specs] == [f"replica {n} worker {rank}" for n in range(2) for rank in range(2)]
+    Path(addresses.directory).rmdir()
