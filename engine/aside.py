@@ -23,9 +23,12 @@ class Aside:
     """Who is let in is in memory until it is done. What is cancelled keeps its place too: it is soon done."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._max_requests = config.max_queued_requests + config.max_num_seqs  # so many the scheduler may take at once
-        self._max_bytes = _TOKEN_BYTES * config.max_queued_tokens
+        # So many the schedulers may take at once.
+        self._max_requests = config.data_parallel_size * (config.max_queued_requests + config.max_num_seqs)
+        self._max_bytes = config.data_parallel_size * _TOKEN_BYTES * config.max_queued_tokens
         self._config = config
+        size = config.data_parallel_size
+        self._for_each = f", for each of {size} replicas" if size > 1 else ""
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._num_requests = self._num_bytes = 0
 
@@ -40,7 +43,8 @@ class Aside:
             text = (
                 f"{self._num_requests} requests of {self._num_bytes} bytes wait to be tokenized already "
                 f"(--max-queued-requests is {self._config.max_queued_requests}, --max-queued-tokens "
-                f"{self._config.max_queued_tokens}, of {_TOKEN_BYTES} bytes each); ask again in {RETRY_AFTER_S:.0f} s"
+                f"{self._config.max_queued_tokens}, of {_TOKEN_BYTES} bytes each{self._for_each}); ask again in "
+                f"{RETRY_AFTER_S:.0f} s"
             )
             raise Refusal("overloaded", text, RETRY_AFTER_S)
         self._num_requests += 1

@@ -24,7 +24,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import TercetError
 from tercet.engine.system_limits import make_room_for_files
-from tercet.ipc.addresses import Addresses
+from tercet.ipc.addresses import Addresses, Replica
 from tercet.ipc.process_messages import Beat, Begin, FromChild, LastWords, Limits, ToChild
 from tercet.ipc.sockets import clear_stale_file
 
@@ -57,6 +57,30 @@ class ChildSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     addresses: Addresses
     incarnation: int = 0
     """Counts up with every process that is started in place of another: what bears a lower count is of the dead."""
+    replica: int = 0
+    """Which one a scheduler or a worker is of."""
+
+    @property
+    def own(self) -> Replica:
+        """Where the processes of its replica meet."""
+        return self.addresses.replicas[self.replica]
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        name = f"worker {self.rank}" if self.process == "worker" else self.process
+        is_one_of_several = self.config.data_parallel_size > 1 and self.process in ("scheduler", "worker")
+        return f"replica {self.replica} {name}" if is_one_of_several else name
+
+    @property
+    def lane(self) -> str:
+        """The same for names of files."""
+        parts = [self.process]
+        if self.config.data_parallel_size > 1:
+            parts.append(str(self.replica))
+        if self.process == "worker":
+            parts.append(str(self.rank))
+        return "-".join(parts)
 
 
 class SupervisorLink:

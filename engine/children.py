@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,12 +27,20 @@ _BUSY_GRACE = 30.0
 """A worker on the CPU may compute one step for so many times the heartbeat deadline, as long as it does compute."""
 
 
+class Post(NamedTuple):
+    """What the processes that die and are replaced together do."""
+
+    role: str
+    replica: int = 0
+    """Of a scheduler and of workers."""
+
+
 class Child:
     """One child process, from its start to its reaping."""
 
     def __init__(self, spec: ChildSpec) -> None:
-        self.role = spec.process
-        self.name = f"worker {spec.rank}" if spec.process == "worker" else spec.process
+        self.post = Post(spec.process, spec.replica)
+        self.name = spec.name
         self.loaded: Loaded | None = None
         self.phases: dict[str, float] = {}
         """What it did from its start until it was loaded, and the seconds of each."""
@@ -45,11 +54,12 @@ class Child:
         self._cpu_seconds = 0.0
         self._last_busy = self.last_heard
         self._stderr_tail: deque[str] = deque(maxlen=_STDERR_LINES_KEPT)
-        # No arguments and no environment: the spec goes through the pipe whose end is the supervisor's death notice.
+        # No environment, and its name for whoever lists processes: the spec goes through the pipe whose end is the
+        # supervisor's death notice.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # in the child, until it ignores them
         try:
             self.process = subprocess.Popen(
-                own_program(spec.process),
+                own_program(spec.process, spec.name),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -1,11 +1,14 @@
 """A worker's compiler: as many processes as there are cores, so that kernels are there before the first is launched.
 
+Of workers that want the same kernels at the same time, as those of several replicas do, one has them compiled and the
+others wait.
 Nothing depends on them: what they leave out, or all if they fail, is compiled when it is launched. That they have been
 through is noted beside the kernels, under a name that says for what, and the next start does without. Knows processes
 and files; what is compiled, `compiler_process.py` knows.
 """
 
 import contextlib
+import fcntl
 import os
 import select
 import subprocess
@@ -13,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -22,6 +26,7 @@ from tercet.engine.own_program import own_program
 _MOST = 16
 _BYTES_EACH = 3 * 2**29
 _MOST_SECONDS = 600.0
+_LOOK_SECONDS = 0.05
 
 Progress = Callable[[int, int], None]
 """Called with processes that are through, and all."""
@@ -30,8 +35,10 @@ Progress = Callable[[int, int], None]
 class Compilers:
     """They run until `wait`, or until this process ends."""
 
-    def __init__(self, spec: CompilerSpec, note: Path) -> None:
+    def __init__(self, spec: CompilerSpec, note: Path, lock: IO[bytes] | None) -> None:
+        """`lock`: who has it locked compiles."""
         self._note = note
+        self._lock = lock
         self._claims = tempfile.TemporaryDirectory(prefix="tercet-compilers-")
         self._how_many = _how_many()
         self._process = _start(spec, self._claims.name, self._how_many)
@@ -54,12 +61,53 @@ class Compilers:
         if reports == DONE * self._how_many:
             with contextlib.suppress(OSError):  # a cache that is not ours to write
                 self._note.touch()
+        if self._lock is not None:
+            self._lock.close()
 
 
-def start_compilers(spec: CompilerSpec, cache: Path, fingerprint: str) -> Compilers | None:
+class OthersCompilers:
+    """Of another worker, that came first."""
+
+    def __init__(self, lock: IO[bytes]) -> None:
+        self._lock = lock
+
+    def wait(self, progress: Progress) -> None:
+        """Until they are through, or that worker has ended, or all has taken too long."""
+        deadline = time.monotonic() + _MOST_SECONDS
+        progress(0, 1)
+        while not _has_locked(self._lock) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        self._lock.close()
+        progress(1, 1)
+
+
+def start_compilers(spec: CompilerSpec, cache: Path, fingerprint: str) -> Compilers | OthersCompilers | None:
     """None if they have been through. `cache`: where Triton keeps kernels; `fingerprint`: of all that makes them."""
     note = cache / f"tercet-{fingerprint}"
-    return None if note.exists() else Compilers(spec, note)
+    if note.exists():
+        return None
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        lock = (cache / f".tercet-{fingerprint}.lock").open("wb")
+    except OSError:  # a cache that is not ours to write
+        return Compilers(spec, note, None)
+    if not _has_locked(lock):
+        return OthersCompilers(lock)
+    if note.exists():  # by now
+        lock.close()
+        return None
+    return Compilers(spec, note, lock)
+
+
+def _has_locked(lock: IO[bytes]) -> bool:
+    """Whether it is ours now, until it is closed or this process ends. Where files cannot be locked everybody has."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _start(spec: CompilerSpec, claims: str, how_many: int) -> subprocess.Popen[bytes]:

@@ -41,6 +41,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dtype: DType = "auto"
     """auto: the checkpoint's own type on a GPU, float32 on the CPU."""
     tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    """Replicas of the model, with their own ranks, caches and queues, behind the same doors. What bounds steps, caches
+    and queues is for each of them."""
     load_format: LoadFormat = "auto"
     """dummy: random weights of the checkpoint's shape; null: no model at all, to measure the engine around it."""
     null_step_ms: float = 0.0
@@ -133,6 +136,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         self._check_types()
         for name in ("tensor_parallel_size", "max_num_batched_tokens", "run_ahead", "max_lease"):
             _check_range(name, getattr(self, name), 1, 2**20)
+        _check_range("data_parallel_size", self.data_parallel_size, 1, 64)
         _check_range("max_num_seqs", self.max_num_seqs, 1, 4096)  # kernels that plan a step compile for so many rows
         _check_range("max_lease_ms", self.max_lease_ms, 0.0, 1e6)
         _check_range("null_step_ms", self.null_step_ms, 0.0, 1e6)

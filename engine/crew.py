@@ -1,4 +1,4 @@
-"""All child processes of one engine, by role: started, heard, seen to end, ended.
+"""All child processes of one engine, by post: started, heard, seen to end, ended.
 
 It knows nothing of why one is started, nor of what becomes of the others when one dies; the supervisor decides that.
 """
@@ -7,12 +7,12 @@ import contextlib
 import os
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from tercet.engine.child import SAY_WHERE, ChildSpec, Paths
-from tercet.engine.children import Child
+from tercet.engine.children import Child, Post
 from tercet.engine.config import EngineConfig
 from tercet.engine.system_limits import raise_file_limit
 from tercet.ipc.addresses import Addresses
@@ -35,20 +35,19 @@ class Crew:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: os.read(self._wake_read, 4096))
 
-    def spawn(self, role: str, paths: Paths, addresses: Addresses, incarnation: int) -> None:
-        """Start all processes of a role. The ranks meet through a file that none has used before."""
-        addresses = msgspec.structs.replace(addresses, rendezvous=f"{addresses.rendezvous}.{incarnation}")
-        for rank in range(self._config.tensor_parallel_size if role == "worker" else 1):
-            child = Child(ChildSpec(role, rank, self._config, paths, addresses, incarnation))
+    def spawn(self, post: Post, paths: Paths, addresses: Addresses, incarnation: int) -> None:
+        """Start all processes of a post."""
+        for rank in range(self._config.tensor_parallel_size if post.role == "worker" else 1):
+            child = Child(ChildSpec(post.role, rank, self._config, paths, addresses, incarnation, post.replica))
             self.children.append(child)
             child.watch(self._selector, self._hear, self._note_death)
 
-    def of(self, role: str) -> list[Child]:
-        return [child for child in self.children if child.role == role]
+    def of(self, post: Post) -> list[Child]:
+        return [child for child in self.children if child.post == post]
 
-    def only(self, role: str) -> Child | None:
-        """Of a role that has one process, if it has one now."""
-        return next(iter(self.of(role)), None)
+    def only(self, post: Post) -> Child | None:
+        """Of a post that has one process, if it has one now."""
+        return next(iter(self.of(post)), None)
 
     def wait(self, timeout: float) -> None:
         """Until something is heard, has ended, or `wake` was called."""
@@ -66,7 +65,7 @@ class Crew:
         Who beats again meanwhile was slow, and is spared.
         """
         for child in self.children:
-            if child in hung or any(child.role == other.role for other in hung):
+            if any(child.post == other.post for other in hung):
                 child.process.send_signal(SAY_WHERE)
         asked = time.monotonic()
         time.sleep(_SAYING_SECONDS)
@@ -83,9 +82,9 @@ class Crew:
             child.reap(self._selector)
         return dead
 
-    def discard(self, role: str) -> None:
-        """End all processes of a role and forget them."""
-        gone = self.of(role)
+    def discard(self, post: Post) -> None:
+        """End all processes of a post and forget them."""
+        gone = self.of(post)
         for child in gone:
             child.process.kill()
         for child in gone:
@@ -109,8 +108,11 @@ class Crew:
 
 def common_limits(children: list[Child]) -> Limits:
     """What all ranks can do: the least of each."""
-    limits = [child.loaded.limits for child in children if child.loaded and child.loaded.limits]
-    assert limits
+    return least_limits([child.loaded.limits for child in children if child.loaded and child.loaded.limits])
+
+
+def least_limits(limits: Sequence[Limits]) -> Limits:
+    """What all of them allow."""
     return msgspec.structs.replace(
         limits[0],
         num_pages=min(one.num_pages for one in limits),

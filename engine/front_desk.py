@@ -4,15 +4,17 @@ Pure: no socket, no clock but the argument `now`. The desk owns every live reque
 until its one terminal message. What it returns is to be sent: items per client, and request numbers to abort.
 """
 
-import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import assert_never
 
+from tercet.engine.deadlines import Deadlines
 from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.embedding import made
+from tercet.engine.given_up import KILLS_WORKERS, GivenUp
 from tercet.engine.live import Asked, Client, Live
 from tercet.engine.logprobs import read_row, unpack_rows, unpack_words
+from tercet.engine.outstanding import Outstanding
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Item, Logprobs, PromptIds, PromptLogprobs, Usage
@@ -25,15 +27,18 @@ _NOBODY: dict[int, Ended] = {}
 class FrontDesk:
     """All live requests of all clients."""
 
-    def __init__(self, pieces: Pieces | None, first_number: int = 1) -> None:
+    def __init__(
+        self, pieces: Pieces | None, first_number: int = 1, num_replicas: int = 1, restart_window: float = 60.0
+    ) -> None:
         self._pieces = pieces
+        self.given_up = GivenUp(restart_window)
         self._by_number: dict[int, Live] = {}
         self._by_client: dict[Client, dict[str, Asked]] = {}
         self._last_number = first_number - 1
-        self._deadlines: list[tuple[float, int, Asked, float]] = []
-        """A heap; those that have ended since stay in it for a while."""
-        self.load = Load(0, 0, 0, 0, 0, 0, 0, 0)
-        """The scheduler's latest gauges."""
+        self._deadlines = Deadlines()
+        self.loads = [Load(0, 0, 0, 0, 0, 0, 0, 0)] * num_replicas
+        """The latest gauges of each replica's scheduler."""
+        self.outstanding = Outstanding(num_replicas)
 
     @property
     def num_live(self) -> int:
@@ -80,11 +85,12 @@ class FrontDesk:
         live.generated = array("i", submit.generated_ids)
         live.num_generated = len(live.generated)
 
-    def renumber(self) -> list[Asked]:
-        """New numbers for all that is live, since a scheduler is new: what comes of the old ones comes too late."""
-        lives = list(self._by_number.values())
-        self._by_number.clear()
+    def renumber(self, replica: int = 0) -> list[Asked]:
+        """New numbers for all that is live with a replica, or will be yet, since its scheduler is new: what comes of
+        the old ones comes too late."""
+        lives = [live for live in self._by_number.values() if live.asked.replica in (None, replica)]
         for live in lives:
+            del self._by_number[live.number]
             self._last_number += 1
             live.number = self._last_number
             self._by_number[live.number] = live
@@ -107,23 +113,16 @@ class FrontDesk:
 
     def give_time(self, live: Live, seconds: float, now: float) -> None:
         """It has so many seconds in all."""
-        if len(self._deadlines) > 2 * self.num_live + 64:
-            self._deadlines = [one for one in self._deadlines if one[2].answers]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (now + seconds, live.number, live.asked, seconds))
+        self._deadlines.give(live.asked, seconds, now, self.num_live)
 
-    def expire(self, now: float) -> list[tuple[Client, list[int], Failed]]:
-        """End what has had its time: whom to tell, what to abort."""
-        expired = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, _, asked, seconds = heapq.heappop(self._deadlines)
-            if asked.answers:
-                numbers = asked.numbers
-                failed = self.fail(asked.answers[0], "timed_out", f"the request had its timeout, {seconds:g} s")
-                expired.append((asked.client, numbers, failed))
-        return expired
+    def expire(self, now: float) -> list[tuple[list[Live], Failed]]:
+        """End what has had its time: what to abort, what to tell its client."""
+        return [
+            (list(asked.answers), self.fail(asked.answers[0], "timed_out", f"the request had its timeout, {time:g} s"))
+            for asked, time in self._deadlines.passed(now)
+        ]
 
-    def cancel(self, client: Client, request_id: str, now: float) -> tuple[list[int], list[Finished]]:
+    def cancel(self, client: Client, request_id: str, now: float) -> tuple[list[Live], list[Finished]]:
         """End a request because its client wants so: what to abort, what to tell.
 
         Nothing, if there is no such request: it may just have ended.
@@ -131,7 +130,7 @@ class FrontDesk:
         asked = self._by_client.get(client, {}).get(request_id)
         lives = [] if asked is None else list(asked.answers)
         ends = [self._finish(live, "cancelled", None, self._usage(live, now)) for live in lives]
-        return [live.number for live in lives], ends
+        return lives, ends
 
     def drop_client(self, client: Client) -> list[Live]:
         """Forget all requests of a client that cannot be reached; they are to be aborted."""
@@ -148,14 +147,14 @@ class FrontDesk:
             items.setdefault(live.client, []).append(self.fail(live, code, message, retry_after))
         return items
 
-    def accept(self, messages: Iterable[ToTokenizer], now: float) -> tuple[dict[Client, list[Item]], list[int]]:
-        """What the scheduler says: new items for each client, and requests to abort since a stop string ended them.
+    def accept(self, messages: Iterable[ToTokenizer], now: float) -> tuple[dict[Client, list[Item]], list[Live]]:
+        """What schedulers say: new items for each client, and requests to abort since a stop string ended them.
 
         Several steps at once make one `Delta` a request.
         """
         items: dict[Client, list[Item]] = {}
         touched: dict[int, Live] = {}
-        aborts: list[int] = []
+        aborts: list[Live] = []
         for message in messages:
             match message:
                 case Tokens():
@@ -163,14 +162,16 @@ class FrontDesk:
                 case Unservable():
                     live = self._by_number.get(message.number)
                     if live is not None:
-                        numbers = live.asked.numbers
+                        if message.code == KILLS_WORKERS and live.submit is not None:
+                            self.given_up.add(live.submit, now)
+                        siblings = list(live.asked.answers)
                         failed = self.fail(live, message.code, message.message, message.retry_after)
                         items.setdefault(live.client, []).append(failed)
-                        aborts += [number for number in numbers if number != message.number]
-                        for number in numbers:
-                            touched.pop(number, None)
+                        aborts += [one for one in siblings if one is not live]
+                        for one in siblings:
+                            touched.pop(one.number, None)
                 case Load():
-                    self.load = message
+                    self.loads[message.replica] = message
                 case _:
                     assert_never(message)
         for live in touched.values():
@@ -188,7 +189,7 @@ class FrontDesk:
         now: float,
         touched: dict[int, Live],
         items: dict[Client, list[Item]],
-        aborts: list[int],
+        aborts: list[Live],
     ) -> None:
         ended = {one.number: one for one in tokens.ended} if tokens.ended else _NOBODY
         by_number = self._by_number
@@ -218,6 +219,7 @@ class FrontDesk:
             live.num_generated += 1
             if live.first_token_at is None:
                 live.first_token_at, live.asked.has_begun = now, True
+                self.outstanding.begin(live.asked)
             live.fresh_ids.append(token_id)
             live.generated.append(token_id)
             touched[number] = live
@@ -230,7 +232,7 @@ class FrontDesk:
                 if detokenizer.stop_hit is not None:
                     finished = self._finish(live, "stop", detokenizer.stop_hit, self._usage(live, now))
                     self._tell(items, live, finished)
-                    aborts.append(number)
+                    aborts.append(live)
                     del touched[number]
         for end in tokens.ended:
             live = by_number.get(end.number)
@@ -288,6 +290,7 @@ class FrontDesk:
     def _forget(self, live: Live) -> None:
         del self._by_number[live.number]
         live.asked.answers.remove(live)
+        self.outstanding.end_one(live.asked)
         if live.asked.answers:
             return
         mine = self._by_client[live.client]

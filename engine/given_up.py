@@ -1,6 +1,7 @@
-"""What the workers died of twice, and may be asked for again: many clients ask again by themselves. Pure: no clock.
+"""What workers died of twice, and may be asked for again: many clients ask again by themselves. Pure: no clock.
 
-Each time would cost two more deaths, and an engine makes good so many in a while and no more.
+Each time would cost two more deaths, and an engine makes good so many in a while and no more. The tokenizer keeps it,
+since the next replica's workers would die of it, too.
 """
 
 import hashlib
@@ -8,10 +9,9 @@ import hashlib
 import msgspec
 from msgspec import structs
 
-from tercet.engine.request import Request
-from tercet.ipc.step_messages import Sampling, Submit, Unservable
+from tercet.ipc.step_messages import Sampling, Submit
 
-_CODE = "kills_workers"
+KILLS_WORKERS = "kills_workers"
 
 
 class GivenUp:
@@ -22,23 +22,21 @@ class GivenUp:
         self._seconds = seconds
         self._until: dict[bytes, float] = {}
 
-    def add(self, request: Request, blame: str | None, now: float) -> Unservable:
-        """Its end. `blame`: how the workers died the last time."""
-        prompt_ids = request.token_ids[: request.num_prompt].tobytes()
-        self._until[_key(prompt_ids, request.sampling)] = now + self._seconds
-        text = f"the workers died twice while they computed this request; the last time: {blame}"
-        return Unservable(request.number, _CODE, text)
+    def add(self, submit: Submit, now: float) -> None:
+        """It has ended so."""
+        self._until[_key(submit.prompt_ids, submit.sampling)] = now + self._seconds
 
-    def refusal(self, message: Submit, now: float) -> Unservable | None:
+    def refusal(self, message: Submit, now: float) -> str | None:
         """Why this is not to be tried now, if it is not."""
-        self._until = {key: until for key, until in self._until.items() if until > now}
-        if not self._until or _key(message.prompt_ids, message.sampling) not in self._until:
+        if not self._until:
             return None
-        text = (
+        self._until = {key: until for key, until in self._until.items() if until > now}
+        if _key(message.prompt_ids, message.sampling) not in self._until:
+            return None
+        return (
             "the workers died twice while they computed this prompt with these parameters; that is not tried again "
             f"before {self._seconds:g} s (--restart-window) have passed"
         )
-        return Unservable(message.number, _CODE, text)
 
 
 def _key(prompt_ids: bytes, sampling: Sampling) -> bytes:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tercet.engine.child import ChildSpec
 from tercet.engine.grammar_link import Followed, GrammarLink
 from tercet.engine.grammar_process import GrammarSpec
-from tercet.ipc.addresses import Addresses
 from tercet.ipc.grammar_messages import Allowed, Disallowed
 
 _MOST = 6
@@ -19,29 +19,31 @@ _OTHER_CORES = 4
 """For the rest of the engine."""
 
 
-def _forget_tables(folder: Path, incarnation: int) -> None:
+def _forget_tables(folder: Path, replica: int) -> None:
     """Of schedulers that are gone; but plans of the last one may be on their way to workers still."""
-    kept = {f"masks-{number}" for number in (incarnation - 1, incarnation)}
-    for path in folder.glob("masks-*"):
-        if path.name not in kept:
+    number = {path: path.name.rpartition("-")[2] for path in folder.glob(f"masks-{replica}-*")}
+    last = max((path for path in number if number[path].isdecimal()), key=lambda path: int(number[path]), default=None)
+    for path in number:
+        if path != last:
             path.unlink(missing_ok=True)
 
 
 class GrammarCrew:
     """All are started with the first answer that has a grammar, so that none has to wait for one later."""
 
-    def __init__(self, addresses: Addresses, incarnation: int, model_path: str, vocab_size: int, most: int) -> None:
-        """At most `most` answers are followed at a time."""
-        cores = len(os.sched_getaffinity(0)) - _OTHER_CORES
+    def __init__(self, spec: ChildSpec, vocab_size: int, most: int) -> None:
+        """For the scheduler of this spec. At most `most` answers are followed at a time."""
+        cores = (len(os.sched_getaffinity(0)) - _OTHER_CORES) // spec.config.data_parallel_size
         count = max(1, min(cores // _CORES_EACH, _MOST))
         self._rows_each = -(-most // count)
-        self.mask_table = f"{addresses.directory}/masks-{incarnation}"
-        _forget_tables(Path(addresses.directory), incarnation)
+        folder, place = spec.addresses.directory, f"{spec.replica}-{spec.incarnation}"
+        self.mask_table = f"{folder}/masks-{place}"
+        _forget_tables(Path(folder), spec.replica)
         num_rows = count * self._rows_each
-        spec = GrammarSpec("", addresses.scheduler, self.mask_table, num_rows, model_path, vocab_size)
-        names = (f"ipc://{addresses.directory}/m{incarnation}-{number}" for number in itertools.count())
+        asked = GrammarSpec("", spec.own.scheduler, self.mask_table, num_rows, spec.paths.model, vocab_size)
+        names = (f"ipc://{folder}/m{place}-{number}" for number in itertools.count())
         self._links = [
-            GrammarLink(spec, names, itertools.count(index, count), range(first, first + self._rows_each))
+            GrammarLink(asked, names, itertools.count(index, count), range(first, first + self._rows_each))
             for index, first in enumerate(range(0, num_rows, self._rows_each))
         ]
 

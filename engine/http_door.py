@@ -56,7 +56,7 @@ class Door:
         """What of the marks of tool calls and reasoning is a token of its own; None: nobody has asked yet."""
         self.trial = GrammarTrial()
         """Of what tools want; other grammars the tokenizer tries."""
-        self.metrics = Metrics(info.model)
+        self.metrics = Metrics(info.model, config.data_parallel_size)
         self.log = RequestLog(config.log_requests)
         self.unanswered: set[asyncio.Task[Any]] = set()
         """At work for requests whose answers have not begun."""

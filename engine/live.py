@@ -18,7 +18,16 @@ _NOT_STARTED = Started(0, 0, 0.0, 0.0)
 class Asked:
     """A request as its client knows it."""
 
-    __slots__ = ("answers", "client", "has_begun", "request_id", "tells_prompt", "waits_since")
+    __slots__ = (
+        "answers",
+        "client",
+        "has_begun",
+        "num_unbegun",
+        "replica",
+        "request_id",
+        "tells_prompt",
+        "waits_since",
+    )
 
     def __init__(self, client: Client, request_id: str) -> None:
         self.client = client
@@ -31,6 +40,10 @@ class Asked:
         """Its client is yet to hear the prompt's token ids."""
         self.waits_since: float | None = None
         """When a scheduler was asked for it first."""
+        self.replica: int | None = None
+        """Whose scheduler; None: nobody's yet."""
+        self.num_unbegun = 0
+        """Tokens of its prompt, until an answer has a token."""
 
     @property
     def numbers(self) -> list[int]:

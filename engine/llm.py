@@ -74,7 +74,7 @@ class LLM:
             self._engine.on_death(functools.partial(self._loop.soon, self._client.give_up))  # who waits is told
             # At a program's end `__del__` comes too late for threads and loops.
             atexit.register(self._at_exit)
-            self._warm_up()
+            self._warm_up(config.data_parallel_size)
         except BaseException:
             self.close()
             raise
@@ -82,7 +82,7 @@ class LLM:
         self.start_phases = {**self._engine.start_phases, **clock.phases}
         """What the seconds of this start went to, in order: the engine's, then this object's own."""
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, num_replicas: int) -> None:
         """Python adapts code to what it does, and memory is touched, in the first dozen requests: better now.
 
         Not where a step is computed by the CPU, which takes its time.
@@ -90,9 +90,10 @@ class LLM:
         limits = self._engine.limits
         if limits.device != "cpu" and limits.generates:
             prompt, params = [0] * min(_WARM_UP_TOKENS, limits.max_model_len - 1), SamplingParams(max_tokens=1)
+            prompts = [prompt] * num_replicas  # at once: whoever has the least to do gets the next
             enough = time.monotonic() + _WARM_UP_S
             for _ in range(_WARM_UPS):
-                self.generate([prompt], params, use_tqdm=False)
+                self.generate(prompts, params, use_tqdm=False)
                 if time.monotonic() > enough:
                     break
 

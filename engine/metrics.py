@@ -1,7 +1,8 @@
 """What Prometheus reads at /metrics: what this door has seen, and the engine's gauges.
 
 What vLLM has too has two names, `tercet:x` and `vllm:x`, so that dashboards made for either work. Pure but for the
-clock. Requests that came through other doors count in the engine's gauges only.
+clock. Requests that came through other doors count in the engine's gauges only. Those have a series for each replica,
+by the label `engine`; what the door counts has that label only where there is one replica.
 """
 
 import contextlib
@@ -11,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from tercet.engine.process_load import ProcessLoad
-from tercet.ipc.answers import EngineInfo, Usage
+from tercet.ipc.answers import EngineInfo, Gauges, Usage
 from tercet.ipc.client import ClientError, Generation
 
 _PREFIXES = ("tercet:", "vllm:")
@@ -45,8 +46,10 @@ class Histogram:
 class Metrics:
     """Counts since this process started."""
 
-    def __init__(self, model: str) -> None:
-        self._labels = f'model_name="{_escaped(model)}",engine="0"'
+    def __init__(self, model: str, num_replicas: int = 1) -> None:
+        self._model = f'model_name="{_escaped(model)}"'
+        self._labels = self._of_replica(0) if num_replicas == 1 else self._model
+        """Of what this door counts, whichever replica it was."""
         self.num_prompt_tokens = 0
         self.num_generated_tokens = 0
         """Whatever became of their requests."""
@@ -67,10 +70,17 @@ class Metrics:
     def render(self, info: EngineInfo | None, loads: Sequence[ProcessLoad] = ()) -> str:
         """Prometheus' text format. `info`: the engine's gauges, if it answers; `loads`: of its processes."""
         lines: list[str] = []
-        for name, kind, help, value in self._numbers(info):
+        for name, kind, help, value in self._counts(info):
             for prefix in _PREFIXES:
                 lines += _head(prefix + name, kind, help)
                 lines.append(f"{prefix}{name}{{{self._labels}}} {value}")
+        replicas = [] if info is None else [_gauges(one) for one in info.replicas or (info,)]
+        for several in zip(*replicas, strict=True):
+            name, kind, help, _ = several[0]
+            for prefix in _PREFIXES:
+                lines += _head(prefix + name, kind, help)
+                for replica, (*_, value) in enumerate(several):
+                    lines.append(f"{prefix}{name}{{{self._of_replica(replica)}}} {value}")
         for prefix in _PREFIXES:
             name = f"{prefix}request_success_total"
             lines += _head(name, "counter", "Requests that have ended, by reason.")
@@ -89,25 +99,29 @@ class Metrics:
             lines.append(f'tercet:process_resident_memory_bytes{{process="{load.name}"}} {load.resident_bytes}')
         return "\n".join(lines) + "\n"
 
-    def _numbers(self, info: EngineInfo | None) -> Iterable[tuple[str, str, str, float]]:
+    def _of_replica(self, replica: int) -> str:
+        return f'{self._model},engine="{replica}"'
+
+    def _counts(self, info: EngineInfo | None) -> Iterable[tuple[str, str, str, float]]:
         yield "prompt_tokens_total", "counter", "Tokens of prompts that were answered.", self.num_prompt_tokens
         yield "generation_tokens_total", "counter", "Tokens generated.", self.num_generated_tokens
         yield "engine_up", "gauge", "1 if the engine answers.", int(info is not None)
-        if info is None:
-            return
-        usable = max(1, info.num_pages - 1)  # page 0 is nobody's
-        used = max(0.0, 1 - info.num_free_pages / usable)
-        yield "num_requests_running", "gauge", "Requests being computed.", info.num_running
-        yield "num_requests_waiting", "gauge", "Requests waiting for their turn.", info.num_waiting
-        yield "kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1.", used
-        yield "num_preemptions_total", "counter", "Requests interrupted for want of cache.", info.num_preemptions
-        yield "prefix_cache_queries_total", "counter", "Prompt tokens looked up.", info.num_prefix_queries
-        yield "prefix_cache_hits_total", "counter", "Prompt tokens that had been computed.", info.num_prefix_hits
-        yield "steps_total", "counter", "Steps of the engine.", info.num_steps
-        drafts = "Steps of a request in which it had tokens to guess."
-        yield "spec_decode_num_drafts_total", "counter", drafts, info.num_trials
-        yield "spec_decode_num_draft_tokens_total", "counter", "Tokens guessed.", info.num_guesses
-        yield "spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right.", info.num_right_guesses
+
+
+def _gauges(of: EngineInfo | Gauges) -> Iterable[tuple[str, str, str, float]]:
+    usable = max(1, of.num_pages - 1)  # page 0 is nobody's
+    used = max(0.0, 1 - of.num_free_pages / usable)
+    yield "num_requests_running", "gauge", "Requests being computed.", of.num_running
+    yield "num_requests_waiting", "gauge", "Requests waiting for their turn.", of.num_waiting
+    yield "kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1.", used
+    yield "num_preemptions_total", "counter", "Requests interrupted for want of cache.", of.num_preemptions
+    yield "prefix_cache_queries_total", "counter", "Prompt tokens looked up.", of.num_prefix_queries
+    yield "prefix_cache_hits_total", "counter", "Prompt tokens that had been computed.", of.num_prefix_hits
+    yield "steps_total", "counter", "Steps of the engine.", of.num_steps
+    drafts = "Steps of a request in which it had tokens to guess."
+    yield "spec_decode_num_drafts_total", "counter", drafts, of.num_trials
+    yield "spec_decode_num_draft_tokens_total", "counter", "Tokens guessed.", of.num_guesses
+    yield "spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right.", of.num_right_guesses
 
 
 class RequestTimer:

@@ -17,7 +17,7 @@ from tercet.engine.admission import Admission
 from tercet.engine.constraints import Constraints, MaskSource
 from tercet.engine.decode_rows import DecodeRows
 from tercet.engine.ends import find_turns, said_of_prompts
-from tercet.engine.given_up import GivenUp
+from tercet.engine.given_up import KILLS_WORKERS
 from tercet.engine.guessing import Guessing
 from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
@@ -48,7 +48,7 @@ _FEW = 8
 
 
 class Planner:
-    """All requests of an engine. Fed with messages, asked for plans."""
+    """All requests of a replica. Fed with messages, asked for plans."""
 
     def __init__(self, settings: PlannerSettings, hash_key: bytes, grammars: MaskSource | None = None) -> None:
         """Without `grammars` no request may have one."""
@@ -56,7 +56,6 @@ class Planner:
         self._settings = settings
         self._hasher = PrefixHasher(hash_key, settings.page_size) if settings.enable_prefix_caching else None
         self._waiting = WaitingLine(settings)
-        self._given_up = GivenUp(settings.restart_window)
         self._counters = Counters()
         self._forgotten = 0
         """Requests with lower numbers are nobody's."""
@@ -83,8 +82,8 @@ class Planner:
         if message.number < self._forgotten:
             return None
         full = None if message.again else self._waiting.is_full(message, self._residents.num_free_slots)
-        if (refusal := full or self._given_up.refusal(message, now)) is not None:
-            return refusal
+        if full is not None:
+            return full
         requests = make_requests(message, self._hasher, now, deterministic=self._settings.deterministic)
         for request in requests:
             if (unservable := make_fit(request, self._settings)) is not None:
@@ -158,7 +157,8 @@ class Planner:
         failed = []
         for request in (*back, *self._waiting.remove_if(lambda request: True)):
             if request is guilty:
-                failed.append(self._given_up.add(request, message.blame, now))
+                text = f"the workers died twice while they computed this request; the last time: {message.blame}"
+                failed.append(Unservable(request.number, KILLS_WORKERS, text))
             elif (unservable := make_fit(request, self._settings)) is not None:
                 failed.append(unservable)
             else:

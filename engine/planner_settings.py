@@ -23,7 +23,6 @@ class PlannerSettings:
     deterministic: bool = False
     max_queued_requests: int = 2**20
     max_queued_tokens: int = 2**40
-    restart_window: float = 60.0
     speculation: SpeculativeConfig | None = None
     state_tile: int = 0
     kept_states: int = 0
@@ -58,7 +57,6 @@ def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
         deterministic=config.deterministic,
         max_queued_requests=config.max_queued_requests,
         max_queued_tokens=config.max_queued_tokens,
-        restart_window=config.restart_window,
         speculation=config.speculative_config,
         state_tile=limits.state_tile,
         kept_states=num_kept_states(config) if limits.state_tile else 0,

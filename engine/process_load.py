@@ -1,7 +1,6 @@
 """What each process of an engine takes of its machine, as the kernel tells it. It asks no process, and knows Linux."""
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ class ProcessLoad(msgspec.Struct, frozen=True):
     """One process, from its start until now."""
 
     name: str
-    """supervisor, tokenizer, scheduler, http, worker 0, worker 1, …"""
+    """supervisor, tokenizer, scheduler, http, worker 0, worker 1, …; with several replicas, replica 0 scheduler, …"""
     cpu_seconds: float
     resident_bytes: int
 
@@ -33,14 +32,13 @@ def read_loads(supervisor: int) -> list[ProcessLoad]:
 
 
 def _children(supervisor: int) -> Iterator[tuple[str, int]]:
-    """Workers are counted in the order of their start, which is that of their ranks."""
-    counts: Counter[str] = Counter()
+    """Each is started with its name as the one argument."""
     for pid in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split():
         with suppress(OSError):
-            _, _, role = Path(f"/proc/{pid}/cmdline").read_bytes().decode().rstrip("\0").rpartition("tercet.engine.")
+            _, _, words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().partition("tercet.engine.")
+            role, _, name = words.rstrip("\0").partition("\0")
             if role in ("tokenizer", "scheduler", "http", "worker"):
-                yield (f"worker {counts[role]}" if role == "worker" else role), int(pid)
-                counts[role] += 1
+                yield name, int(pid)
 
 
 def _read(name: str, pid: int) -> ProcessLoad:

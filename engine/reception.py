@@ -17,8 +17,10 @@ from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.embedding import check_made
 from tercet.engine.front_desk import FrontDesk
+from tercet.engine.given_up import KILLS_WORKERS
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.live import Client, Live
+from tercet.engine.loads import all_together, gauges
 from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
 from tercet.engine.prompt_check import check_depth, check_prompt
@@ -83,27 +85,29 @@ class Reception:
 
     def info(self) -> EngineInfo:
         """Who is there."""
-        load, limits = self._desk.load, self._rules.limits
+        limits, loads = self._rules.limits, self._desk.loads
+        whole = all_together(loads)
         return EngineInfo(
             self._name,
             self._version,
             limits.max_model_len,
             limits.vocab_size,
-            load.num_running,
-            load.num_waiting,
-            load.num_free_pages,
-            load.num_pages,
-            load.num_steps,
-            load.num_preemptions,
-            load.num_prefix_queries,
-            load.num_prefix_hits,
+            whole.num_running,
+            whole.num_waiting,
+            whole.num_free_pages,
+            whole.num_pages,
+            whole.num_steps,
+            whole.num_preemptions,
+            whole.num_prefix_queries,
+            whole.num_prefix_hits,
             *self._formats,
             self._rules.eos_ids,
-            load.num_trials,
-            load.num_guesses,
-            load.num_right_guesses,
+            whole.num_trials,
+            whole.num_guesses,
+            whole.num_right_guesses,
             self._rules.adapters,
             limits.classifier,
+            tuple(map(gauges, loads)) if len(loads) > 1 else (),
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
@@ -220,7 +224,7 @@ class Reception:
             return Failed(request_id, refusal.code, str(refusal))
 
     def submit(self, live: Live, request: Request, prepared: Prepared, now: float) -> Submit:
-        """What the scheduler gets."""
+        """What a scheduler gets. Raises `Refusal`."""
         handling, again = request.handling, goes_on(prepared.received, request.params.n)
         for answer in live.asked.answers:
             submit = Submit(
@@ -235,7 +239,10 @@ class Reception:
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
         live.asked.tells_prompt = handling.return_prompt_ids
-        return live.asked.submit(now)
+        whole = live.asked.submit(now)
+        if (given_up := self._desk.given_up.refusal(whole, now)) is not None:
+            raise Refusal(KILLS_WORKERS, given_up)
+        return whole
 
 
 def _num_characters(request: Request | Question) -> int:

@@ -42,13 +42,12 @@ _TAKING_SECONDS = 0.01
 
 
 def main(link: SupervisorLink) -> None:
-    addresses, config = link.spec.addresses, link.spec.config
-    inbox: Inbox[ToScheduler] = Inbox(addresses.scheduler, ToScheduler)
+    config = link.spec.config
+    inbox: Inbox[ToScheduler] = Inbox(link.spec.own.scheduler, ToScheduler)
     link.tell(Loaded())
     limits = link.wait_begin()
     settings = make_settings(config, limits)
-    model = link.spec.paths.model, limits.vocab_size
-    grammars = GrammarCrew(addresses, link.spec.incarnation, *model, settings.most_followed)
+    grammars = GrammarCrew(link.spec, limits.vocab_size, settings.most_followed)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation
     kept = config.keep_cores_awake
@@ -67,7 +66,7 @@ class StepLoop:
         self._link = link
         self._cores = cores
         self._tokenizer = Outbox(link.spec.addresses.tokenizer)
-        self._workers = [Outbox(address) for address in link.spec.addresses.workers]
+        self._workers = [Outbox(address) for address in link.spec.own.workers]
         self._encoder = msgspec.msgpack.Encoder()
         self._last_load = 0.0
         self._told: Load | None = None
@@ -158,7 +157,7 @@ class StepLoop:
         if now - self._last_load >= _LOAD_SECONDS or (self._planner.idle and self._told and self._told.num_running):
             for unservable in (*self._planner.expire(now), *self._planner.check_masks()):
                 self._send(unservable)
-            load = self._planner.load()
+            load = msgspec.structs.replace(self._planner.load(), replica=self._link.spec.replica)
             if load != self._told and self._tokenizer.try_send(load):
                 self._told = load
             self._last_load = now
@@ -171,7 +170,7 @@ class TracedStepLoop(StepLoop):
     def __init__(self, planner: Planner, link: SupervisorLink, cores: AwakeCores) -> None:
         super().__init__(planner, link, cores)
         folder = link.spec.config.trace_dir or ""
-        self._lane, garbage = open_lanes(folder, "scheduler", "loop", "garbage")
+        self._lane, garbage = open_lanes(folder, link.spec.lane, "loop", "garbage")
         record_collections(garbage)
 
     def _work(self, inbox: Inbox[ToScheduler], message: ToScheduler | None, now: float) -> None:

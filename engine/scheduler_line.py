@@ -1,4 +1,4 @@
-"""The tokenizer's way to the scheduler, and to each successor of one that died.
+"""The tokenizer's way to a replica's scheduler, and to each successor of one that died.
 
 It knows what is to be said; what for is the desk's matter.
 """
@@ -6,7 +6,7 @@ It knows what is to be said; what for is the desk's matter.
 import asyncio
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import anyio
 
@@ -32,9 +32,12 @@ class SchedulerLine:
         """Whether it could be sent; not to a scheduler that is far behind."""
         return self._scheduler.try_send(submit)
 
-    def abort(self, numbers: Sequence[int]) -> None:
+    def note_abort(self, number: int) -> None:
+        """To be sent with the next, at the latest with those of the next tick."""
+        self._unsent_aborts.append(number)
+
+    def send_aborts(self) -> None:
         """Now, or later with others."""
-        self._unsent_aborts += numbers
         if self._unsent_aborts and self._scheduler.try_send(Abort(array("q", self._unsent_aborts).tobytes())):
             self._unsent_aborts = []
 
@@ -46,8 +49,8 @@ class SchedulerLine:
         """There is a new scheduler, that knows nobody."""
         self._succeeded.set()
 
-    async def follow(self, desk: FrontDesk) -> None:
-        """To each new scheduler: all that is live, from where it stands."""
+    async def follow(self, desk: FrontDesk, replica: int) -> None:
+        """To each new scheduler: all that is live with its replica, from where it stands."""
         while True:
             await self._succeeded.wait()
             self._succeeded.clear()
@@ -55,7 +58,7 @@ class SchedulerLine:
             self._scheduler = self._connect()
             self._unsent_aborts.clear()
             self.forget(desk.next_number)
-            for asked in desk.renumber():
+            for asked in desk.renumber(replica):
                 while asked.answers and not self._succeeded.is_set():
                     if self.submit(asked.submit(time.monotonic(), again=True)):
                         break

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from tercet.engine.adapter_names import read_adapters
 from tercet.engine.bytecode import keep_bytecode
 from tercet.engine.child import Paths, remove_sockets, remove_stale_sockets
-from tercet.engine.children import Child
+from tercet.engine.children import Child, Post
 from tercet.engine.config import EngineConfig
-from tercet.engine.crew import Crew, common_limits
+from tercet.engine.crew import Crew, common_limits, least_limits
 from tercet.engine.errors import StartupFailed
 from tercet.engine.home import have_home
 from tercet.engine.model_files import locate
 from tercet.engine.refusal import SHUTTING_DOWN
-from tercet.engine.watch import ChildDied, Watch
+from tercet.engine.watch import HTTP, TOKENIZER, ChildDied, Watch
 from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.process_messages import (
     Abandon,
@@ -52,7 +52,12 @@ class Supervisor:
         self._crew = Crew(config, self._hear)
         self._addresses: Addresses | None = None
         self._paths: Paths | None = None
-        self._roles = tuple(role for role in _ROLES if role != "http" or config.http is not None)
+        self._posts = [
+            Post(role, replica)
+            for role in _ROLES
+            if role != "http" or config.http is not None
+            for replica in range(config.data_parallel_size if role in ("worker", "scheduler") else 1)
+        ]
         self._stops = 0
         """Times somebody asked for the end: the first drains, the second ends at once."""
         self._started = time.monotonic()
@@ -95,27 +100,34 @@ class Supervisor:
         guesser = self._config.speculative_config and self._config.speculative_config.model
         self._paths = Paths(model, folders, str(locate(guesser)) if guesser else None)
         try:
-            size, listen, key = self._config.tensor_parallel_size, self._config.listen, self._config.listen_key
-            self._addresses = make_addresses(size, listen, keyed=key is not None)
+            config = self._config
+            self._addresses = make_addresses(
+                config.tensor_parallel_size,
+                config.listen,
+                keyed=config.listen_key is not None,
+                num_replicas=config.data_parallel_size,
+            )
         except (ValueError, OSError) as error:
             raise StartupFailed(f"no folder can be made for the engine's own sockets: {error}") from None
         before = time.monotonic() - self._started
-        for role in self._roles:
-            self._spawn(role)
+        for post in self._posts:
+            self._spawn(post)
         if not self._have_all("load", lambda child: child.loaded is not None, deadline):
             return None
-        limits = common_limits(self._crew.children)
+        workers = [self._crew.of(post) for post in self._posts if post.role == "worker"]
+        limits_each = [common_limits(children) for children in workers]
+        limits = least_limits(limits_each)
         for child in self._crew.children:
             child.begun = True
-            child.tell(Begin(limits))
+            child.tell(Begin(limits if child.post in (TOKENIZER, HTTP) else limits_each[child.post.replica]))
         if not self._have_all("begin to serve", lambda child: child.serving, deadline):
             return None
         model = self._config.served_model_name or self._config.model
         seconds = time.monotonic() - self._started
-        phases = {"supervisor": before, **self._crew.of("worker")[0].phases}
+        phases = {"supervisor": before, **workers[0][0].phases}
         phases["others"] = seconds - sum(phases.values())
         self._report(Ready(self._addresses.listen, model, seconds, limits, phases))
-        return Watch(self._config, self._crew, limits, self._spawn)
+        return Watch(self._config, self._crew, limits_each, self._spawn)
 
     def _have_all(self, what: str, has_done: Callable[[Child], bool], deadline: float) -> bool:
         """Wait until each child has done `what`; False if somebody asks for the end meanwhile."""
@@ -132,16 +144,16 @@ class Supervisor:
                 raise StartupFailed(self._crew.take_dead()[0].obituary())
         return True
 
-    def _spawn(self, role: str, incarnation: int = 0) -> None:
+    def _spawn(self, post: Post, incarnation: int = 0) -> None:
         assert self._addresses is not None
         assert self._paths is not None
-        self._crew.spawn(role, self._paths, self._addresses, incarnation)
+        self._crew.spawn(post, self._paths, self._addresses, incarnation)
         if self._stops:
-            self._tell_doors_to_drain(role)
+            self._tell_doors_to_drain(post)
 
-    def _tell_doors_to_drain(self, *roles: str) -> None:
+    def _tell_doors_to_drain(self, *posts: Post) -> None:
         for child in self._crew.children:
-            if child.role in roles and child.role in ("http", "tokenizer"):
+            if child.post in posts and child.post in (HTTP, TOKENIZER):
                 child.tell(Drain())
 
     # ---------------------------------------------------------------------------------------------- end
@@ -149,7 +161,7 @@ class Supervisor:
     def _drain(self, watch: Watch) -> None:
         """Let running requests finish, up to the deadline or a second `stop`; who dies meanwhile is replaced."""
         watch.draining = True
-        self._tell_doors_to_drain(*self._roles)
+        self._tell_doors_to_drain(*self._posts)
         deadline = time.monotonic() + self._config.drain_timeout
         while not watch.drained and self._stops < 2 and time.monotonic() < deadline:
             watch.turn(deadline)
@@ -158,20 +170,20 @@ class Supervisor:
 
     def _hand_over(self, watch: Watch, deadline: float) -> None:
         """All has been said; clients of the HTTP door still take it. For that it needs nobody: memory becomes free."""
-        http = self._crew.only("http")
+        http = self._crew.only(HTTP)
         if http is not None and http.serving:
             http.tell(HandOver(max(0.0, deadline - time.monotonic())))
-            watch.keep_only("http")
+            watch.keep_only(HTTP)
         else:
             watch.keep_only(None)
-        while self._crew.only("http") is not None and self._stops < 2 and time.monotonic() < deadline:
+        while self._crew.only(HTTP) is not None and self._stops < 2 and time.monotonic() < deadline:
             watch.turn(deadline)
         if self._stops > 1:
-            self._crew.discard("http")
+            self._crew.discard(HTTP)
 
     def _bid_farewell(self, message: str, code: str = "engine_died") -> None:
         """Have the tokenizer fail what is live, so that no client waits; then the HTTP door, which passes it on."""
-        for child in (self._crew.only("tokenizer"), self._crew.only("http")):
+        for child in (self._crew.only(TOKENIZER), self._crew.only(HTTP)):
             if child is not None and child.serving and child.process.poll() is None:
                 child.tell(Abandon(message, code))
                 with contextlib.suppress(subprocess.TimeoutExpired):

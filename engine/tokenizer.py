@@ -27,14 +27,14 @@ from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
 from tercet.engine.refusal import RETRY_AFTER_S, Refusal
 from tercet.engine.request_check import goes_on, received_of
 from tercet.engine.rules import make_rules
-from tercet.engine.scheduler_line import SchedulerLine
+from tercet.engine.schedulers import Schedulers, make_schedulers
 from tercet.engine.text_codec import load_codec
 from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.answers import Batch, Failed, Item, Rejected, ToClient
 from tercet.ipc.front_door import Delivery, FrontDoor
 from tercet.ipc.messages import Cancel, Detokenize, Hello, Question, Request, Tokenize
-from tercet.ipc.process_messages import Abandon, Drain, Limits, Loaded, NewLimits, SchedulerRestarted, Serving, ToChild
-from tercet.ipc.sockets import AsyncInbox, Outbox
+from tercet.ipc.process_messages import Abandon, Drain, Limits, Loaded, NewLimits, Serving, ToChild
+from tercet.ipc.sockets import AsyncInbox
 from tercet.ipc.step_messages import Load, ToTokenizer
 
 _TICK_S = 0.25
@@ -54,14 +54,14 @@ class Tokenizer:
     def __init__(
         self,
         door: FrontDoor,
-        scheduler: SchedulerLine,
+        schedulers: Schedulers,
         desk: FrontDesk,
         reception: Reception,
         aside: Aside,
         link: SupervisorLink,
     ) -> None:
         self._door = door
-        self._scheduler = scheduler
+        self._schedulers = schedulers
         self._desk = desk
         self._reception = reception
         self._aside = aside
@@ -73,22 +73,23 @@ class Tokenizer:
 
     async def serve(self, inbox: AsyncInbox[ToTokenizer], limits: Limits) -> None:
         """Until drained or abandoned."""
-        self._desk.load = Load(0, 0, limits.num_pages - 1, limits.num_pages, 0, 0, 0, 0)  # until the scheduler says
+        empty = Load(0, 0, limits.num_pages - 1, limits.num_pages, 0, 0, 0, 0)  # until the schedulers say
+        self._desk.loads = [empty] * len(self._desk.loads)
         if self._link.spec.incarnation:  # there may be requests of a tokenizer that died
-            self._scheduler.forget(self._desk.next_number)
+            self._schedulers.forget(self._desk.next_number)
         loop = asyncio.get_running_loop()
         self._settled_at = loop.time() + (_RETURN_S if self._link.spec.incarnation else 0.0)
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             for work in (self._serve_clients, self._notice_departures, self._tick):
                 tasks.start_soon(work)
-            tasks.start_soon(self._scheduler.follow, self._desk)
+            tasks.start_soon(self._schedulers.follow)
             tasks.start_soon(inbox.deliver, self._speak)
             self._link.subscribe(partial(self._obey_soon, loop))
             self._link.tell(Serving())
             await self._done.wait()
             tasks.cancel_scope.cancel()
-        self._scheduler.close()
+        self._schedulers.close()
 
     # --------------------------------------------------------------------------------- from clients
 
@@ -106,9 +107,9 @@ class Tokenizer:
             case Hello():
                 self._post(client, self._reception.info())
             case Cancel(request_id=request_id):
-                numbers, ends = self._desk.cancel(client, request_id, time.monotonic())
+                lives, ends = self._desk.cancel(client, request_id, time.monotonic())
                 if ends:
-                    self._scheduler.abort(numbers)
+                    self._schedulers.abort(lives)
                     self._post(client, Batch(tuple(ends)))
                     self._end_if_drained()
             case Tokenize() | Detokenize() as question:
@@ -159,7 +160,8 @@ class Tokenizer:
         return self._reception.prepare(live, request) if live.asked.answers else None
 
     def _submit(self, live: Live, request: Request, prepared: Prepared) -> None:
-        if not self._scheduler.submit(self._reception.submit(live, request, prepared, time.monotonic())):
+        submit = self._reception.submit(live, request, prepared, time.monotonic())
+        if not self._schedulers.submit(live.asked, submit):
             raise Refusal("overloaded", "the scheduler is far behind; ask again later", RETRY_AFTER_S)
 
     def _refuse(self, live: Live, refusal: Refusal) -> None:
@@ -170,7 +172,7 @@ class Tokenizer:
 
     def _speak(self, messages: list[ToTokenizer]) -> None:
         items, aborts = self._desk.accept(messages, time.monotonic())
-        self._scheduler.abort(aborts)
+        self._schedulers.abort(aborts)
         for client, news in items.items():
             self._post(client, Batch(tuple(news)))
         self._end_if_drained()
@@ -182,7 +184,7 @@ class Tokenizer:
         if delivery is Delivery.SENT:
             return
         lost = self._desk.drop_client(client)
-        self._scheduler.abort([live.number for live in lost])
+        self._schedulers.abort(lost)
         if delivery is Delivery.FULL:
             mine = self._owed.setdefault(client, [])
             mine += last_words(message, lost)
@@ -204,10 +206,10 @@ class Tokenizer:
         while True:
             self._link.beat(count)
             count += 1
-            self._scheduler.abort([])
-            for client, numbers, failed in self._desk.expire(time.monotonic()):
-                self._scheduler.abort(numbers)
-                self._post(client, failed)
+            self._schedulers.abort([])
+            for lives, failed in self._desk.expire(time.monotonic()):
+                self._schedulers.abort(lives)
+                self._post(lives[0].client, failed)
                 self._end_if_drained()
             for client, items in list(self._owed.items()):
                 if self._door.send(client, self._encoder.encode(Batch(tuple(items)))) is not Delivery.FULL:
@@ -230,12 +232,10 @@ class Tokenizer:
                 for client, items in self._desk.fail_all(code, message).items():
                     self._post(client, Batch(tuple(items)))
                 self._done.set()
-            case SchedulerRestarted():
-                self._scheduler.succeed()
             case NewLimits(limits=limits):
                 self._reception.measure_by(limits)
             case _:
-                raise AssertionError(f"the link keeps {command!r} to itself")
+                self._schedulers.obey(command)
 
     def _drain(self) -> None:
         self._reception.draining = True
@@ -281,10 +281,11 @@ def main(link: SupervisorLink) -> None:
     async def serve() -> None:
         door.open()
         inbox: AsyncInbox[ToTokenizer] = AsyncInbox(spec.addresses.tokenizer, ToTokenizer, context)
-        desk = FrontDesk(codec.pieces, (spec.incarnation << _NUMBER_BITS) + 1)
-        line = SchedulerLine(partial(Outbox, spec.addresses.scheduler, context))
-        make = Tokenizer if spec.config.trace_dir is None else TracedTokenizer
-        tokenizer = make(door, line, desk, Reception(desk, codec, rules, spec.config), Aside(spec.config), link)
+        config, first_number = spec.config, (spec.incarnation << _NUMBER_BITS) + 1
+        desk = FrontDesk(codec.pieces, first_number, config.data_parallel_size, config.restart_window)
+        schedulers = make_schedulers(spec, context, desk)
+        make = Tokenizer if config.trace_dir is None else TracedTokenizer
+        tokenizer = make(door, schedulers, desk, Reception(desk, codec, rules, config), Aside(config), link)
         try:
             await tokenizer.serve(inbox, limits)
         finally:

@@ -19,7 +19,7 @@ class TracedRunner:
     def __init__(self, runner: StepRunner, spec: ChildSpec) -> None:
         self._runner = runner
         self._lane, self._device, self._answers, garbage = open_lanes(
-            spec.config.trace_dir or "", f"worker-{spec.rank}", "launch", "device", "answers", "garbage"
+            spec.config.trace_dir or "", spec.lane, "launch", "device", "answers", "garbage"
         )
         record_collections(garbage)
         self._step_id, self._kind = 0, Span.DECODE

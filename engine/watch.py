@@ -1,20 +1,31 @@
 """The watch over an engine's processes once they serve: who hangs is killed, and who has died is started again.
 
-It knows nothing of requests, nor how an engine starts and ends. A hang is a silence, and made a death.
+What dies in a replica is replaced there: the others notice nothing. It knows nothing of requests, nor how an engine
+starts and ends. A hang is a silence, and made a death.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from tercet.engine.children import Child
+from tercet.engine.children import Child, Post
 from tercet.engine.config import EngineConfig
-from tercet.engine.crew import Crew, common_limits
+from tercet.engine.crew import Crew, common_limits, least_limits
 from tercet.engine.errors import StartupFailed, TercetError
 from tercet.engine.log_line import log_line
 from tercet.engine.restarts import Restarts
 from tercet.engine.start_clock import in_words
-from tercet.ipc.process_messages import Begin, Impaired, Limits, NewLimits, SchedulerRestarted, WorkersRestarted
+from tercet.ipc.process_messages import (
+    Begin,
+    Impaired,
+    Limits,
+    Mending,
+    NewLimits,
+    SchedulerRestarted,
+    WorkersRestarted,
+)
+
+TOKENIZER, HTTP = Post("tokenizer"), Post("http")
 
 _SETTLE_SECONDS = 0.05
 """From one worker's death until those of others that have the same cause have been seen."""
@@ -25,23 +36,28 @@ class ChildDied(TercetError):
 
 
 class Watch:
-    """All processes of a role die and are replaced together."""
+    """All processes of a post die and are replaced together."""
 
-    def __init__(self, config: EngineConfig, crew: Crew, limits: Limits, spawn: Callable[[str, int], None]) -> None:
-        """`limits`: what they began with. `spawn` starts the processes of a role, of an incarnation."""
+    def __init__(
+        self, config: EngineConfig, crew: Crew, limits: list[Limits], spawn: Callable[[Post, int], None]
+    ) -> None:
+        """`limits`: what each replica began with. `spawn` starts the processes of a post, of an incarnation."""
         self._config = config
         self._crew = crew
         self._limits = limits
         self._spawn = spawn
         self._incarnation = 0
-        self._restarts = defaultdict[str, Restarts](lambda: Restarts(config.max_restarts, config.restart_window))
-        self._due: dict[str, float] = {}
-        """When the processes of a role are to be started again."""
-        self._arriving: dict[str, float] = {}
-        """Until when the processes of a role, started again, have to serve."""
+        self._restarts = defaultdict[Post, Restarts](lambda: Restarts(config.max_restarts, config.restart_window))
+        self._due: dict[Post, float] = {}
+        """When the processes of a post are to be started again."""
+        self._arriving: dict[Post, float] = {}
+        """Until when the processes of a post, started again, have to serve."""
         self._impaired: tuple[str, ...] = ()
         """What the HTTP door was last told about `_due` and `_arriving`."""
-        self._blame: str | None = None
+        self._mending: tuple[int, ...] = ()
+        """And the tokenizer."""
+        self._blame: list[str | None] = [None] * len(limits)
+        """Of each replica's workers."""
         self._last_turn = 0.0
         self.draining = False
         """The tokenizer may end by itself, which it does when nothing is left to do."""
@@ -62,95 +78,113 @@ class Watch:
             self._crew.kill_hung(hung)
         if self._crew.dead:
             self._bury(now)
-        for role, due in list(self._due.items()):
+        for post, due in list(self._due.items()):
             if due <= now:
-                del self._due[role]
-                self._arriving[role] = now + self._config.startup_timeout
+                del self._due[post]
+                self._arriving[post] = now + self._config.startup_timeout
                 self._incarnation += 1
                 try:
-                    self._spawn(role, self._incarnation)
+                    self._spawn(post, self._incarnation)
                 except StartupFailed as lack:
-                    self._put_off(role, str(lack), now)
-        for role in list(self._arriving):
-            self._help_to_arrive(role, now)
-        self._tell_http()
+                    self._put_off(post, str(lack), now)
+        for post in list(self._arriving):
+            self._help_to_arrive(post, now)
+        self._tell_of_replacements()
 
-    def keep_only(self, kept: str | None) -> None:
-        """Of what has drained: the processes of all other roles end."""
+    def keep_only(self, kept: Post | None) -> None:
+        """Of what has drained: the processes of all other posts end."""
         self._due.clear()
         self._arriving.clear()
-        for role in {child.role for child in self._crew.children} - {kept}:
-            self._crew.discard(role)
+        for post in {child.post for child in self._crew.children} - {kept}:
+            self._crew.discard(post)
 
-    def _tell_http(self) -> None:
-        impaired = tuple(sorted(self._due.keys() | self._arriving.keys()))
-        http = self._crew.only("http")
-        if http is not None and http.serving and impaired != self._impaired:
-            self._impaired = impaired
-            http.tell(Impaired(impaired))
+    def _tell_of_replacements(self) -> None:
+        """The HTTP door: what keeps requests from being served, which is not a replica that others stand in for."""
+        absent = self._due.keys() | self._arriving.keys()
+        mending = tuple(sorted({post.replica for post in absent if post not in (TOKENIZER, HTTP)}))
+        tokenizer, http = self._crew.only(TOKENIZER), self._crew.only(HTTP)
+        if len(self._limits) > 1 and tokenizer is not None and mending != self._mending:
+            self._mending = mending
+            tokenizer.tell(Mending(mending))
+        whole = len(self._limits) - len(mending)
+        impaired = sorted(self._name(post) for post in absent if post in (TOKENIZER, HTTP) or not whole)
+        if http is not None and http.serving and tuple(impaired) != self._impaired:
+            self._impaired = tuple(impaired)
+            http.tell(Impaired(self._impaired))
+
+    def _name(self, post: Post) -> str:
+        is_one_of_several = len(self._limits) > 1 and post not in (TOKENIZER, HTTP)
+        return f"replica {post.replica} {post.role}" if is_one_of_several else post.role
 
     def _bury(self, now: float) -> None:
         """Deal with the dead. Ranks that ran together end together: they would wait for each other for ever."""
-        if any(child.role == "worker" for child in self._crew.dead):
+        if any(child.post.role == "worker" for child in self._crew.dead):
             time.sleep(_SETTLE_SECONDS)
             self._crew.wait(0)
         dead = self._crew.take_dead()
-        roles = {child.role: child for child in reversed(dead)}
-        if "worker" in roles:
-            cause = next((child for child in dead if child.role == "worker" and child.was_killed_from_outside), None)
-            roles["worker"] = cause or roles["worker"]
-            if roles["worker"].serving:  # else it has computed nothing, and what is said of those before it holds
-                self._blame = None if cause else roles["worker"].obituary()
-        for role, child in roles.items():
-            self._replace(role, child, now)
-        if "scheduler" in roles and self._config.tensor_parallel_size > 1 and "worker" not in self._due:
-            # It may have died between telling one rank and telling the next.
-            self._crew.discard("worker")
-            self._due["worker"], self._blame = now, None
+        posts = {child.post: child for child in reversed(dead)}
+        for post in [post for post in posts if post.role == "worker"]:
+            cause = next((child for child in dead if child.post == post and child.was_killed_from_outside), None)
+            posts[post] = cause or posts[post]
+            if posts[post].serving:  # else it has computed nothing, and what is said of those before it holds
+                self._blame[post.replica] = None if cause else posts[post].obituary()
+        for post, child in posts.items():
+            self._replace(post, child, now)
+        for post in posts:
+            workers = Post("worker", post.replica)
+            if post.role == "scheduler" and self._config.tensor_parallel_size > 1 and workers not in self._due:
+                # It may have died between telling one rank and telling the next.
+                self._crew.discard(workers)
+                self._due[workers], self._blame[post.replica] = now, None
 
-    def _replace(self, role: str, child: Child, now: float) -> None:
-        if role == "tokenizer" and self.draining and child.process.returncode == 0:
+    def _replace(self, post: Post, child: Child, now: float) -> None:
+        if post == TOKENIZER and self.draining and child.process.returncode == 0:
             self.drained = True
         elif not self.drained:
-            self._put_off(role, child.obituary(), now)
+            self._put_off(post, child.obituary(), now)
         elif child.process.returncode != 0:
             log_line(f"tercet: {child.obituary()}")
-        self._crew.discard(role)
+        self._crew.discard(post)
 
-    def _put_off(self, role: str, why: str, now: float) -> None:
-        """All processes of a role end, and are due again after a while."""
-        self._crew.discard(role)
-        self._arriving.pop(role, None)
-        delay = self._restarts[role].died(now)
+    def _put_off(self, post: Post, why: str, now: float) -> None:
+        """All processes of a post end, and are due again after a while."""
+        self._crew.discard(post)
+        self._arriving.pop(post, None)
+        delay = self._restarts[post].died(now)
         if delay is None:
-            raise ChildDied(f"{why}; {self._restarts[role].verdict}")
-        self._due[role] = now + delay
+            raise ChildDied(f"{why}; {self._restarts[post].verdict}")
+        self._due[post] = now + delay
         log_line(f"tercet: {why}; starting it again")
 
-    def _help_to_arrive(self, role: str, now: float) -> None:
+    def _help_to_arrive(self, post: Post, now: float) -> None:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
-        children = self._crew.of(role)
-        if now > self._arriving[role] and not all(child.serving for child in children):
-            raise ChildDied(f"{role} did not come back within --startup-timeout {self._config.startup_timeout:g} s")
+        children = self._crew.of(post)
+        if now > self._arriving[post] and not all(child.serving for child in children):
+            seconds = f"{self._config.startup_timeout:g} s"
+            raise ChildDied(f"{self._name(post)} did not come back within --startup-timeout {seconds}")
         if not all(child.loaded for child in children):
             return
-        if role == "worker":
-            self._limits = common_limits(children)
+        if post.role == "worker":
+            self._limits[post.replica] = common_limits(children)
         for child in children:
             if not child.begun:
                 child.begun = True
-                child.tell(Begin(self._limits))
+                of_all = post in (TOKENIZER, HTTP)
+                child.tell(Begin(least_limits(self._limits) if of_all else self._limits[post.replica]))
         if not all(child.serving for child in children):
             return
-        del self._arriving[role]
-        scheduler, tokenizer = self._crew.only("scheduler"), self._crew.only("tokenizer")
-        if role == "worker" and tokenizer is not None:
-            tokenizer.tell(NewLimits(self._limits))
-        if role == "worker" and scheduler is not None:
+        del self._arriving[post]
+        scheduler, tokenizer = self._crew.only(Post("scheduler", post.replica)), self._crew.only(TOKENIZER)
+        if post.role == "worker" and tokenizer is not None:
+            tokenizer.tell(NewLimits(least_limits(self._limits)))
+        if post.role == "worker" and scheduler is not None:
             self._incarnation += 1
-            scheduler.tell(WorkersRestarted(self._incarnation, self._limits, self._blame))
-            log_line(f"tercet: worker 0 is back; it took {in_words(children[0].phases)}")
-        elif role == "http":
+            blame = self._blame[post.replica]
+            scheduler.tell(WorkersRestarted(self._incarnation, self._limits[post.replica], blame))
+            log_line(f"tercet: {children[0].name} is back; it took {in_words(children[0].phases)}")
+        elif post == HTTP:
             self._impaired = ()  # the new one knows nothing
-        elif role == "scheduler" and tokenizer is not None:
-            tokenizer.tell(SchedulerRestarted())
+        elif post == TOKENIZER:
+            self._mending = ()
+        elif post.role == "scheduler" and tokenizer is not None:
+            tokenizer.tell(SchedulerRestarted(post.replica))

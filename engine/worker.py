@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
-from tercet.engine.compilers import Compilers, start_compilers
+from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.log_line import log_line
@@ -41,8 +41,8 @@ _NULL_BYTES_PER_TOKEN = 1024
 
 def main(link: SupervisorLink) -> None:
     rank = link.spec.rank
-    address = link.spec.addresses.workers[rank]
-    inbox: Inbox[ToWorker] = Inbox(address, ToWorker)
+    own = link.spec.own
+    inbox: Inbox[ToWorker] = Inbox(own.workers[rank], ToWorker)
     clock = StartClock()
     runner = _make_runner(link, clock)
     if link.spec.config.trace_dir is not None:
@@ -53,9 +53,9 @@ def main(link: SupervisorLink) -> None:
     if rank != 0:
         answers = NoAnswers()
     elif runner.limits.device == "cuda" or link.spec.config.null_step_ms:  # who computes does so by itself
-        answers = LateAnswers(link.spec.addresses.scheduler)
+        answers = LateAnswers(own.scheduler)
     else:
-        answers = Answers(link.spec.addresses.scheduler)
+        answers = Answers(own.scheduler)
     link.tell(Serving())
     run_steps(inbox, runner, answers, link)
 
@@ -116,7 +116,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     quicken_sources()
     spec, config = link.spec, link.spec.config
     if config.device != "cpu":
-        open_device_early(spec.rank)
+        open_device_early(_gpu_index(spec))
     # Imported here: a null worker starts without torch.
     import torch
 
@@ -132,16 +132,15 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
     on_gpu = _takes_gpu(config)
-    device = torch.device("cuda", spec.rank) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", _gpu_index(spec)) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
         clock.settle = torch.cuda.synchronize
         fingerprint_triton_early()
     else:
-        set_cpu_threads(config.tensor_parallel_size)
-    group = Group.join(
-        spec.rank, config.tensor_parallel_size, device, spec.addresses.rendezvous, config.startup_timeout
-    )
+        set_cpu_threads(config.data_parallel_size * config.tensor_parallel_size)
+    meeting = f"{spec.own.rendezvous}.{spec.incarnation}"  # a file that none has used before
+    group = Group.join(spec.rank, config.tensor_parallel_size, device, meeting, config.startup_timeout)
     clock.ended("device")
     decoder, cache_dtype = _load_decoder(link, clock, group)
     settings = RunnerSettings(
@@ -213,7 +212,9 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
     return decoder, opened.cache_dtype
 
 
-def _start_compilers(link: SupervisorLink, opened: "Opened", device: "torch.device") -> Compilers | None:
+def _start_compilers(
+    link: SupervisorLink, opened: "Opened", device: "torch.device"
+) -> Compilers | OthersCompilers | None:
     from tercet.model.compile_ahead import fingerprint, kernel_cache
     from tercet.triton_kernels.dispatch import gpu_of
 
@@ -247,11 +248,18 @@ def _takes_gpu(config: EngineConfig) -> bool:
     on_gpu = config.device != "cpu" and torch.cuda.is_available()
     if config.device == "cuda" and not on_gpu:
         raise ValueError("--device cuda, but torch finds no CUDA device")
-    if on_gpu and torch.cuda.device_count() < config.tensor_parallel_size:
-        raise ValueError(
-            f"--tensor-parallel-size {config.tensor_parallel_size}, but there are {torch.cuda.device_count()} GPUs"
-        )
+    needed = config.data_parallel_size * config.tensor_parallel_size
+    if on_gpu and torch.cuda.device_count() < needed:
+        asked = f"--tensor-parallel-size {config.tensor_parallel_size}"
+        if config.data_parallel_size > 1:
+            asked = f"--data-parallel-size {config.data_parallel_size} with {asked} takes {needed}"
+        raise ValueError(f"{asked}, but there are {torch.cuda.device_count()} GPUs")
     return on_gpu
+
+
+def _gpu_index(spec: child.ChildSpec) -> int:
+    """Each replica has as many GPUs, side by side, as it has ranks."""
+    return spec.replica * spec.config.tensor_parallel_size + spec.rank
 
 
 if __name__ == "__main__":

@@ -14,6 +14,16 @@ _LONGEST_IPC_PATH = 107
 """What `sockaddr_un` of Linux holds."""
 
 
+class Replica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Meeting points of one replica of the model."""
+
+    scheduler: str
+    workers: tuple[str, ...]
+    """Inbox of each rank."""
+    rendezvous: str
+    """File through which the ranks find each other; each incarnation adds its own ending."""
+
+
 class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every meeting point of one engine."""
 
@@ -21,31 +31,36 @@ class Addresses(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Mode 0700; the engine removes it when it ends."""
     tokenizer: str
     """Inbox of the tokenizer."""
-    scheduler: str
-    workers: tuple[str, ...]
-    """Inbox of each rank."""
     listen: tuple[str, ...]
     """Front doors: the tokenizer serves clients on each."""
-    rendezvous: str
-    """File through which the ranks find each other."""
+    replicas: tuple[Replica, ...]
 
 
-def make_addresses(num_workers: int, listen: tuple[str, ...] = (), *, keyed: bool = False) -> Addresses:
-    """Make the private directory and name everything in it. Without `listen` the front door is in there as well."""
+def make_addresses(
+    num_workers: int, listen: tuple[str, ...] = (), *, keyed: bool = False, num_replicas: int = 1
+) -> Addresses:
+    """Make the private directory and name everything in it: of each replica so many workers. Without `listen` the
+    front door is in there as well."""
     for address in listen:
         check_listen_address(address, keyed=keyed)
     directory = Path(tempfile.mkdtemp(prefix="tercet-"))  # 0700 by mkdtemp's contract
-    inside = {name: f"ipc://{directory}/{name}" for name in ("tokenizer", "scheduler", "clients")}
+    inside = {name: f"ipc://{directory}/{name}" for name in ("tokenizer", "clients")}
     addresses = Addresses(
         directory=str(directory),
         tokenizer=inside["tokenizer"],
-        scheduler=inside["scheduler"],
-        workers=tuple(f"ipc://{directory}/worker-{rank}" for rank in range(num_workers)),
         listen=listen or (inside["clients"],),
-        rendezvous=str(directory / "rendezvous"),
+        replicas=tuple(
+            Replica(
+                scheduler=f"ipc://{directory}/scheduler-{replica}",
+                workers=tuple(f"ipc://{directory}/worker-{replica}-{rank}" for rank in range(num_workers)),
+                rendezvous=str(directory / f"rendezvous-{replica}"),
+            )
+            for replica in range(num_replicas)
+        ),
     )
     try:
-        for address in (addresses.scheduler, *addresses.workers[-1:]):
+        last = addresses.replicas[-1]
+        for address in (last.scheduler, *last.workers[-1:]):
             check_ipc_path(address)
     except ValueError:
         directory.rmdir()

@@ -103,6 +103,22 @@ class Classifier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
     """What makes of logits what the model was trained to say."""
 
 
+class Gauges(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One of several replicas, in the terms of `EngineInfo`."""
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_pages: int
+    num_steps: int
+    num_preemptions: int
+    num_prefix_queries: int
+    num_prefix_hits: int
+    num_trials: int = 0
+    num_guesses: int = 0
+    num_right_guesses: int = 0
+
+
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What a client may want to know before it asks."""
 
@@ -133,6 +149,8 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     """Names of those that a request may ask for."""
     classifier: Classifier | None = None
     """None: the model has no head that classifies."""
+    replicas: tuple[Gauges, ...] = ()
+    """Of several replicas each one's; the numbers above are theirs together. Of one, none."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -60,17 +60,27 @@ class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fie
 
 
 class SchedulerRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """To the tokenizer: the scheduler is new and knows no request."""
+    """To the tokenizer: this replica's scheduler is new and knows no request."""
+
+    replica: int = 0
 
 
 class NewLimits(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """To the tokenizer: the workers are new, and have found this. There may be more memory than before, or less."""
+    """To the tokenizer: workers are new, and all replicas together have room for this. There may be more memory than
+    before, or less."""
 
     limits: Limits
 
 
+class Mending(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer: these replicas lack processes, which are being replaced. While there are others, new requests
+    are theirs. Only where there are several."""
+
+    replicas: tuple[int, ...]
+
+
 class Impaired(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """To the HTTP door: these kinds of process are being replaced; with none, the engine is whole."""
+    """To the HTTP door: these are being replaced, and no request is served meanwhile; with none, requests are."""
 
     roles: tuple[str, ...]
 
@@ -107,7 +117,7 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
     message: str
 
 
-ToChild = Begin | Drain | HandOver | Abandon | WorkersRestarted | SchedulerRestarted | NewLimits | Impaired
+ToChild = Begin | Drain | HandOver | Abandon | WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
 FromChild = Phase | Loaded | Serving | Beat | LastWords
 
 

@@ -191,6 +191,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """Steps of a request in which it had tokens to guess; those guessed, and those that were right."""
     num_guesses: int = 0
     num_right_guesses: int = 0
+    replica: int = 0
+    """Whose they are."""
 
 
 ToTokenizer = Tokens | Unservable | Load

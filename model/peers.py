@@ -66,7 +66,9 @@ def connect_peers(
     if row_bytes % 16:
         return None
     others = [peer for peer in range(size) if peer != rank]
-    reach = device.type == "meta" or all(torch.cuda.can_device_access_peer(device.index, peer) for peer in others)
+    reach = device.type == "meta" or all(
+        torch.cuda.can_device_access_peer(device.index, device.index - rank + peer) for peer in others
+    )
     if not agree(int(reach)):
         say_once(rank, _WITHOUT, "GPUs cannot reach each other's memory")
         return None

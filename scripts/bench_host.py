@@ -30,6 +30,7 @@ def add_host_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="demo", help="whose tokenizer turns ids into text")
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 256])
     parser.add_argument("--run-ahead", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[1])
     parser.add_argument("--lease", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--tokens", type=int, default=120_000, help="tokens per measurement, over all requests")
 
@@ -38,33 +39,39 @@ def run_host(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Every combination, one engine each."""
     rows = []
     print(
-        f"{'requests':>8} {'ahead':>5} {'lease':>5} {'text':>5} {'steps/s':>9} {'tokens/s':>9}  CPU us/step by process"
+        f"{'requests':>8} {'repl.':>5} {'ahead':>5} {'lease':>5} {'text':>5} {'steps/s':>9} {'tokens/s':>9}"
+        "  CPU us/step by process"
     )
-    for run_ahead, lease in itertools.product(arguments.run_ahead, arguments.lease):
+    for replicas, run_ahead, lease in itertools.product(arguments.replicas, arguments.run_ahead, arguments.lease):
         config = EngineConfig(
-            model=arguments.model, load_format="null", run_ahead=run_ahead, max_lease=lease, enable_prefix_caching=False
+            model=arguments.model,
+            load_format="null",
+            data_parallel_size=replicas,
+            run_ahead=run_ahead,
+            max_lease=lease,
+            enable_prefix_caching=False,
         )
+        setting = {"replicas": replicas, "run_ahead": run_ahead, "lease": lease}
+        shown = f"{replicas:5} {run_ahead:5} {lease:5}"
         with EngineProcess(config) as engine:
             for requests, streamed in itertools.product(arguments.requests, (True, False)):
                 tokens = max(min(arguments.tokens // requests, 8000), 16)
                 row = anyio.run(_measure, engine, requests, tokens, streamed)
-                rows.append({"requests": requests, "run_ahead": run_ahead, "lease": lease, "streamed": streamed, **row})
+                rows.append({"requests": requests, **setting, "streamed": streamed, **row})
                 shares = " ".join(f"{name}={us:.0f}" for name, us in row["cpu_us_per_step"].items())
                 print(
-                    f"{requests:8} {run_ahead:5} {lease:5} {'yes' if streamed else 'no':>5} {row['steps_per_s']:9.0f} "
+                    f"{requests:8} {shown} {'yes' if streamed else 'no':>5} {row['steps_per_s']:9.0f} "
                     f"{row['tokens_per_s']:9.0f}  {shares}",
                     flush=True,
                 )
             latency = anyio.run(_first_token_latency, engine)
-            rows.append({"run_ahead": run_ahead, "lease": lease, "first_token_ms": latency})
-            print(
-                f"         {run_ahead:5} {lease:5} first token after {latency['p50']:.2f} ms (p99 {latency['p99']:.2f})"
-            )
+            rows.append({**setting, "first_token_ms": latency})
+            print(f"         {shown} first token after {latency['p50']:.2f} ms (p99 {latency['p99']:.2f})")
             for turns in _TURNS:
                 turn = anyio.run(_turn_latency, engine, turns)
-                rows.append({"run_ahead": run_ahead, "lease": lease, "turns": turns, **turn})
+                rows.append({**setting, "turns": turns, **turn})
                 print(
-                    f"         {run_ahead:5} {lease:5} of a chat's next turn, {turn['ids']} ids, after "
+                    f"         {shown} of a chat's next turn, {turn['ids']} ids, after "
                     f"{turn['next_ms']:.2f} ms; of its first {turn['first_ms']:.2f}"
                 )
     return rows

@@ -73,6 +73,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag("tensor-parallel-size", "ranks that share the model, one process each", type=int)
     flag(
+        "data-parallel-size",
+        "replicas of the model, each with ranks, a cache and a queue of its own, behind the same doors; what bounds "
+        "these is for each",
+        type=int,
+    )
+    flag(
         "load-format",
         "dummy: random weights; null: no model, to measure the engine itself",
         choices=get_args(LoadFormat),

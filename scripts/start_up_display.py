@@ -11,7 +11,7 @@ from tercet.ipc.process_messages import FromSupervisor, Progress
 
 
 class StartUpDisplay:
-    """Shows rank 0's phases on standard error; the other ranks do the same at the same time."""
+    """Shows rank 0's phases on standard error, of the first replica; the others do the same at the same time."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -19,7 +19,9 @@ class StartUpDisplay:
         self._bars: dict[tuple[str, str], tqdm[None]] = {}
 
     def show(self, message: FromSupervisor) -> None:
-        if not isinstance(message, Progress) or message.process not in ("worker 0", "tokenizer", "scheduler"):
+        if not isinstance(message, Progress):
+            return
+        if message.process.removeprefix("replica 0 ") not in ("worker 0", "tokenizer", "scheduler"):
             return
         if message.total <= 1:
             if message.done:

@@ -6,6 +6,7 @@ prints one reading, which needs two samples for its rates.
 
 import asyncio
 import http.client
+import itertools
 import math
 import os
 import re
@@ -17,6 +18,7 @@ from contextlib import suppress
 
 from program_parser import ProgramParser
 from tercet.engine.standard_files import leave_standard_output
+from tercet.ipc.answers import EngineInfo, Gauges
 from tercet.ipc.client import Client, ClientError
 
 Sample = dict[str, float]
@@ -25,7 +27,8 @@ _BAR_WIDTH = 30
 
 
 def read_http(url: str, api_key: str | None) -> Sample:
-    """The numbers at /metrics; of histograms their sums and counts. A process has its own, under `number process`."""
+    """The numbers at /metrics; of histograms their sums and counts. A process has its own, under `number process`, and
+    so has each of several replicas."""
     request = urllib.request.Request(url.rstrip("/") + "/metrics")
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
@@ -34,11 +37,24 @@ def read_http(url: str, api_key: str | None) -> Sample:
             text = answer.read().decode()
     except http.client.HTTPException as error:
         raise ValueError(f"what came is no whole answer of HTTP: {error!r}") from None
-    sample = {}
+    sample: Sample = {}
+    of_replicas: dict[str, list[float]] = {}
     for match in _LINE.finditer(text):
-        process = re.match(r'process="([^"]*)"$', match[2])
-        if "le=" not in match[2]:
+        process, replica = re.match(r'process="([^"]*)"$', match[2]), re.search(r'engine="\d+"$', match[2])
+        if replica:
+            of_replicas.setdefault(match[1], []).append(float(match[3]))
+        elif "le=" not in match[2]:
             sample[f"{match[1]} {process[1]}" if process else match[1]] = float(match[3])
+    return {**together(of_replicas), **sample}
+
+
+def together(of_replicas: dict[str, list[float]]) -> Sample:
+    """What they are together, and, of several, each one's."""
+    sample: Sample = {}
+    for name, values in of_replicas.items():
+        sample[name] = sum(values) / (len(values) if name == "kv_cache_usage_perc" else 1)
+        if len(values) > 1:
+            sample |= {f"{name} replica {number}": value for number, value in enumerate(values)}
     return sample
 
 
@@ -48,19 +64,24 @@ def read_socket(address: str, listen_key: str | None) -> Sample:
     async def ask() -> Sample:
         async with Client(address, key=listen_key, connect_timeout=5) as client:
             info = await client.info()
-        return {
-            "num_requests_running": info.num_running,
-            "num_requests_waiting": info.num_waiting,
-            "kv_cache_usage_perc": 1 - info.num_free_pages / max(1, info.num_pages - 1),
-            "num_preemptions_total": info.num_preemptions,
-            "prefix_cache_queries_total": info.num_prefix_queries,
-            "prefix_cache_hits_total": info.num_prefix_hits,
-            "steps_total": info.num_steps,
-            "spec_decode_num_draft_tokens_total": info.num_guesses,
-            "spec_decode_num_accepted_tokens_total": info.num_right_guesses,
-        }
+        replicas = [gauges(one) for one in info.replicas or (info,)]
+        return together({name: [one[name] for one in replicas] for name in replicas[0]})
 
     return asyncio.run(ask())
+
+
+def gauges(of: EngineInfo | Gauges) -> Sample:
+    return {
+        "num_requests_running": of.num_running,
+        "num_requests_waiting": of.num_waiting,
+        "kv_cache_usage_perc": 1 - of.num_free_pages / max(1, of.num_pages - 1),
+        "num_preemptions_total": of.num_preemptions,
+        "prefix_cache_queries_total": of.num_prefix_queries,
+        "prefix_cache_hits_total": of.num_prefix_hits,
+        "steps_total": of.num_steps,
+        "spec_decode_num_draft_tokens_total": of.num_guesses,
+        "spec_decode_num_accepted_tokens_total": of.num_right_guesses,
+    }
 
 
 def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
@@ -85,6 +106,12 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
     for label, name in [*times, ("in the queue", "request_queue_time_seconds")]:
         if (count := now.get(f"{name}_count", 0) - before.get(f"{name}_count", math.inf)) > 0:
             yield f"{label:<13} {1e3 * (now[f'{name}_sum'] - before[f'{name}_sum']) / count:.1f} ms on average"
+    for replica in itertools.takewhile(lambda one: f"num_requests_running replica {one}" in now, itertools.count()):
+        running, waiting, used = (
+            now[f"{name} replica {replica}"]
+            for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        )
+        yield f"{f'replica {replica}':<13} {running:.0f} running, {waiting:.0f} waiting, {used:.1%} of the KV cache"
     for key, used in now.items():
         name, _, process = key.partition(" ")
         if name == "process_cpu_seconds_total":

@@ -56,7 +56,7 @@ def adapters(model: Path) -> list[Path]:
 
 
 @contextmanager
-def engine(num_ranks: int, http: str, *, tries: bool) -> Iterator[EngineProcess]:
+def engine(num_ranks: int, num_replicas: int, http: str, *, tries: bool) -> Iterator[EngineProcess]:
     """Small enough a cache that requests are preempted, too. `tries`: tokens ahead, of a model that repeats itself."""
     model = repetitive() if tries else checkpoint(FAMILY)
     config = EngineConfig(
@@ -65,6 +65,7 @@ def engine(num_ranks: int, http: str, *, tries: bool) -> Iterator[EngineProcess]
         speculative_config=SpeculativeConfig(num_speculative_tokens=3) if tries else None,
         device="cpu",
         tensor_parallel_size=num_ranks,
+        data_parallel_size=num_replicas,
         page_size=16,
         kv_cache_memory=bytes_of_pages(FAMILY, 60) // num_ranks,
         max_num_seqs=8,
@@ -88,7 +89,7 @@ def deal(draw: random.Random) -> Iterator[tuple[str, str]]:
 
 
 async def strike(
-    process: EngineProcess, num_ranks: int, name: str, kind: str, traffic: Traffic, record: Record, draw: random.Random
+    process: EngineProcess, name: str, kind: str, traffic: Traffic, record: Record, draw: random.Random
 ) -> None:
     """One fault."""
     supervisor = psutil.Process(process.process.pid)
@@ -106,7 +107,7 @@ async def strike(
         traffic.expect_cuts()
     target = draw.choice(found)
     record.faults[f"{name} {kind}"] += 1
-    print(f"{time.strftime('%X')} {name} of an engine of {num_ranks} {kind}", flush=True)
+    print(f"{time.strftime('%X')} {target.cmdline()[-1].removeprefix('tercet.engine.')} {kind}", flush=True)
     with suppress(psutil.NoSuchProcess):  # it died of something else meanwhile
         target.send_signal(signal.SIGKILL if kind == KILLED else signal.SIGSTOP)
         if kind == PAUSES:
@@ -115,7 +116,7 @@ async def strike(
 
 
 async def episode(
-    process: EngineProcess, http: str, num_ranks: int, num_faults: int, record: Record, seed: int
+    process: EngineProcess, http: str, num_ranks: int, num_replicas: int, num_faults: int, record: Record, seed: int
 ) -> None:
     """Traffic, faults, and rest."""
     draw = random.Random(seed)
@@ -129,35 +130,37 @@ async def episode(
     traffic = Traffic(process.address, http, wanted, record, seed)
     faults = deal(draw)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(traffic.run, 2, 3 - num_ranks, 4 - num_ranks)  # ranks that wait for each other are slow
+        # Ranks that wait for each other are slow; and everybody has two cores.
+        fewer = num_ranks * num_replicas
+        tasks.start_soon(traffic.run, 2, 3 - fewer, 4 - fewer)
         for _ in range(num_faults):
             await anyio.sleep(draw.uniform(0.0, 0.7))
             began = time.monotonic()
-            await strike(process, num_ranks, *next(faults), traffic, record, draw)
+            await strike(process, *next(faults), traffic, record, draw)
             await traffic.one_more()
             record.recoveries.append(time.monotonic() - began)
         traffic.stopping = True
     await anyio.to_thread.run_sync(wait_until_empty, process.address)
     counts = [len(children(supervisor.pid, name)) for name in ROLES]
-    assert counts == [1, 1, num_ranks, 1], counts
+    assert counts == [1, num_replicas, num_replicas * num_ranks, 1], counts
     num_helpers = [
         len(children(parent.pid, name)) for name, role in HELPERS.items() for parent in children(supervisor.pid, role)
     ]
     assert max(num_helpers) <= 1, num_helpers
     # A helper that was killed at rest is taken leave of when the next is needed.
     living = [one for one in supervisor.children(recursive=True) if is_alive(one)]
-    assert len(living) == 3 + num_ranks + sum(num_helpers), living
+    assert len(living) == sum(counts) + sum(num_helpers), living
     assert supervisor.num_fds() == num_files, "the supervisor has files of the dead open"
     (door,) = children(supervisor.pid, "http")
     connections = [one for one in door.net_connections("tcp") if one.status != psutil.CONN_LISTEN]
     assert not connections, f"the door keeps {connections}"
 
 
-def run_episode(num_ranks: int, num_faults: int, record: Record, seed: int) -> None:
+def run_episode(num_ranks: int, num_faults: int, record: Record, seed: int, num_replicas: int = 1) -> None:
     """A whole engine's life, at the end of which its supervisor is killed."""
     http = f"127.0.0.1:{free_port()}"
-    with engine(num_ranks, http, tries=seed % 2 == 1) as process:
-        anyio.run(episode, process, http, num_ranks, num_faults, record, seed)
+    with engine(num_ranks, num_replicas, http, tries=seed % 2 == 1) as process:
+        anyio.run(episode, process, http, num_ranks, num_replicas, num_faults, record, seed)
         family = psutil.Process(process.process.pid).children(recursive=True)
         process.process.kill()
         record.faults["supervisor is killed"] += 1
@@ -169,14 +172,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", type=int, default=500)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--replicas", type=int, choices=[1, 2], help="default: two in one engine of five")
     arguments = parser.parse_args()
     record, number = Record(), 0
     while record.faults.total() < arguments.faults and not record.wrong:
         seed = arguments.seed + number
-        num_ranks = 2 if number % 5 == 4 else 1
+        num_replicas = arguments.replicas or (2 if number % 5 == 2 else 1)
+        num_ranks = 2 if number % 5 == 4 and num_replicas == 1 else 1
         number += 1
-        print(f"episode {number}: seed {seed}, {num_ranks} ranks", flush=True)
-        run_episode(num_ranks, 20, record, seed)
+        print(f"episode {number}: seed {seed}, {num_replicas} replicas of {num_ranks} ranks", flush=True)
+        run_episode(num_ranks, 20, record, seed, num_replicas)
         print(record.report(), flush=True)
     for wrong in record.wrong:
         print(wrong)

@@ -11,7 +11,7 @@ def children(supervisor: int, name: str) -> list[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(supervisor).children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                if child.cmdline()[-1:] == [f"tercet.engine.{name}"] and child.status() != psutil.STATUS_ZOMBIE:
+                if f"tercet.engine.{name}" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                     found.append(child)
     return found
 

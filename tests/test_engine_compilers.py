@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from checkpoints import checkpoint
 from shapes import write_shape
 from tercet.engine.child import Paths
 from tercet.engine.compiler_process import CompilerSpec, steps_of_spec
-from tercet.engine.compilers import start_compilers
+from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
 from tercet.engine.config import EngineConfig
 
 FEW = {"device": "cuda", "max_num_seqs": 1, "max_num_batched_tokens": 64, "load_format": "dummy", "dtype": "bfloat16"}
@@ -104,3 +105,24 @@ def test_they_compile_for_weights_as_the_worker_has_them(
     steps, gpu = steps_of_spec(msgspec.structs.replace(spec_of(config), capability=capability))
     assert gpu.capability == capability
     assert [(way.bits, way.group) for way in steps.kept.values()] == ([(bits, 128)] * 7 * 36 if bits else [])
+
+
+def test_of_those_that_want_the_same_one_compiles(cache: Path) -> None:
+    """As soon as that is through, or dead, the others go on; and who comes then has nothing to do."""
+    failing, told = spec_of(EngineConfig(model="not there")), list[tuple[int, int]]()
+    first, second = (start_compilers(failing, cache, "f") for _ in range(2))
+    assert isinstance(first, Compilers)
+    assert isinstance(second, OthersCompilers)
+    assert isinstance(start_compilers(failing, cache, "g"), Compilers), "of something else"
+    waiting = threading.Thread(target=second.wait, args=(lambda done, of: told.append((done, of)),))
+    waiting.start()
+    time.sleep(0.2)
+    assert told == [(0, 1)]
+    first.wait(lambda done, of: None)
+    waiting.join(10)
+    assert told == [(0, 1), (1, 1)]
+    third = start_compilers(failing, cache, "f")
+    assert isinstance(third, Compilers), "the first failed"
+    third.wait(lambda done, of: None)
+    (cache / "tercet-f").touch()
+    assert start_compilers(failing, cache, "f") is None

@@ -97,7 +97,7 @@ def test_a_stop_string_ends_at_once_and_aborts(desk: FrontDesk) -> None:
     messages = [tokens({x.number: token_id}) for token_id in sampled]
     messages[0] = msgspec.structs.replace(messages[0], started=(Started(x.number, 2, 0.5, 1.25),))
     items, aborts = desk.accept(messages, 12.0)
-    assert aborts == [x.number]
+    assert aborts == [x]
     (finished,) = items[A]
     assert isinstance(finished, Finished)
     assert (finished.text, finished.reason, finished.stop) == ("one ", "stop", "END")
@@ -126,7 +126,7 @@ def test_several_tokens_of_a_request_in_one_step(desk: FrontDesk, stop: str) -> 
     assert isinstance(finished, Finished)
     assert delta == Delta("y", "c", array("i", [c]).tobytes())
     if stop:
-        assert ([row[0].logprob for row in told.tokens], aborts) == ([-0.5, -0.25], [x.number])
+        assert ([row[0].logprob for row in told.tokens], aborts) == ([-0.5, -0.25], [x])
         assert (finished.text, finished.stop, finished.token_ids) == ("a", "b", array("i", [a, b]).tobytes())
     else:
         assert ([row[0].logprob for row in told.tokens], aborts) == ([-0.5, -0.25, -0.125], [])
@@ -155,8 +155,8 @@ def test_a_stop_string_in_bytes_that_only_the_end_makes_certain(desk: FrontDesk)
 def test_cancel_and_the_tokens_that_cross_it(desk: FrontDesk) -> None:
     x = submitted(desk, A, "x")
     assert desk.cancel(B, "x", 11.0) == ([], [])
-    numbers, (finished,) = desk.cancel(A, "x", 11.0)
-    assert numbers == [x.number]
+    lives, (finished,) = desk.cancel(A, "x", 11.0)
+    assert lives == [x]
     assert (finished.reason, finished.stop, finished.usage.num_generated_tokens) == ("cancelled", None, 0)
     assert desk.cancel(A, "x", 11.0) == ([], [])
     assert desk.accept([tokens({x.number: 1}, ended(x))], 12.0) == ({}, [])
@@ -171,7 +171,7 @@ def test_unservable_and_load(desk: FrontDesk) -> None:
         [load, Unservable(x.number, "too_long_for_cache", "needs 9 pages of 4"), Unservable(99, "a", "b")], 1.0
     )
     assert items == {A: [Failed("x", "too_long_for_cache", "needs 9 pages of 4")]}
-    assert desk.load == load
+    assert desk.loads == [load]
 
 
 def test_leaving_and_failing(desk: FrontDesk) -> None:
@@ -208,10 +208,10 @@ def test_random_histories() -> None:
                     lives[live.number], sampled[live.number] = live, []
                 case 1 if lives:
                     live = rng.choice(list(lives.values()))
-                    numbers, ends = desk.cancel(live.client, live.request_id, step)
-                    assert (not numbers) == (not ends) == (live.number in over)
+                    gone, ends = desk.cancel(live.client, live.request_id, step)
+                    assert (not gone) == (not ends) == (live.number in over)
                     news.setdefault((live.client, live.request_id), []).extend(ends)
-                    over.update(numbers)
+                    over.update(one.number for one in gone)
                 case _ if lives:
                     batch = []
                     for _ in range(rng.randrange(1, 4)):
@@ -233,7 +233,7 @@ def test_random_histories() -> None:
                     for number in lives:
                         if not desk.is_live(lives[number]):
                             over.add(number)
-                    assert set(aborts) <= over
+                    assert {one.number for one in aborts} <= over
         for client, name in {(live.client, live.request_id) for live in lives.values()}:
             parts = news.get((client, name), [])
             ends = [part for part in parts if not isinstance(part, Delta)]

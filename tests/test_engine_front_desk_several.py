@@ -66,8 +66,8 @@ def test_all_are_told_the_seed_that_they_count_from(desk: FrontDesk) -> None:
 def test_cancel_ends_those_that_are_left(desk: FrontDesk) -> None:
     x, y, z = several(desk, "r", 3)
     desk.accept([tokens({}, Ended(y.number, "length", None, USAGE))], 1.0)
-    numbers, ends = desk.cancel(A, "r", 2.0)
-    assert numbers == [x.number, z.number]
+    lives, ends = desk.cancel(A, "r", 2.0)
+    assert lives == [x, z]
     assert [(one.index, one.reason) for one in ends] == [(0, "cancelled"), (2, "cancelled")]
     assert desk.num_live == 0
     assert desk.clients() == []
@@ -76,7 +76,7 @@ def test_cancel_ends_those_that_are_left(desk: FrontDesk) -> None:
 def test_one_failure_is_all_of_theirs(desk: FrontDesk) -> None:
     x, y, z = several(desk, "r", 3)
     news = [tokens({x.number: byte("a"), z.number: byte("c")}), Unservable(y.number, "timed_out", "too late")]
-    assert desk.accept(news, 1.0) == ({A: [Failed("r", "timed_out", "too late")]}, [x.number, z.number])
+    assert desk.accept(news, 1.0) == ({A: [Failed("r", "timed_out", "too late")]}, [x, z])
     assert desk.num_live == 0
     lives = several(desk, "s", 2)
     several(desk, "t", 2)
@@ -90,8 +90,8 @@ def test_the_time_of_a_request_is_that_of_its_last_answer(desk: FrontDesk) -> No
     desk.give_time(x, 5.0, 0.0)
     desk.accept([tokens({}, Ended(x.number, "length", None, USAGE))], 1.0)
     assert desk.expire(4.9) == []
-    ((client, numbers, failed),) = desk.expire(5.0)
-    assert (client, numbers, failed.code) == (A, [y.number], "timed_out")
+    ((lives, failed),) = desk.expire(5.0)
+    assert (lives, failed.code) == ([y], "timed_out")
     assert desk.expire(9.0) == []
 
 

@@ -17,11 +17,12 @@ from llguidance import LLMatcher
 from checkpoints import checkpoint, tokenizer
 from families import VOCAB_SIZE
 from tercet.engine import grammar_link
-from tercet.engine.child import remove_sockets
+from tercet.engine.child import ChildSpec, Paths, remove_sockets
+from tercet.engine.config import EngineConfig
 from tercet.engine.grammar_crew import GrammarCrew
 from tercet.engine.grammar_link import Followed, GrammarLink
 from tercet.engine.grammar_process import GrammarSpec
-from tercet.ipc.addresses import make_addresses
+from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.grammar_messages import Allowed, Disallowed
 from tercet.ipc.mask_table import map_mask_table
 from tercet.ipc.sockets import Inbox
@@ -35,9 +36,9 @@ class Desk:
 
     def __init__(self, model_path: Path, num_rows: int = 8) -> None:
         self.addresses = make_addresses(1)
-        self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.scheduler, Allowed | Disallowed)
+        self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.replicas[0].scheduler, Allowed | Disallowed)
         self.table = Path(self.addresses.directory) / "masks"
-        where = self.addresses.scheduler, str(self.table)
+        where = self.addresses.replicas[0].scheduler, str(self.table)
         spec = GrammarSpec("", *where, num_rows, str(model_path), VOCAB_SIZE)
         names = (f"ipc://{self.addresses.directory}/m{number}" for number in itertools.count())
         self.link = GrammarLink(spec, names, itertools.count(), range(8))
@@ -168,13 +169,18 @@ def why_not(desk: Desk) -> str:
     return followed.failure
 
 
+def scheduler_spec(addresses: Addresses, incarnation: int = 0) -> ChildSpec:
+    config, paths = EngineConfig(model="m"), Paths(str(checkpoint("llama3")))
+    return ChildSpec("scheduler", 0, config, paths, addresses, incarnation)
+
+
 class CrewDesk:
     """A scheduler's inbox, and a crew of three."""
 
     def __init__(self, most: int) -> None:
         self.addresses = make_addresses(1)
-        self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.scheduler, Allowed | Disallowed)
-        self.crew = GrammarCrew(self.addresses, 0, str(checkpoint("llama3")), VOCAB_SIZE, most)
+        self.inbox: Inbox[Allowed | Disallowed] = Inbox(self.addresses.replicas[0].scheduler, Allowed | Disallowed)
+        self.crew = GrammarCrew(scheduler_spec(self.addresses), VOCAB_SIZE, most)
         assert len(self.crew._links) == 3
 
     def wait(self, answers: Iterable[Followed]) -> None:
@@ -265,7 +271,7 @@ def test_who_is_slow_writes_over_nobody_s_mask(crew_desk: Callable[[int], CrewDe
 def test_tables_of_schedulers_long_gone_are_forgotten(tmp_path: Path) -> None:
     """But not that of the last, whose plans may be on their way still."""
     addresses = msgspec.structs.replace(make_addresses(1), directory=str(tmp_path))
-    for name in ("masks-0", "masks-3", "masks-3k2x", "masks-4", "masks-10"):
+    for name in ("masks-0-0", "masks-0-9", "masks-0-9k2x", "masks-0-10", "masks-1-0", "masks-10-0"):
         (tmp_path / name).touch()
-    GrammarCrew(addresses, 5, str(checkpoint("llama3")), VOCAB_SIZE, 8)
-    assert [path.name for path in tmp_path.iterdir()] == ["masks-4"]
+    GrammarCrew(scheduler_spec(addresses, 12), VOCAB_SIZE, 8)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["masks-0-10", "masks-1-0", "masks-10-0"]

@@ -40,8 +40,12 @@ async def test_who_leaves_a_stream_has_its_request_cancelled(engine: TokenizerPr
     assert memoryview(aborted.numbers).cast("q").tolist() == [submit.number]
 
 
+def turn(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
 async def test_a_failure_on_the_way_is_an_event(engine: TokenizerProcess, client: AsyncAnthropic) -> None:
-    asking = asyncio.ensure_future(client.messages.create(**asked(stream=True, timeout=60)))
+    asking = asyncio.ensure_future(client.messages.create(**asked(stream=True, timeout=60, messages=turn("1"))))
     submit = await next_submit(engine)
     engine.sample(submit.number, "Well, ")
     kinds = []
@@ -57,8 +61,9 @@ async def test_a_failure_on_the_way_is_an_event(engine: TokenizerProcess, client
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_failure_before_is_a_status(engine: TokenizerProcess, client: AsyncAnthropic, stream: bool) -> None:
-    for code, status, kind in (("kills_workers", 500, "api_error"), ("overloaded", 429, "rate_limit_error")):
-        asking = asyncio.ensure_future(client.messages.create(**asked(stream=stream)))
+    other = turn(f"2 {stream}")  # what has killed workers is refused to whoever asks for the same
+    for code, status, kind in (("overloaded", 429, "rate_limit_error"), ("kills_workers", 500, "api_error")):
+        asking = asyncio.ensure_future(client.messages.create(**asked(stream=stream, messages=other)))
         submit = await next_submit(engine)
         engine.send(Unservable(submit.number, code, "not now"))
         with pytest.raises(anthropic.APIStatusError, match="not now") as failed:
@@ -108,7 +113,7 @@ async def test_the_log_says_who_asked_and_what_became_of_it(
     with http_process(engine, log_requests=True, api_key=("open-sesame",)) as url:
         async with make_client(url, api_key="open-sesame") as client:
             answer = (await say(engine, client, "x", metadata={"user_id": "someone"})).answer
-            asking = asyncio.ensure_future(client.messages.create(**asked(stream=True)))
+            asking = asyncio.ensure_future(client.messages.create(**asked(stream=True, messages=turn("3"))))
             submit = await next_submit(engine)
             engine.sample(submit.number, "Well, ")
             stream = aiter(await asking)

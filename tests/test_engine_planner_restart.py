@@ -268,30 +268,3 @@ def test_forgotten_requests_say_nothing_more() -> None:
     run.finish()
     assert {number: ids for number, ids in run.said.items() if number < 10} == said
     assert list(run.ended) == [10]
-
-
-def test_what_was_given_up_is_not_tried_again_for_a_while() -> None:
-    """Whatever its seed is; nor do its answers' seeds matter. Others, and the same later, have their turn."""
-    run = Run(settings(max_lease=1, restart_window=30.0))
-    first = submit(1, [1, 9], seed=1, max_tokens=9)
-    assert run.planner.submit(first, 5.0) is None
-    for _ in range(2):
-        run.plan()
-        failed = restart(run, "worker 0 was killed by SIGSEGV", now=10.0)
-    assert [one.code for one in failed] == ["kills_workers"]
-    again = submit(2, [1, 9], seed=2, max_tokens=9)
-    for now in (10.0, 39.0):
-        refused = run.planner.submit(again, now)
-        assert refused is not None
-        assert (refused.number, refused.code) == (2, "kills_workers")
-        assert "30 s (--restart-window)" in refused.message
-    assert run.planner.idle
-    for number, message in (
-        (3, submit(3, [1, 9], seed=1, max_tokens=9, stops=[5])),
-        (4, submit(4, [1, 8], seed=1, max_tokens=9)),
-        (5, submit(5, [1], seed=1, max_tokens=9)),
-    ):
-        assert run.planner.submit(message, 11.0) is None, number
-    assert run.planner.submit(submit(6, [1, 9], seed=3, max_tokens=9), 41.0) is None
-    run_to_the_end(run)
-    assert set(run.said) >= {3, 4, 5, 6}

@@ -69,7 +69,7 @@ async def test_answers_that_go_on_from_many_ids_hold_up_nobody(
         await asyncio.sleep(0)
     assert len(pushes) == 2 * num_received
     assert (threading.get_ident() not in pushes) == aside
-    (submit,) = scheduler.submit.call_args.args
+    _, submit = scheduler.submit.call_args.args
     assert isinstance(submit, Submit)
     assert [submit.generated_ids, *(one.generated_ids for one in submit.siblings)] == [received, received, b""]
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from simulated_worker import VOCABULARY, SimulatedWorker, undisturbed
 from tercet.engine.front_desk import FrontDesk, Item
+from tercet.engine.live import Live
 from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.preparation import make_detokenizer
@@ -92,8 +93,8 @@ class Parts:
         self.to_scheduler[-1].append(live.asked.submit(0.0))
 
     def cancel(self, question: Question) -> None:
-        numbers, ends = self.desk.cancel(self._client, question.name, 0.0)
-        self._abort(numbers)
+        lives, ends = self.desk.cancel(self._client, question.name, 0.0)
+        self._abort(lives)
         self._tell(ends)
 
     def speak(self) -> None:
@@ -107,9 +108,9 @@ class Parts:
         for item in items:
             self._questions[item.request_id].take(item)
 
-    def _abort(self, numbers: Sequence[int]) -> None:
-        if numbers:
-            self.to_scheduler[-1].append(Abort(array("q", numbers).tobytes()))
+    def _abort(self, lives: Sequence[Live]) -> None:
+        if lives:
+            self.to_scheduler[-1].append(Abort(array("q", [live.number for live in lives]).tobytes()))
 
     # --------------------------------------------------------------------------------- scheduler and worker
 

@@ -40,7 +40,8 @@ class CountingPlanner(Planner):
 @pytest.fixture
 def link() -> Iterator[Any]:
     """As much of a supervisor's link as the loop asks for."""
-    spec = SimpleNamespace(addresses=make_addresses(1))
+    addresses = make_addresses(1)
+    spec = SimpleNamespace(addresses=addresses, own=addresses.replicas[0], replica=0)
     yield SimpleNamespace(spec=spec, beat_seconds=1.0, subscribe=lambda put: None, beat=lambda count: None)
     remove_sockets(spec.addresses, front_doors=False)
 
@@ -50,7 +51,7 @@ def abort(number: int) -> Abort:
 
 
 def test_plans_go_on_in_a_flood(link: Any) -> None:
-    worker = Inbox[Step](link.spec.addresses.workers[0], Step)
+    worker = Inbox[Step](link.spec.own.workers[0], Step)
     inbox = Flood([submit(1, [1, 2, 3]), *[abort(0)] * 100_000])
     StepLoop(Planner(settings(), b"key"), link, AwakeCores(kept=False)).turn(inbox)
     assert inbox.left

@@ -18,7 +18,7 @@ def test_addresses_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     addresses = make_addresses(3)
     assert stat.S_IMODE(Path(addresses.directory).stat().st_mode) == 0o700
-    inside = [addresses.tokenizer, addresses.scheduler, *addresses.workers, *addresses.listen]
+    inside = [addresses.tokenizer, addresses.replicas[0].scheduler, *addresses.replicas[0].workers, *addresses.listen]
     assert len(set(inside)) == 6
     assert all(Path(one.removeprefix("ipc://")).parent == Path(addresses.directory) for one in inside)
     assert msgspec.json.decode(msgspec.json.encode(addresses), type=Addresses) == addresses

@@ -53,7 +53,7 @@ class TokenizerProcess:
     def __init__(self, model_path: Path, limits: Limits, config: EngineConfig, addresses: Addresses) -> None:
         self.addresses = addresses
         self.reports: list[FromChild] = []
-        self._submits = Inbox[Submit | Abort](addresses.scheduler, Submit | Abort)
+        self._submits = Inbox[Submit | Abort](addresses.replicas[0].scheduler, Submit | Abort)
         self._tokens = Outbox(addresses.tokenizer)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tercet.engine.tokenizer"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,0 +1,31 @@
+"""What is outstanding with each replica, as the front desk knows it: nobody has to be asked. Pure."""
+
+from tercet.engine.live import Asked
+from tercet.engine.routing import ANSWER_TOKENS
+
+
+class Outstanding:
+    """Prompts of which no answer has begun, and answers that have not ended."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.tokens = [0] * num_replicas
+        """Of each replica, an answer for so many."""
+
+    def place(self, asked: Asked, replica: int) -> None:
+        """A request is this replica's, with all its answers."""
+        assert asked.answers[0].submit is not None
+        asked.replica, asked.num_unbegun = replica, len(asked.answers[0].submit.prompt_ids) // 4
+        self.tokens[replica] += asked.num_unbegun + len(asked.answers) * ANSWER_TOKENS
+
+    def begin(self, asked: Asked) -> None:
+        """An answer has a token."""
+        if asked.replica is not None:
+            self.tokens[asked.replica] -= asked.num_unbegun
+            asked.num_unbegun = 0
+
+    def end_one(self, asked: Asked) -> None:
+        """An answer has ended, and is none of the request's any more."""
+        if asked.replica is not None:
+            self.tokens[asked.replica] -= ANSWER_TOKENS
+            if not asked.answers:
+                self.begin(asked)  # what has not begun never will
