@@ -22,9 +22,10 @@ NEAR = {torch.bfloat16: 8e-3, torch.float16: 2e-3, torch.float32: 5e-6}
 NAN = float("nan")
 
 
-def assert_all_near(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
+def assert_all_near(pairs: list[tuple[Tensor, Tensor]], dtype: torch.dtype, times: float = 1) -> None:
     """Together: of single tokens some answer next to nothing, since query and key have next to nothing in common."""
-    assert_near(*(torch.cat([pair[part].flatten(0, -2) for pair in pairs]) for part in range(2)), dtype)
+    got, wanted = (torch.cat([pair[part].flatten(0, -2) for pair in pairs]) for part in range(2))
+    assert_near(got, wanted, dtype, times)
 
 
 def assert_near(got: Tensor, wanted: Tensor, dtype: torch.dtype, times: float = 1) -> None:

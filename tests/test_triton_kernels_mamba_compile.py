@@ -1,5 +1,7 @@
 """The kernels of Mamba-2 layers compile for GPUs that are not here, at the sizes of real models."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +31,30 @@ def meta(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def ints(*shape: int) -> Tensor:
     return meta(*shape, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("corrects", [True, False])
+def test_all_fuse_the_same_products(corrects: bool) -> None:
+    """A state's bits are those of plain steps: what decays is rounded, whoever reads it."""
+    K, H, D, V, each = 8, 32, 128, 128, 4
+    C = 2 * K * D + H * V
+    skip = None if corrects else meta(H, dtype=FP32)
+    state, tried = meta(SLOTS, H, D, V, dtype=FP32), TriedTokens(ints(8), ints(8), each)
+    with compiling_for(90) as kernels:
+        rows = meta(8, C, dtype=BF16), meta(8, 2 * H, dtype=FP32)
+        out = meta(8, H, V, dtype=BF16)
+        delta_decode(*rows, state, ints(8), ints(8), num_key_heads=K, out_BHV=out, skip_H=skip)
+        delta_tried(*rows, state, tried, num_key_heads=K, out_THV=out, skip_H=skip)
+        inputs, gates = meta(1, 8, C, dtype=BF16), meta(1, 8, 2 * H, dtype=FP32)
+        pools = meta(1, SLOTS, TAPS - 1, C, dtype=BF16), state[None]
+        delta_settle(inputs, inputs, gates, *pools, tried, ints(5), num_key_heads=K, corrects=corrects)
+    for kernel in kernels[:3]:
+        ptx = kernel.asm["ptx"]
+        decays = set(re.findall(r"ex2\.approx\S*\s+(%\w+),", ptx))
+        fused = [set(found) for found in re.findall(r"fma\.rn\.f32\s+%\w+, (%\w+), (%\w+),", ptx)]
+        assert decays, kernel.name
+        assert len(fused) >= 64, kernel.name
+        assert not any(decays & factors for factors in fused), kernel.name
 
 
 @pytest.mark.parametrize(

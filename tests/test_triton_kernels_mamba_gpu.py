@@ -13,6 +13,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 SIZES = [(1, 48, 128, 64), (8, 64, 128, 64), (1, 128, 128, 64), (8, 16, 128, 80), (1, 24, 256, 128)]
 """Key and value heads, their numbers."""
+TIMES = {torch.bfloat16: 1, torch.float16: 1, torch.float32: 8}
+"""Log decays of a tile add up to hundreds where time steps are large, and so is what those tokens add: in fp32 the
+difference of two such sums errs by 3e-5."""
 NAN = float("nan")
 
 
@@ -46,12 +49,12 @@ def test_step(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
                 pair = (old_tails[slot], old_states[slot]) if before > 0 else (None, None)
                 wanted, wanted_tails, wanted_state = layer.exact(x[own], *pair)
                 outs.append((out[own], wanted))
-                assert_near(states[slot], wanted_state, dtype)
+                assert_near(states[slot], wanted_state, dtype, TIMES[dtype])
                 assert torch.equal(tails[slot].double(), wanted_tails)
             elif at < len(rows):
                 assert not out[at].count_nonzero()
             token += max(count, at < len(rows))
-        assert_all_near(outs, dtype)
+        assert_all_near(outs, dtype, TIMES[dtype])
         for slot in set(range(12)) - set(touched):
             assert torch.equal(states[slot].nan_to_num(7), old_states[slot].nan_to_num(7))
             assert torch.equal(tails[slot].nan_to_num(7), old_tails[slot].nan_to_num(7))

@@ -17,7 +17,7 @@ from tercet.triton_kernels.delta_prefill import TILE
 from tercet.triton_kernels.dispatch import has_little_shared_memory, use_kernels
 from tercet.triton_kernels.mamba_tiles import answer_mamba_tiles_kernel, carry_tiles_kernel
 from tercet.triton_kernels.overlap import overlap_options
-from tercet.triton_kernels.tiles import next_power_of_2
+from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
 _CARRIED = 64
 """Numbers of a key of one program that carries a state: what has few heads has more programs so."""
@@ -64,21 +64,17 @@ def _launch(
     # Three products of halves of fp32 each: nearly all its digits, and as fast as products of nothing else are.
     how = {"K": K, "H": H, "D": D, "V": V, "TILE": TILE, "PRECISION": "tf32x3", "num_warps": 8 if wide else 4}
     how |= overlap_options(qkv_TC)
-    block_v, block_d = _block(V, 32 if wide else 64), min(D, _CARRIED)
+    # Not the largest that divides V: products of 16 columns read beyond their shared memory (Triton 3.7.1).
+    block_v, block_d = min(next_power_of_2(V), 32 if wide else 64), min(D, _CARRIED)
     stages = 1 if wide else 2 if has_little_shared_memory(qkv_TC.device) else 4
-    carry_tiles_kernel[(V // block_v * (D // block_d), H, num_chunks)](
+    carry_tiles_kernel[(cdiv(V, block_v) * (D // block_d), H, num_chunks)](
         qkv_TC, gates_T2H, chunk_slots_C, chunk_starts_C, query_starts_C1, before, states_SHDV, states_SHDV.shape[0],
         BLOCK_D=block_d, BLOCK_V=block_v, STAGES=stages, **how,
     )  # fmt: skip
-    answer_mamba_tiles_kernel[(V // block_v, H, places)](
+    answer_mamba_tiles_kernel[(cdiv(V, block_v), H, places)](
         qkv_TC, gates_T2H, skip_H, query_starts_C1, before, out_THV, num_chunks,
         BLOCK_V=block_v, BLOCK_C=next_power_of_2(num_chunks), **how,
     )  # fmt: skip
-
-
-def _block(size: int, most: int) -> int:
-    """The largest power of two up to `most` that divides a size."""
-    return min(size & -size, most)
 
 
 def mamba_prefill_reference(

@@ -27,7 +27,8 @@ def carry_tiles_kernel(
 ):  # fmt: skip
     """Grid (V / BLOCK_V times D / BLOCK_D, H, chunks): one program owns a part of a head's state through a whole chunk.
 
-    What a tile adds does not depend on the state, so parts of it need not know of each other.
+    The last of V may have less than BLOCK_V. What a tile adds does not depend on the state, so parts of it need not
+    know of each other.
     """
     let_next_start(PDL)
     wait_for_previous(PDL)
@@ -40,7 +41,8 @@ def carry_tiles_kernel(
         offsets = tl.arange(0, TILE)
         keys = tl.program_id(0) % PARTS * BLOCK_D + tl.arange(0, BLOCK_D)
         values = tl.program_id(0) // PARTS * BLOCK_V + tl.arange(0, BLOCK_V)
-        kept = (slot >= 0) & (slot < S)
+        real = values < V
+        kept = (slot >= 0) & (slot < S) & real[:, None]
         states_ptrs = states_ptr + (slot * H + head) * (D * V) + keys[None, :] * V + values[:, None]
         started = kept & (tl.load(chunk_starts_ptr + chunk) > 0)
         state = tl.load(states_ptrs, mask=started & (keys[None, :] >= 0), other=0.0).to(tl.float32)
@@ -51,12 +53,12 @@ def carry_tiles_kernel(
             inside = first + offsets < end
             row = tl.cast(first, tl.int64) * C
             k = tl.load(k_ptrs + row, mask=inside[:, None], other=0.0)
-            v = tl.load(v_ptrs + row, mask=inside[:, None], other=0.0)
+            v = tl.load(v_ptrs + row, mask=inside[:, None] & real[None, :], other=0.0)
             summed, steps = _load_steps(gates_ptr, tl.cast(first, tl.int32), offsets, inside, head, H)
             last = tl.sum(tl.where(offsets == TILE - 1, summed, 0.0), 0)
             scratch = place.to(tl.int64) * H + head
             before_ptrs = before_ptr + scratch * (D * V) + values[:, None] * D + keys[None, :]
-            tl.store(before_ptrs, state.to(before_ptr.dtype.element_ty))
+            tl.store(before_ptrs, state.to(before_ptr.dtype.element_ty), mask=real[:, None])
             left = v.to(tl.float32) * (steps * tl.exp(last - summed))[:, None]
             state = tl.dot(tl.trans(left.to(k.dtype)), k, state * tl.exp(last), input_precision=PRECISION)
             place += 1
@@ -84,13 +86,15 @@ def answer_mamba_tiles_kernel(
         q = tl.load(q_ptrs, mask=inside[:, None], other=0.0)
         k = tl.load(q_ptrs + K * D, mask=inside[:, None], other=0.0)
         v_ptrs = rows_ptr + 2 * K * D + head * V + values[None, :]
-        v = tl.load(v_ptrs, mask=inside[:, None], other=0.0).to(tl.float32)
+        real = values < V
+        v = tl.load(v_ptrs, mask=inside[:, None] & real[None, :], other=0.0).to(tl.float32)
         summed, steps = _load_steps(gates_ptr, first, offsets, inside, head, H)
         scratch = place.to(tl.int64) * H + head
-        before = tl.load(before_ptr + scratch * (D * V) + values[:, None] * D + keys[None, :])
+        before_ptrs = before_ptr + scratch * (D * V) + values[:, None] * D + keys[None, :]
+        before = tl.load(before_ptrs, mask=real[:, None], other=0.0)
         weights = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decays(summed, True, TILE)
         out = tl.dot(q, tl.trans(before), input_precision=PRECISION) * tl.exp(summed)[:, None]
         added = (v * steps[:, None]).to(q.dtype)
         out = tl.dot(weights.to(q.dtype), added, out, input_precision=PRECISION) + tl.load(skip_ptr + head) * v
         out_ptrs = out_ptr + (first.to(tl.int64) * H + head) * V + offsets[:, None] * (H * V) + values[None, :]
-        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+        tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside[:, None] & real[None, :])
