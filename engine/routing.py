@@ -2,8 +2,8 @@
 
 Where most of its prompt has been seen before, there are its keys and values, as far as they are still cached; unless
 that replica has clearly more to do than the one with the least: by more than a quarter of what that has and twice what
-of the prompt was seen. It knows what was sent where, and is told by whoever
-asks how much of it is outstanding; what is cached in fact, and what is computed when, the schedulers know.
+of the prompt was seen. It knows what was sent where, and is told by whoever asks how much of it is outstanding; what is
+cached in fact, and what is computed when, the schedulers know.
 """
 
 from collections import OrderedDict
