@@ -18,6 +18,7 @@ from tercet.engine.config import (
     KvCacheDType,
     LoadFormat,
     ReasoningParser,
+    StateDType,
     ToolCallParser,
 )
 
@@ -101,6 +102,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag("gpu-memory-utilization", "share of the GPU's memory to use", type=float)
     flag("enable-prefix-caching", "share the pages of equal prompt beginnings", action=argparse.BooleanOptionalAction)
+    flag(
+        "state-dtype",
+        "type of the states that layers carry; auto: float32; 16 bits: half the memory and less exact",
+        choices=get_args(StateDType),
+    )
     flag(
         "kept-states",
         "copies of states that later prompts may begin from; only for models that carry a state",
