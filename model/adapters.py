@@ -16,7 +16,7 @@ from operator import itemgetter
 import torch
 
 from tercet.model.adapter_file import AdapterFile
-from tercet.model.blocks import Delta
+from tercet.model.blocks import Delta, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_shard import delta_rows
 from tercet.model.linear import Pairs, reorder_pairs
@@ -102,7 +102,7 @@ def module_sizes(config: ModelConfig, layer: int) -> dict[str, tuple[int, int]]:
 
 def ranks_of(adapters: Sequence[AdapterFile], config: ModelConfig) -> Ranks:
     """ValueError names what an adapter changes that this model does not have, or of another size."""
-    if config.mamba is not None:
+    if isinstance(config.carried, Mamba):
         raise ValueError(f"--adapter: models of family {config.family} with Mamba layers take none; want none")
     sizes = [module_sizes(config, layer) for layer in range(config.num_layers)]
     highest: dict[str, int] = {}

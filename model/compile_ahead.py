@@ -203,15 +203,14 @@ def _few_layers(config: ModelConfig, kept: Kept) -> tuple[ModelConfig, Kept]:
         experts = replace(experts, layers=frozenset(layer for layer, (_, many, *_) in enumerate(few) if many))
     carrying = frozenset(layer for layer, (_, _, carries, *_) in enumerate(few) if carries)
     bare_layers = frozenset(layer for layer, (*_, bare, _) in enumerate(few) if bare)
-    delta = None if config.delta is None else replace(config.delta, layers=carrying)
-    mamba = None if config.mamba is None else replace(config.mamba, layers=carrying)
+    carried = None if config.carried is None else replace(config.carried, layers=carrying)
     windows = tuple(window for window, *_ in few)
     few_kept = {f"{LAYERS}{n}.{matrix}": way for n, (*_, ways) in enumerate(few) for matrix, way in ways}
     if (guesser := config.guesser_read) is not None:
         names = guesser.layer, guesser.join
         few_kept |= {name: way for name, way in kept.items() if name.startswith(names)}
     config = replace(
-        config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts, delta=delta, mamba=mamba,
+        config, num_layers=len(few), layer_windows=windows, layer_ropes=(), experts=experts, carried=carried,
         bare_layers=bare_layers,
     )  # fmt: skip
     return config, few_kept

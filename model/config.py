@@ -80,10 +80,8 @@ class ModelConfig:
     """Of each query's attention a part goes nowhere: as much as a number of its head's own, among the scores, takes."""
     latent: Latent | None = None
     """In place of keys and values of several heads. `head_dim` is that of a query then, and `num_kv_heads` is 1."""
-    delta: Delta | None = None
-    """What some layers have in place of keys and values."""
-    mamba: Mamba | None = None
-    """The same of another kind."""
+    carried: Carried | None = None
+    """What some layers have in place of keys and values: a Delta or a Mamba."""
     gated_attention: bool = False
     """What attention makes of a token is gated by sigmoids of the token's own, number by number."""
     experts: Experts | None = None
@@ -129,13 +127,8 @@ class ModelConfig:
         """What a layer has in place of one MLP, if it has."""
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
-    @property
-    def carried(self) -> Carried | None:
-        """What some layers have in place of keys and values, of whatever kind."""
-        return self.mamba if self.delta is None else self.delta
-
     def carried_of(self, layer: int) -> Carried | None:
-        """The same of a layer, if it has that."""
+        """What a layer has in place of keys and values, if it has."""
         return self.carried if self.carried is not None and layer in self.carried.layers else None
 
     @property
@@ -224,10 +217,10 @@ class ModelConfig:
             wholes.append(("intermediate_size", self.intermediate_size))
         if self.experts is not None:
             wholes.append(("the experts' intermediate size", self.experts.intermediate_size))
-        if self.delta is not None:
-            wholes.append(("linear_num_key_heads", self.delta.key_heads))
-        if self.mamba is not None:
-            wholes.append(("the number of Mamba's heads", self.mamba.value_heads))
+        if isinstance(self.carried, Delta):
+            wholes.append(("linear_num_key_heads", self.carried.key_heads))
+        if isinstance(self.carried, Mamba):
+            wholes.append(("the number of Mamba's heads", self.carried.value_heads))
         for name, value in wholes:
             if value % size:
                 raise ValueError(f"--tensor-parallel-size is {size}; want a divisor of {name} ({value})")
@@ -236,10 +229,10 @@ class ModelConfig:
                 f"--tensor-parallel-size is {size}; want a divisor or a multiple of num_key_value_heads "
                 f"({self.num_kv_heads})"
             )
-        if self.mamba is not None and self.mamba.key_heads % size and size % self.mamba.key_heads:
+        if isinstance(self.carried, Mamba) and self.carried.key_heads % size and size % self.carried.key_heads:
             raise ValueError(
                 f"--tensor-parallel-size is {size}; want a divisor or a multiple of the number of Mamba's groups "
-                f"({self.mamba.key_heads})"
+                f"({self.carried.key_heads})"
             )
 
     def kv_heads_per_rank(self, size: int) -> int:

@@ -1,4 +1,4 @@
-"""What a layer that carries a state makes of a step's tokens.
+"""What a gated delta layer makes of a step's tokens.
 
 Knows the order of the kernels; `Layer` knows the rest of a layer.
 

@@ -150,7 +150,7 @@ def _of_one_layer(config: ModelConfig) -> ModelConfig:
         num_layers=1,
         layer_windows=(),
         layer_ropes=(),
-        delta=None,
+        carried=None,
         experts=experts and replace(experts, layers=frozenset((0,))),
         guesser=None,
         guesses=False,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.model.adapters import LayerAdapters
 from tercet.model.attention_plan import AttentionPlan
+from tercet.model.blocks import Delta, Mamba
 from tercet.model.config import ModelConfig
 from tercet.model.delta_rule import follow_delta_rule
 from tercet.model.experts import go_through_experts
@@ -120,7 +121,7 @@ class Layer:
 
     def _follow_delta_rule(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
         config, weights = self.config, self.weights
-        assert config.delta is not None
+        assert isinstance(config.carried, Delta)
         assert weights.delta is not None
         x_TN = _read(residual, weights.input_norm_D, self._with_adapters(weights.qkv_ND, "qkv", inputs.groups_T), None)
         apart = weights.delta.rates_RD
@@ -129,17 +130,17 @@ class Layer:
             None if apart is None else _read(residual, weights.input_norm_D, apart, None),
             inputs,
             state,
-            delta=config.delta.of_rank(self.group.size),
+            delta=config.carried.of_rank(self.group.size),
             weights=weights.delta,
             eps=config.rms_norm_eps,
         )
 
     def _follow_mamba(self, residual: Residual, inputs: StepInputs, state: LayerState) -> Tensor:
         config, weights = self.config, self.weights
-        assert config.mamba is not None
+        assert isinstance(config.carried, Mamba)
         assert weights.mamba is not None
         x_TN = _read(residual, weights.input_norm_D, weights.qkv_ND, None)
-        mamba, eps = config.mamba.of_rank(self.group.size), config.rms_norm_eps
+        mamba, eps = config.carried.of_rank(self.group.size), config.rms_norm_eps
         return follow_mamba(x_TN, inputs, state, mamba=mamba, weights=weights.mamba, eps=eps, group=self.group)
 
     def _without_gates(self, qkv_TN: Tensor) -> Tensor:

@@ -114,16 +114,11 @@ def open_for(
 
 def with_state_dtype(config: ModelConfig, name: str) -> ModelConfig:
     """The same with states kept in this type."""
-    delta, mamba = config.delta, config.mamba
     if config.carried is None:
         raise ValueError(
             f"--state-dtype got {name}, and no layer of this model (family {config.family}) carries a state; want auto"
         )
-    return replace(
-        config,
-        delta=delta and replace(delta, state_dtype=name),
-        mamba=mamba and replace(mamba, state_dtype=name),
-    )
+    return replace(config, carried=replace(config.carried, state_dtype=name))
 
 
 def with_guesser(config: ModelConfig) -> ModelConfig:

@@ -54,16 +54,14 @@ def share_of_rank(config: ModelConfig, size: int, num_layers: int) -> ModelConfi
     experts = config.experts
     if experts is not None:
         experts = replace(experts, intermediate_size=experts.intermediate_size // size)
-    delta, mamba = config.delta, config.mamba
-    if delta is not None:
-        delta = replace(delta.of_rank(size), layers=frozenset(layer for layer in delta.layers if layer < num_layers))
-    if mamba is not None:
-        mamba = replace(mamba.of_rank(size), layers=frozenset(layer for layer in mamba.layers if layer < num_layers))
+    carried = config.carried
+    if carried is not None:
+        layers = frozenset(layer for layer in carried.layers if layer < num_layers)
+        carried = replace(carried.of_rank(size), layers=layers)
     return replace(
         config,
         experts=experts,
-        delta=delta,
-        mamba=mamba,
+        carried=carried,
         bare_layers=frozenset(layer for layer in config.bare_layers if layer < num_layers),
         num_layers=num_layers,
         num_heads=config.num_heads // size,

@@ -141,9 +141,9 @@ def test_steps_with_guesses_use_no_others_whatever_their_rows_want(monkeypatch: 
 
 def with_real_heads(steps: Steps) -> Steps:
     """Of layers that carry states, as GPUs know them."""
-    assert steps.config.delta is not None
-    delta = replace(steps.config.delta, key_dim=128, value_dim=128)
-    return replace(steps, config=replace(steps.config, delta=delta))
+    assert steps.config.carried is not None
+    carried = replace(steps.config.carried, key_dim=128, value_dim=128)
+    return replace(steps, config=replace(steps.config, carried=carried))
 
 
 @pytest.mark.parametrize("deterministic", [False, long(True)])

@@ -15,6 +15,7 @@ from families_delta import OF_DELTA
 from loaded_weights import check_same, load
 from paged_sequences import Sequences, make_decoder
 from shapes_delta import SHAPES
+from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
 from tercet.model.load import load_decoder, open_for
@@ -26,8 +27,8 @@ CPU = torch.device("cpu")
 
 def agree(ours: ModelConfig, model: Any) -> None:
     """With a model of transformers."""
-    delta = ours.delta
-    assert delta is not None
+    delta = ours.carried
+    assert isinstance(delta, Delta)
     carries = {index for index, layer in enumerate(model.model.layers) if hasattr(layer, "linear_attn")}
     assert delta.layers == carries
     for layer in (model.model.layers[index].linear_attn for index in carries):

@@ -13,6 +13,7 @@ from checkpoints import checkpoint, reference_model
 from families_mamba import OF_MAMBA
 from shapes_mamba import SHAPES
 from tercet.model.adapters import ranks_of
+from tercet.model.blocks import Mamba
 from tercet.model.checkpoint import parse_settings
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
@@ -32,8 +33,8 @@ def agree_by_blocks(ours: ModelConfig, model: Any) -> None:
         else:
             mixers.append(layer)
     assert len(mixers) == ours.num_layers
-    mamba = ours.mamba
-    assert mamba is not None
+    mamba = ours.carried
+    assert isinstance(mamba, Mamba)
     assert mamba.layers == {index for index, layer in enumerate(mixers) if layer.block_type == "linear_attention"}
     one = mixers[min(mamba.layers)].mixer
     assert (mamba.key_heads, mamba.value_heads, mamba.key_dim) == (one.n_groups, one.num_heads, one.ssm_state_size)
@@ -52,10 +53,10 @@ def agree(ours: ModelConfig, model: Any) -> None:
         agree_by_blocks(ours, model)
         return
     carries = {index for index, layer in enumerate(model.model.layers) if getattr(layer, "mamba", None) is not None}
-    assert (frozenset() if ours.mamba is None else ours.mamba.layers) == carries
+    assert (frozenset() if ours.carried is None else ours.carried.layers) == carries
     for layer in (model.model.layers[index].mamba for index in carries):
-        mamba = ours.mamba
-        assert mamba is not None
+        mamba = ours.carried
+        assert isinstance(mamba, Mamba)
         assert (mamba.key_heads, mamba.value_heads) == (layer.n_groups, layer.num_heads)
         assert (mamba.key_dim, mamba.value_dim) == (layer.ssm_state_size, layer.head_dim)
         assert layer.conv1d.weight.shape == (mamba.channels, 1, mamba.taps)
@@ -87,8 +88,8 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
     with torch.device("meta"):
         agree(ours, AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[name])))
     assert ours.dtype == torch.bfloat16
-    assert ours.mamba is not None
-    check_for_gpu(ours.mamba)
+    assert isinstance(ours.carried, Mamba)
+    check_for_gpu(ours.carried)
     assert not any(ours.layer_ropes)
 
 
@@ -96,8 +97,8 @@ def test_what_public_files_say_is_known(name: str, caplog: pytest.LogCaptureFixt
 def test_time_steps(given: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         ours = parse_config({**read_config_json(checkpoint("granite-h")), "time_step_limit": given})
-    assert ours.mamba is not None
-    assert ours.mamba.time_steps == (0.25, math.inf)
+    assert isinstance(ours.carried, Mamba)
+    assert ours.carried.time_steps == (0.25, math.inf)
     assert not caplog.records
 
 
@@ -151,9 +152,9 @@ def test_what_they_do_not_go_with(tmp_path: Path) -> None:
     raw = {**SHAPES["granite-4.0-h-tiny"], "quantization_config": {"quant_method": "fp8"}}
     with pytest.raises(ValueError, match="quant_method is 'fp8'; supported for granitemoehybrid: none"):
         parse_settings(raw)
-    assert ours.mamba is not None
+    assert isinstance(ours.carried, Mamba)
     with pytest.raises(ValueError, match="the size of a Mamba state is 16; supported on a GPU: 128, 256"):
-        check_for_gpu(ours.mamba)
+        check_for_gpu(ours.carried)
 
 
 def test_ranks() -> None:

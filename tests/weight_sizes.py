@@ -1,5 +1,6 @@
 """How many numbers a model's matrices have, reckoned from its sizes; biases and norms are left out (thousandths)."""
 
+from tercet.model.blocks import Delta
 from tercet.model.config import ModelConfig
 
 
@@ -13,14 +14,10 @@ def num_in_matrices(config: ModelConfig, num_ranks: int = 1) -> int:
         of_latents = latent.q_rank * query + latent.rank * num_heads * (latent.still + latent.value)
     heads += num_heads * config.head_dim if config.gated_attention else 0
     inner = config.num_caching_layers * heads + (config.num_layers - len(config.bare_layers)) * mlp
-    if config.mamba is not None:
-        mamba = config.mamba.of_rank(num_ranks)
-        values = mamba.value_heads * mamba.value_dim
-        inner += len(mamba.layers) * (mamba.channels + 2 * values + mamba.value_heads)
-    if config.delta is not None:
-        delta = config.delta.of_rank(num_ranks)
-        values = delta.value_heads * delta.value_dim
-        inner += len(delta.layers) * (delta.channels + 2 * values + 2 * delta.value_heads)
+    if config.carried is not None:
+        carried, each = config.carried.of_rank(num_ranks), 2 if isinstance(config.carried, Delta) else 1
+        values = carried.value_heads * carried.value_dim
+        inner += len(carried.layers) * (carried.channels + 2 * values + each * carried.value_heads)
     if (experts := config.experts) is not None:
         many = experts.count + experts.all * _of_mlp(config) * experts.intermediate_size // num_ranks
         inner += len(experts.layers) * (many - mlp)
