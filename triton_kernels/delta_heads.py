@@ -122,16 +122,7 @@ def check_inputs(
     num_key_heads: int, key_dim: int,
 ) -> DeltaHeads:  # fmt: skip
     """What a prologue is told of its tokens and weights, or raise. Without `rates_TR` rows end in rates."""
-    check_dtype("x", x_TN, *FLOATS)
-    check_shape("x", x_TN, None, None)
-    check_contiguous("x", x_TN)
-    check_shape("conv", conv_CW, None, None)
-    check_same("conv", conv_CW, x_TN, torch.float32)
-    check_shape("a_log", a_log_H, None)
-    channels, W = conv_CW.shape
-    H = a_log_H.shape[0]
-    if not 2 <= W <= 8:
-        raise ValueError(f"conv: got {W} taps, wanted 2 to 8")
+    channels, H = check_convolution(x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H)
     values = channels - 2 * num_key_heads * key_dim
     if H < 1 or values <= 0 or values % H:
         raise ValueError(
@@ -142,11 +133,40 @@ def check_inputs(
     if rates_TR is not None:
         check_shape("rates", rates_TR, len(x_TN), 2 * H)
         check_same("rates", rates_TR, x_TN)
+    return heads
+
+
+def check_convolution(
+    x_TN: Tensor, tails_STC: Tensor, conv_CW: Tensor, a_log_H: Tensor, dt_bias_H: Tensor
+) -> tuple[int, int]:
+    """What every prologue is told, or raise. Channels and heads."""
+    check_dtype("x", x_TN, *FLOATS)
+    check_shape("x", x_TN, None, None)
+    check_contiguous("x", x_TN)
+    check_shape("conv", conv_CW, None, None)
+    check_same("conv", conv_CW, x_TN, torch.float32)
+    check_shape("a_log", a_log_H, None)
+    (channels, W), H = conv_CW.shape, a_log_H.shape[0]
+    if not 2 <= W <= 8:
+        raise ValueError(f"conv: got {W} taps, wanted 2 to 8")
     check_shape("tails", tails_STC, None, W - 1, channels)
     check_same("tails", tails_STC, x_TN)
     for name, numbers in (("a_log", a_log_H), ("dt_bias", dt_bias_H)):
         check_of_heads(name, numbers, H, x_TN)
-    return heads
+    return channels, H
+
+
+def check_tokens(
+    x_TN: Tensor, decode_slots_B: Tensor, decode_lengths_B: Tensor, chunk_slots_C: Tensor, chunk_starts_C: Tensor,
+    query_starts_C1: Tensor, rows: Tensor | None,
+) -> None:  # fmt: skip
+    """Whose a step's tokens are, or raise: first decode rows', then chunks'; `rows`: how many there are in truth."""
+    check_rows(decode_slots_B, decode_lengths_B, x_TN)
+    check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, x_TN)
+    if x_TN.shape[0] < decode_slots_B.shape[0]:
+        raise ValueError(f"x: got {x_TN.shape[0]} tokens, wanted one for each of {decode_slots_B.shape[0]} decode rows")
+    if rows is not None:
+        check_indices("rows", rows, x_TN, 1)
 
 
 def check_of_heads(name: str, numbers_H: Tensor, num_heads: int, like: Tensor) -> None:

@@ -9,6 +9,9 @@ Shape suffixes: T tokens of chunks, C channels (`delta_heads.py`) or chunks, S s
 V of a value.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -94,7 +97,24 @@ def delta_prefill_reference(
     heads: DeltaHeads,
     out_THV: Tensor,
 ) -> None:
-    """The same, tile by tile, all of them of 64 rows: then a row's sums are of one order, whatever is beside it."""
+    """The same, by `walk_tiles`."""
+    chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
+    walk_tiles(qkv_TC, gates_T2H, states_SHDV, *chunks, out_THV, partial(_tile_reference, heads))
+
+
+def walk_tiles(
+    qkv_TC: Tensor,
+    gates_T2H: Tensor,
+    states_SHDV: Tensor,
+    chunk_slots_C: Tensor,
+    chunk_starts_C: Tensor,
+    query_starts_C1: Tensor,
+    out_THV: Tensor,
+    of_tile: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> None:
+    """A rule of chunks, tile by tile, all of them of 64 rows: then a row's sums are of one order, whatever is beside
+    it. `of_tile`: from channels in fp32, gates in fp64 and the state before, the state behind a tile and its answers,
+    [H, TILE, V]."""
     begins = query_starts_C1.tolist()
     for chunk, (slot, start) in enumerate(zip(chunk_slots_C.tolist(), chunk_starts_C.tolist(), strict=True)):
         begin, end = begins[chunk : chunk + 2]
@@ -108,27 +128,45 @@ def delta_prefill_reference(
             tokens = slice(first, min(first + TILE, end))
             padding = 0, 0, 0, TILE - (tokens.stop - first)
             qkv, gates = F.pad(qkv_TC[tokens].float(), padding), F.pad(gates_T2H[tokens].double(), padding)
-            state_HDV, out_HTV = _tile_reference(qkv, gates, state_HDV, heads)
+            state_HDV, out_HTV = of_tile(qkv, gates, state_HDV)
             out_THV[tokens] = out_HTV[:, : tokens.stop - first].transpose(0, 1)
         if kept:
             states_SHDV[slot] = state_HDV
 
 
-def _tile_reference(qkv_TC: Tensor, gates_T2H: Tensor, state_HDV: Tensor, heads: DeltaHeads) -> tuple[Tensor, Tensor]:
+def _tile_reference(heads: DeltaHeads, qkv_TC: Tensor, gates_T2H: Tensor, state_HDV: Tensor) -> tuple[Tensor, Tensor]:
     """The state behind a tile, and its answers."""
-    K, H, D, V = heads
-    q, k, v = qkv_TC.split((K * D, K * D, H * V), 1)
-    q_HTD, k_HTD = (x.view(TILE, K, D).transpose(0, 1).repeat_interleave(H // K, 0) for x in (q, k))
-    v_HTV = v.view(TILE, H, V).transpose(0, 1)
+    q_HTD, k_HTD, v_HTV = split_heads(qkv_TC, heads)
     log_decays_HT, betas_HT = gates_T2H.T.chunk(2)
-    summed_HT = log_decays_HT.cumsum(1)
-    above = torch.ones(TILE, TILE, dtype=torch.bool, device=qkv_TC.device).triu(1)
-    # Where it would be the exponential of something positive nobody looks.
-    decays_HTT = (summed_HT[:, :, None] - summed_HT[:, None]).masked_fill(above, float("-inf")).exp().float()
-    kept_HT1, left_HT1 = summed_HT.exp().float()[:, :, None], decays_HTT[:, -1, :, None]
+    decays_HTT, kept_HT1, left_HT1 = decays_in_tile(log_decays_HT)
     betas_HT1 = betas_HT.float()[:, :, None]
     system_HTT = betas_HT1 * (k_HTD @ k_HTD.transpose(1, 2)) * decays_HTT
     missing_HTV = betas_HT1 * (v_HTV - kept_HT1 * (k_HTD @ state_HDV))
     added_HTV = torch.linalg.solve_triangular(system_HTT, missing_HTV, upper=False, unitriangular=True)
+    return advance_by_tile(state_HDV, q_HTD, k_HTD, added_HTV, decays_HTT, kept_HT1, left_HT1)
+
+
+def split_heads(qkv_TC: Tensor, heads: DeltaHeads) -> tuple[Tensor, Tensor, Tensor]:
+    """Of a tile, queries and keys of each value head, and values."""
+    K, H, D, V = heads
+    q, k, v = qkv_TC.split((K * D, K * D, H * V), 1)
+    q_HTD, k_HTD = (x.view(TILE, K, D).transpose(0, 1).repeat_interleave(H // K, 0) for x in (q, k))
+    return q_HTD, k_HTD, v.view(TILE, H, V).transpose(0, 1)
+
+
+def decays_in_tile(log_decays_HT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """From column's token to row's, from what is before the tile to each token, and from each to the tile's end."""
+    summed_HT = log_decays_HT.cumsum(1)
+    above = torch.ones(TILE, TILE, dtype=torch.bool, device=log_decays_HT.device).triu(1)
+    # Where it would be the exponential of something positive nobody looks.
+    decays_HTT = (summed_HT[:, :, None] - summed_HT[:, None]).masked_fill(above, float("-inf")).exp().float()
+    return decays_HTT, summed_HT.exp().float()[:, :, None], decays_HTT[:, -1, :, None]
+
+
+def advance_by_tile(
+    state_HDV: Tensor, q_HTD: Tensor, k_HTD: Tensor, added_HTV: Tensor, decays_HTT: Tensor, kept_HT1: Tensor,
+    left_HT1: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The state behind a tile whose tokens add so much for their keys, and what its queries find."""
     out_HTV = kept_HT1 * (q_HTD @ state_HDV) + (q_HTD @ k_HTD.transpose(1, 2) * decays_HTT) @ added_HTV
     return kept_HT1[:, -1:] * state_HDV + (left_HT1 * k_HTD).transpose(1, 2) @ added_HTV, out_HTV

@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import check_indices
-from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_inputs, check_rows
+from tercet.triton_kernels.delta_heads import DeltaHeads, check_inputs, check_tokens
 from tercet.triton_kernels.delta_tails import keep_chunk_tails
 from tercet.triton_kernels.delta_tokens import follow_tokens, load_taps, store_gates
 from tercet.triton_kernels.delta_walk import delta_walk_kernel
@@ -90,12 +89,7 @@ def delta_prologue(
     """
     heads = check_inputs(x_TN, rates_TR, tails_STC, conv_CW, a_log_H, dt_bias_H, num_key_heads, key_dim)
     rates_TR = x_TN[:, -2 * heads.H :] if rates_TR is None else rates_TR
-    check_rows(decode_slots_B, decode_lengths_B, x_TN)
-    check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, x_TN)
-    if x_TN.shape[0] < decode_slots_B.shape[0]:
-        raise ValueError(f"x: got {x_TN.shape[0]} tokens, wanted one for each of {decode_slots_B.shape[0]} decode rows")
-    if rows is not None:
-        check_indices("rows", rows, x_TN, 1)
+    check_tokens(x_TN, decode_slots_B, decode_lengths_B, chunk_slots_C, chunk_starts_C, query_starts_C1, rows)
     chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
     if not use_kernels(x_TN):
         return delta_prologue_reference(

@@ -145,6 +145,24 @@ def follow_tokens(
 
 
 @triton.jit
+def find_tried_inputs(
+    x_ptr, tails_ptr, slots_ptr, lengths_ptr, inputs_ptr, tokens, real, columns, own, S,
+    C: tl.constexpr, N: tl.constexpr, W: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """What the convolution takes of tokens that are tried, as many of each slot; their own part of it is left for
+    later. Tails stay."""
+    ahead = tokens % EACH
+    slot = tl.load(slots_ptr + tokens, mask=real, other=-1)
+    begun = tl.load(lengths_ptr + tokens - ahead, mask=real, other=0) > 1
+    tails_ptrs = tails_ptr + slot.to(tl.int64)[:, None] * ((W - 1) * C) + columns[None, :]
+    begun &= (slot >= 0) & (slot < S)
+    inputs = load_inputs(x_ptr, tails_ptrs, tokens, real, ahead, begun, columns, own, C, N, W)
+    inputs_ptrs = inputs_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
+    tl.store(inputs_ptrs, inputs[W - 1], mask=real[:, None] & own[None, :])
+    return inputs
+
+
+@triton.jit
 def find_inputs(
     x_ptr, tails_ptr, slots_ptr, lengths_ptr, chunk_slots_ptr, chunk_starts_ptr, query_starts_ptr,
     first, columns, own, T, B, S, num_chunks,

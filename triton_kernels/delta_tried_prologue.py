@@ -5,6 +5,8 @@ Which of them hold is known at the step's end. Then states move on by what this 
 Shape suffixes as there.
 """
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ from torch import Tensor
 from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_same, check_shape
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_inputs
 from tercet.triton_kernels.delta_prologue import delta_prologue_reference, tile_of
-from tercet.triton_kernels.delta_tokens import load_inputs, load_taps, store_gates, store_head
+from tercet.triton_kernels.delta_tokens import find_tried_inputs, load_taps, store_gates, store_head
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.overlap import let_next_start, overlap_options, wait_for_previous
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
@@ -40,14 +42,9 @@ def _tried_prologue_kernel(
     if head == 2 * K + H:
         store_gates(rates_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, ROW, H, BLOCK_H)
     else:
-        ahead = tokens % EACH
-        slot = tl.load(slots_ptr + tokens, mask=real, other=-1)
-        begun = tl.load(lengths_ptr + tokens - ahead, mask=real, other=0) > 1
-        tails_ptrs = tails_ptr + slot.to(tl.int64)[:, None] * ((W - 1) * C) + columns[None, :]
-        begun &= (slot >= 0) & (slot < S)
-        inputs = load_inputs(x_ptr, tails_ptrs, tokens, real, ahead, begun, columns, own, C, N, W)
-        inputs_ptrs = inputs_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
-        tl.store(inputs_ptrs, inputs[W - 1], mask=real[:, None] & own[None, :])
+        inputs = find_tried_inputs(
+            x_ptr, tails_ptr, slots_ptr, lengths_ptr, inputs_ptr, tokens, real, columns, own, S, C, N, W, EACH
+        )  # fmt: skip
         store_head(qkv_ptr, inputs, taps, tokens, real, columns, own, head, K, C, D, W)
 
 
@@ -75,13 +72,7 @@ def delta_tried_prologue(
     rates_TR = x_TN[:, -2 * heads.H :] if rates_TR is None else rates_TR
     check_tried(tried, x_TN, x_TN.shape[0])
     T, (K, H, D, V), C, W = x_TN.shape[0], heads, heads.channels, conv_CW.shape[1]
-    for name, tensor in (("inputs", inputs_TC), ("qkv", qkv_TC)):
-        check_shape(name, tensor, T, C)
-        check_same(name, tensor, x_TN)
-    check_shape("gates", gates_T2H, T, 2 * H)
-    check_dtype("gates", gates_T2H, torch.float32)
-    check_contiguous("gates", gates_T2H)
-    check_device("gates", gates_T2H, x_TN)
+    check_left(inputs_TC, qkv_TC, gates_T2H, x_TN, C, H)
     if not use_kernels(x_TN):
         delta_tried_prologue_reference(
             x_TN, rates_TR, tails_STC, conv_CW, a_log_H, dt_bias_H, tried,
@@ -95,6 +86,20 @@ def delta_tried_prologue(
             K=K, H=H, D=D, V=V, N=x_TN.shape[1], ROW=rates_TR.stride(0), W=W, EACH=tried.each, BLOCK_T=block_t,
             BLOCK=max(D, V), BLOCK_H=next_power_of_2(H), num_warps=warps, **overlap_options(x_TN),
         )  # fmt: skip
+
+
+def check_left(
+    inputs_TC: Tensor, qkv_TC: Tensor, gates_T2H: Tensor, x_TN: Tensor, num_channels: int, num_heads: int
+) -> None:
+    """Room for what is left of tokens, or raise."""
+    T = x_TN.shape[0]
+    for name, tensor in (("inputs", inputs_TC), ("qkv", qkv_TC)):
+        check_shape(name, tensor, T, num_channels)
+        check_same(name, tensor, x_TN)
+    check_shape("gates", gates_T2H, T, 2 * num_heads)
+    check_dtype("gates", gates_T2H, torch.float32)
+    check_contiguous("gates", gates_T2H)
+    check_device("gates", gates_T2H, x_TN)
 
 
 def delta_tried_prologue_reference(
@@ -111,8 +116,30 @@ def delta_tried_prologue_reference(
     qkv_TC: Tensor,
     gates_T2H: Tensor,
 ) -> None:
-    """The same: a slot's tokens are a chunk, whose tails go."""
-    inputs_TC.copy_(x_TN[:, : heads.channels])
+    """The same, by `prepare_slots`."""
+
+    def prepare(own: slice, *step: Tensor) -> tuple[Tensor, Tensor]:
+        tails_1TC, *of_rows_and_chunks = step
+        weights = conv_CW, a_log_H, dt_bias_H
+        return delta_prologue_reference(
+            x_TN[own], rates_TR[own], tails_1TC, *weights, *of_rows_and_chunks, heads=heads
+        )  # fmt: skip
+
+    prepare_slots(x_TN, tails_STC, tried, inputs_TC, qkv_TC, gates_T2H, prepare)
+
+
+def prepare_slots(
+    x_TN: Tensor,
+    tails_STC: Tensor,
+    tried: TriedTokens,
+    inputs_TC: Tensor,
+    qkv_TC: Tensor,
+    gates_T2H: Tensor,
+    prepare: Callable[..., tuple[Tensor, Tensor]],
+) -> None:
+    """Slot by slot, whose tokens are a chunk, and whose tails go. `prepare`: a prologue of tokens, told which; from
+    their tails on its arguments are those of a step's rows and chunks."""
+    inputs_TC.copy_(x_TN[:, : inputs_TC.shape[1]])
     qkv_TC.zero_()
     gates_T2H.zero_()
     none = tried.slots_T[:0]
@@ -120,7 +147,5 @@ def delta_tried_prologue_reference(
         own, start_1 = slice(first, first + count), tried.lengths_T[first : first + 1] - 1
         has_tails = 0 <= slot < len(tails_STC)
         tails_1TC = tails_STC[slot : slot + 1].clone() if has_tails else torch.zeros_like(tails_STC[:1])
-        qkv_TC[own], gates_T2H[own] = delta_prologue_reference(
-            x_TN[own], rates_TR[own], tails_1TC, conv_CW, a_log_H, dt_bias_H, none, none,
-            none.new_zeros(1), start_1, none.new_tensor([0, count]), heads=heads,
-        )  # fmt: skip
+        chunk = none.new_zeros(1), start_1, none.new_tensor([0, count])
+        qkv_TC[own], gates_T2H[own] = prepare(own, tails_1TC, none, none, *chunk)

@@ -8,12 +8,13 @@ Shape suffixes: T tokens of chunks, C channels (`delta_heads.py`) or chunks, S s
 V of a value.
 """
 
+from functools import partial
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tercet.triton_kernels.delta_heads import DeltaHeads, check_chunks, check_of_heads, check_out, check_states
-from tercet.triton_kernels.delta_prefill import TILE
+from tercet.triton_kernels.delta_prefill import TILE, advance_by_tile, decays_in_tile, split_heads, walk_tiles
 from tercet.triton_kernels.dispatch import has_little_shared_memory, use_kernels
 from tercet.triton_kernels.mamba_tiles import answer_mamba_tiles_kernel, carry_tiles_kernel
 from tercet.triton_kernels.overlap import overlap_options
@@ -89,41 +90,17 @@ def mamba_prefill_reference(
     heads: DeltaHeads,
     out_THV: Tensor,
 ) -> None:
-    """The same, tile by tile, all of them of 64 rows: then a row's sums are of one order, whatever is beside it."""
-    begins = query_starts_C1.tolist()
-    for chunk, (slot, start) in enumerate(zip(chunk_slots_C.tolist(), chunk_starts_C.tolist(), strict=True)):
-        begin, end = begins[chunk : chunk + 2]
-        if begin >= end:
-            continue
-        kept = 0 <= slot < states_SHDV.shape[0]
-        state_HDV = states_SHDV.new_zeros(states_SHDV.shape[1:], dtype=torch.float32)
-        if kept and start > 0:
-            state_HDV = states_SHDV[slot].float()
-        for first in range(begin, end, TILE):
-            tokens = slice(first, min(first + TILE, end))
-            padding = 0, 0, 0, TILE - (tokens.stop - first)
-            qkv, gates = F.pad(qkv_TC[tokens].float(), padding), F.pad(gates_T2H[tokens].double(), padding)
-            state_HDV, out_HTV = _tile_reference(qkv, gates, skip_H, state_HDV, heads)
-            out_THV[tokens] = out_HTV[:, : tokens.stop - first].transpose(0, 1)
-        if kept:
-            states_SHDV[slot] = state_HDV
+    """The same, by `walk_tiles`."""
+    chunks = chunk_slots_C, chunk_starts_C, query_starts_C1
+    walk_tiles(qkv_TC, gates_T2H, states_SHDV, *chunks, out_THV, partial(_tile_reference, heads, skip_H))
 
 
 def _tile_reference(
-    qkv_TC: Tensor, gates_T2H: Tensor, skip_H: Tensor, state_HDV: Tensor, heads: DeltaHeads
+    heads: DeltaHeads, skip_H: Tensor, qkv_TC: Tensor, gates_T2H: Tensor, state_HDV: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The state behind a tile, and its answers."""
-    K, H, D, V = heads
-    q, k, v = qkv_TC.split((K * D, K * D, H * V), 1)
-    q_HTD, k_HTD = (x.view(TILE, K, D).transpose(0, 1).repeat_interleave(H // K, 0) for x in (q, k))
-    v_HTV = v.view(TILE, H, V).transpose(0, 1)
+    q_HTD, k_HTD, v_HTV = split_heads(qkv_TC, heads)
     log_decays_HT, steps_HT = gates_T2H.T.chunk(2)
-    summed_HT = log_decays_HT.cumsum(1)
-    above = torch.ones(TILE, TILE, dtype=torch.bool, device=qkv_TC.device).triu(1)
-    # Where it would be the exponential of something positive nobody looks.
-    decays_HTT = (summed_HT[:, :, None] - summed_HT[:, None]).masked_fill(above, float("-inf")).exp().float()
-    kept_HT1, left_HT1 = summed_HT.exp().float()[:, :, None], decays_HTT[:, -1, :, None]
     added_HTV = steps_HT.float()[:, :, None] * v_HTV
-    out_HTV = kept_HT1 * (q_HTD @ state_HDV) + (q_HTD @ k_HTD.transpose(1, 2) * decays_HTT) @ added_HTV
-    out_HTV += skip_H[:, None, None] * v_HTV
-    return kept_HT1[:, -1:] * state_HDV + (left_HT1 * k_HTD).transpose(1, 2) @ added_HTV, out_HTV
+    state_HDV, out_HTV = advance_by_tile(state_HDV, q_HTD, k_HTD, added_HTV, *decays_in_tile(log_decays_HT))
+    return state_HDV, out_HTV + skip_H[:, None, None] * v_HTV

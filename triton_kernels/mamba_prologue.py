@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import FLOATS, check_contiguous, check_dtype, check_indices, check_same, check_shape
-from tercet.triton_kernels.delta_heads import check_chunks, check_of_heads, check_rows
+from tercet.triton_kernels.checks import check_same, check_shape
+from tercet.triton_kernels.delta_heads import check_convolution, check_tokens
 from tercet.triton_kernels.delta_prologue import convolve_reference, inputs_of_sequences, tile_of
 from tercet.triton_kernels.delta_tails import keep_chunk_tails
 from tercet.triton_kernels.delta_tokens import find_inputs
@@ -81,12 +81,7 @@ def mamba_prologue(
     be left as they are. fp32 inside, rounded once. Graph-safe.
     """
     check_mamba_inputs(x_TN, tails_STC, conv_CW, conv_bias_C, a_log_H, dt_bias_H)
-    check_rows(decode_slots_B, decode_lengths_B, x_TN)
-    check_chunks(chunk_slots_C, chunk_starts_C, query_starts_C1, x_TN)
-    if x_TN.shape[0] < decode_slots_B.shape[0]:
-        raise ValueError(f"x: got {x_TN.shape[0]} tokens, wanted one for each of {decode_slots_B.shape[0]} decode rows")
-    if rows is not None:
-        check_indices("rows", rows, x_TN, 1)
+    check_tokens(x_TN, decode_slots_B, decode_lengths_B, chunk_slots_C, chunk_starts_C, query_starts_C1, rows)
     weights, chunks = (conv_CW, conv_bias_C, a_log_H, dt_bias_H), (chunk_slots_C, chunk_starts_C, query_starts_C1)
     if not use_kernels(x_TN):
         return mamba_prologue_reference(
@@ -143,20 +138,8 @@ def check_mamba_inputs(
     x_TN: Tensor, tails_STC: Tensor, conv_CW: Tensor, conv_bias_C: Tensor, a_log_H: Tensor, dt_bias_H: Tensor
 ) -> None:
     """What a prologue is told of its tokens and weights, or raise."""
-    check_dtype("x", x_TN, *FLOATS)
-    check_shape("x", x_TN, None, None)
-    check_contiguous("x", x_TN)
-    check_shape("conv", conv_CW, None, None)
-    check_same("conv", conv_CW, x_TN, torch.float32)
-    check_shape("a_log", a_log_H, None)
-    (C, W), H = conv_CW.shape, a_log_H.shape[0]
-    if not 2 <= W <= 8:
-        raise ValueError(f"conv: got {W} taps, wanted 2 to 8")
+    C, H = check_convolution(x_TN, tails_STC, conv_CW, a_log_H, dt_bias_H)
     check_shape("conv_bias", conv_bias_C, C)
     check_same("conv_bias", conv_bias_C, x_TN, torch.float32)
     if x_TN.shape[1] < C + H:
         raise ValueError(f"x: got {x_TN.shape[1]} numbers of a token, wanted {C} channels, gates and {H} time steps")
-    check_shape("tails", tails_STC, None, W - 1, C)
-    check_same("tails", tails_STC, x_TN)
-    for name, numbers in (("a_log", a_log_H), ("dt_bias", dt_bias_H)):
-        check_of_heads(name, numbers, H, x_TN)

@@ -5,14 +5,13 @@ Which of them hold is known at the step's end. Then states move on by what this 
 Shape suffixes as there.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import check_contiguous, check_device, check_dtype, check_same, check_shape
 from tercet.triton_kernels.delta_prologue import tile_of
-from tercet.triton_kernels.delta_tokens import load_inputs
+from tercet.triton_kernels.delta_tokens import find_tried_inputs
+from tercet.triton_kernels.delta_tried_prologue import check_left, prepare_slots
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.mamba_prologue import CHANNELS, check_mamba_inputs, mamba_prologue_reference
 from tercet.triton_kernels.mamba_tokens import load_channels, store_channels, store_steps
@@ -39,14 +38,9 @@ def _mamba_tried_prologue_kernel(
     if block == (C + BLOCK - 1) // BLOCK:
         store_steps(x_ptr, a_log_ptr, dt_bias_ptr, gates_ptr, tokens, real, least, most, H, N, BLOCK_H)
     else:
-        ahead = tokens % EACH
-        slot = tl.load(slots_ptr + tokens, mask=real, other=-1)
-        begun = tl.load(lengths_ptr + tokens - ahead, mask=real, other=0) > 1
-        tails_ptrs = tails_ptr + slot.to(tl.int64)[:, None] * ((W - 1) * C) + columns[None, :]
-        begun &= (slot >= 0) & (slot < S)
-        inputs = load_inputs(x_ptr, tails_ptrs, tokens, real, ahead, begun, columns, own, C, N, W)
-        inputs_ptrs = inputs_ptr + tokens.to(tl.int64)[:, None] * C + columns[None, :]
-        tl.store(inputs_ptrs, inputs[W - 1], mask=real[:, None] & own[None, :])
+        inputs = find_tried_inputs(
+            x_ptr, tails_ptr, slots_ptr, lengths_ptr, inputs_ptr, tokens, real, columns, own, S, C, N, W, EACH
+        )  # fmt: skip
         store_channels(qkv_ptr, inputs, taps, bias, tokens, real, columns, own, C, W)
 
 
@@ -72,13 +66,7 @@ def mamba_tried_prologue(
     check_mamba_inputs(x_TN, tails_STC, conv_CW, conv_bias_C, a_log_H, dt_bias_H)
     check_tried(tried, x_TN, x_TN.shape[0])
     (T, N), (C, W), H = x_TN.shape, conv_CW.shape, a_log_H.shape[0]
-    for name, tensor in (("inputs", inputs_TC), ("qkv", qkv_TC)):
-        check_shape(name, tensor, T, C)
-        check_same(name, tensor, x_TN)
-    check_shape("gates", gates_T2H, T, 2 * H)
-    check_dtype("gates", gates_T2H, torch.float32)
-    check_contiguous("gates", gates_T2H)
-    check_device("gates", gates_T2H, x_TN)
+    check_left(inputs_TC, qkv_TC, gates_T2H, x_TN, C, H)
     weights = conv_CW, conv_bias_C, a_log_H, dt_bias_H
     if not use_kernels(x_TN):
         mamba_tried_prologue_reference(
@@ -109,16 +97,11 @@ def mamba_tried_prologue_reference(
     qkv_TC: Tensor,
     gates_T2H: Tensor,
 ) -> None:
-    """The same: a slot's tokens are a chunk, whose tails go."""
-    inputs_TC.copy_(x_TN[:, : conv_CW.shape[0]])
-    qkv_TC.zero_()
-    gates_T2H.zero_()
-    none = tried.slots_T[:0]
-    for slot, first, count in tried.counts():
-        own, start_1 = slice(first, first + count), tried.lengths_T[first : first + 1] - 1
-        has_tails = 0 <= slot < len(tails_STC)
-        tails_1TC = tails_STC[slot : slot + 1].clone() if has_tails else torch.zeros_like(tails_STC[:1])
-        qkv_TC[own], gates_T2H[own] = mamba_prologue_reference(
-            x_TN[own], tails_1TC, conv_CW, conv_bias_C, a_log_H, dt_bias_H, none, none,
-            none.new_zeros(1), start_1, none.new_tensor([0, count]), time_steps=time_steps,
-        )  # fmt: skip
+    """The same, by `prepare_slots`."""
+
+    def prepare(own: slice, *step: Tensor) -> tuple[Tensor, Tensor]:
+        tails_1TC, *of_rows_and_chunks = step
+        weights = conv_CW, conv_bias_C, a_log_H, dt_bias_H
+        return mamba_prologue_reference(x_TN[own], tails_1TC, *weights, *of_rows_and_chunks, time_steps=time_steps)
+
+    prepare_slots(x_TN, tails_STC, tried, inputs_TC, qkv_TC, gates_T2H, prepare)
