@@ -1,33 +1,25 @@
 """Gated delta layers with random weights, and what they make of a sequence token by token, in float64."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from carried_layers import CarriedLayer
 from tercet.model.states import LayerTries
-from tercet.triton_kernels.delta_decode import delta_decode
 from tercet.triton_kernels.delta_prefill import delta_prefill
 from tercet.triton_kernels.delta_prologue import delta_prologue
-from tercet.triton_kernels.delta_tried import delta_tried
 from tercet.triton_kernels.delta_tried_prologue import delta_tried_prologue
 from tercet.triton_kernels.tried_tokens import TriedTokens
 
 
-class DeltaLayer:
+class DeltaLayer(CarriedLayer):
     def __init__(
         self, K: int, H: int, D: int, V: int, W: int = 4, dtype: torch.dtype = torch.float32, device: str = "cpu"
     ) -> None:
-        self.K, self.H, self.D, self.V, self.W = K, H, D, V, W
-        self.dtype, self.device = dtype, device
+        super().__init__(K, H, D, V, W, dtype, device, 2)
         self.rates_apart = False
         """The first product has them at the end of its rows, or another one makes them."""
-        self.channels = 2 * K * D + H * V
-        self.columns = self.channels + H * V + 2 * H
-        self.conv = self.random(self.channels, W) * 0.5
-        self.a_log = torch.rand(H, device=device) * 3 - 1
-        self.dt_bias = torch.randn(H, device=device) * 2 - 2
-
-    def random(self, *shape: int) -> Tensor:
-        return torch.randn(shape, device=self.device).to(self.dtype)
 
     def tokens(self, count: int) -> Tensor:
         """Keys of which some are alike, as in text."""
@@ -38,48 +30,32 @@ class DeltaLayer:
             x[again, first : 2 * first] += 4 * x[0, first : 2 * first]
         return x
 
-    def pools(self, num_slots: int, kept_in: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Tails and states that somebody may have left."""
-        states = torch.randn(num_slots, self.H, self.D, self.V, device=self.device)
-        return self.random(num_slots, self.W - 1, self.channels), states.to(kept_in)
-
-    def ints(self, *numbers: int) -> Tensor:
-        return torch.tensor(numbers, dtype=torch.int32, device=self.device)
-
-    def run(
-        self, x: Tensor, tails: Tensor, states: Tensor, rows: list[tuple[int, int]], chunks: list[tuple[int, int, int]]
-    ) -> Tensor:
-        """A step: rows' slots and lengths, chunks' slots, starts and counts. Answers to tokens, or NaN."""
-        begins = [0]
-        for _, _, count in chunks:
-            begins.append(begins[-1] + count)
-        B = len(rows)
-        slots, lengths = (self.ints(*(row[part] for row in rows)) for part in range(2))
-        of_chunks = *(self.ints(*(chunk[part] for chunk in chunks)) for part in range(2)), self.ints(*begins)
-        rates = x[:, -2 * self.H :].contiguous() if self.rates_apart else None
-        qkv, gates = delta_prologue(
-            x if rates is None else x[:, : -2 * self.H].contiguous(), tails, self.conv, self.a_log, self.dt_bias, slots,
-            lengths, *of_chunks, num_key_heads=self.K, key_dim=self.D, rows=self.ints(B + begins[-1]), rates_TR=rates,
+    def prologue(
+        self, x: Tensor, tails: Tensor, slots: Tensor, lengths: Tensor, of_chunks: tuple[Tensor, ...], rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        x, how = self._with_rates(x)
+        return delta_prologue(
+            x, tails, self.conv, self.a_log, self.dt_bias, slots, lengths, *of_chunks, rows=rows, **how
         )  # fmt: skip
-        out = torch.full((len(x), self.H, self.V), float("nan"), dtype=self.dtype, device=self.device)
-        delta_decode(qkv[:B], gates[:B], states, slots, lengths, num_key_heads=self.K, out_BHV=out[:B])
-        delta_prefill(qkv[B:], gates[B:], states, *of_chunks, num_key_heads=self.K, out_THV=out[B:])
-        return out
 
-    def try_tokens(self, x: Tensor, tails: Tensor, states: Tensor, tried: TriedTokens, left: LayerTries) -> Tensor:
-        """Answers to tokens, or NaN, of a step that tries some; `left` gets what is left of them."""
-        rates = x[:, -2 * self.H :].contiguous() if self.rates_apart else None
+    def prefill(self, qkv: Tensor, gates: Tensor, states: Tensor, of_chunks: tuple[Tensor, ...], out: Tensor) -> None:
+        delta_prefill(qkv, gates, states, *of_chunks, num_key_heads=self.K, out_THV=out)
+
+    def tried_prologue(self, x: Tensor, tails: Tensor, tried: TriedTokens, left: LayerTries) -> None:
+        x, how = self._with_rates(x)
         delta_tried_prologue(
-            x if rates is None else x[:, : -2 * self.H].contiguous(), tails, self.conv, self.a_log, self.dt_bias, tried,
-            num_key_heads=self.K, key_dim=self.D, rates_TR=rates,
-            inputs_TC=left.inputs_TC, qkv_TC=left.qkv_TC, gates_T2H=left.gates_T2H,
+            x, tails, self.conv, self.a_log, self.dt_bias, tried,
+            inputs_TC=left.inputs_TC, qkv_TC=left.qkv_TC, gates_T2H=left.gates_T2H, **how,
         )  # fmt: skip
-        out = torch.full((len(x), self.H, self.V), float("nan"), dtype=self.dtype, device=self.device)
-        delta_tried(left.qkv_TC, left.gates_T2H, states, tried, num_key_heads=self.K, out_THV=out)
-        return out
+
+    def _with_rates(self, x: Tensor) -> tuple[Tensor, dict[str, Any]]:
+        """Rows as a prologue takes them, and what it is told of heads and rates."""
+        how: dict[str, Any] = {"num_key_heads": self.K, "key_dim": self.D}
+        if not self.rates_apart:
+            return x, how
+        return x[:, : -2 * self.H].contiguous(), how | {"rates_TR": x[:, -2 * self.H :].contiguous()}
 
     def exact(self, x: Tensor, tails: Tensor | None, state: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Of tokens behind each other: answers, tails and state. None before: they are a sequence's first."""
         K, H, D, V, W = self.K, self.H, self.D, self.V, self.W
         x = x.double()
         before = x.new_zeros(W - 1, self.channels) if tails is None else tails.double()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from carried_layers import CarriedLayer, check_step
 from delta_layers import DeltaLayer
 from tercet.triton_kernels.copy_places import copy_places
 from tercet.triton_kernels.delta_prefill import delta_prefill
@@ -35,6 +36,18 @@ def assert_near(got: Tensor, wanted: Tensor, dtype: torch.dtype, times: float = 
     assert largest < 12 * times * NEAR[dtype], (float(whole), float(largest))
 
 
+def check_on_card(
+    layer: CarriedLayer, rows: list[tuple[int, int]], chunks: list[tuple[int, int, int]], padding: int, times: float = 1
+) -> None:
+    outs: list[tuple[Tensor, Tensor]] = []
+    check_step(
+        layer, 12, rows, chunks, padding,
+        lambda got, wanted: outs.append((got, wanted)),
+        lambda got, wanted: assert_near(got, wanted, layer.dtype, times),
+    )  # fmt: skip
+    assert_all_near(outs, layer.dtype, times)
+
+
 def on_card(K: int, H: int, D: int, V: int, dtype: torch.dtype = torch.bfloat16) -> DeltaLayer:
     return DeltaLayer(K, H, D, V, dtype=dtype, device="cuda")
 
@@ -50,31 +63,7 @@ def test_step(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
         ([(7, 64, 7)], 9),
         ([], 0),
     ):
-        tails, states = layer.pools(12)
-        firsts = [slot for slot, length in rows if length == 1] + [slot for slot, start, _ in chunks if not start]
-        for pool in (tails, states):
-            pool[firsts] = NAN
-        old_tails, old_states = tails.clone(), states.clone()
-        x = layer.tokens(len(rows) + sum(chunk[2] for chunk in chunks) + padding)
-        x[len(x) - padding :] = NAN
-        out = layer.run(x, tails, states, rows, chunks)
-        token, touched, outs = 0, [], []
-        for at, (slot, before, count) in enumerate([(slot, n - 1, min(n, 1)) for slot, n in rows] + chunks):
-            own = slice(token, token + count)
-            if count:
-                touched.append(slot)
-                pair = (old_tails[slot], old_states[slot]) if before > 0 else (None, None)
-                wanted, wanted_tails, wanted_state = layer.exact(x[own], *pair)
-                outs.append((out[own], wanted))
-                assert_near(states[slot], wanted_state, dtype)
-                assert torch.equal(tails[slot].double(), wanted_tails)
-            elif at < len(rows):
-                assert not out[at].count_nonzero()
-            token += max(count, at < len(rows))
-        assert_all_near(outs, dtype)
-        for slot in set(range(12)) - set(touched):
-            assert torch.equal(states[slot].nan_to_num(7), old_states[slot].nan_to_num(7))
-            assert torch.equal(tails[slot].nan_to_num(7), old_tails[slot].nan_to_num(7))
+        check_on_card(layer, rows, chunks, padding)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

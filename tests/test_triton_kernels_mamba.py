@@ -5,7 +5,9 @@ The references here, against transformers too; the kernels in Triton's interpret
 
 import pytest
 import torch
+from torch import Tensor
 
+from carried_layers import check_bits_however_cut, check_step
 from covering import long
 from interpreted import rerun_interpreted
 from mamba_layers import MambaLayer
@@ -31,62 +33,22 @@ STEPS: list[Step] = [
 ]
 
 
+def near(got: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(got, wanted.float(), **NEAR)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(SIZES, CASES)
 def test_step(K: int, H: int, D: int, V: int, W: int, step: Step) -> None:
     rows, chunks = step
     layer = MambaLayer(K, H, D, V, W, time_steps=(0.05, 1.0) if rows and chunks else (0.0, float("inf")))
-    tails, states = layer.pools(SLOTS)
-    firsts = [slot for slot, length in rows if length == 1]
-    firsts += [slot for slot, start, count in chunks if start == 0 and count and slot >= 0]
-    for pool in (tails, states):
-        pool[firsts] = NAN
-    old_tails, old_states = tails.clone(), states.clone()
-    count = len(rows) + sum(chunk[2] for chunk in chunks)
-    x = layer.tokens(count + 3)
-    x[count:] = NAN
-    out = layer.run(x, tails, states, rows, chunks)
-    sequences = [(slot, length - 1, min(length, 1)) for slot, length in rows] + chunks
-    token, untouched = 0, set(range(SLOTS))
-    for at, (slot, before, num_tokens) in enumerate(sequences):
-        own = slice(token, token + num_tokens)
-        if 0 <= slot < SLOTS and num_tokens:
-            untouched.remove(slot)
-            pair = (old_tails[slot], old_states[slot]) if before > 0 else (None, None)
-            wanted, wanted_tails, wanted_state = layer.exact(x[own], *pair)
-            torch.testing.assert_close(out[own], wanted.float(), **NEAR)
-            torch.testing.assert_close(states[slot], wanted_state.float(), **NEAR)
-            assert torch.equal(tails[slot], wanted_tails.float())
-        elif at < len(rows):
-            assert out[at].count_nonzero() == 0
-        token += max(num_tokens, at < len(rows))
-    for slot in untouched:
-        assert torch.equal(states[slot], old_states[slot])
-        assert torch.equal(tails[slot], old_tails[slot])
+    check_step(layer, SLOTS, rows, chunks, 3, near, near)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, long(torch.float16)])
 def test_bits_of_a_prompt_however_it_is_cut(dtype: torch.dtype) -> None:
-    """Alone in one chunk, and in several beside others; then a token that is decoded, alone and among others."""
-    layer = MambaLayer(1, 2, 16, 32, dtype=dtype)
-    x, answers = layer.tokens(201), []
-    for cuts, beside in (([200], False), ([64, 128, 8], True), ([128, 72], False)):
-        tails, states = layer.pools(4)
-        tails[1] = states[1] = NAN
-        outs, start = [], 0
-        for count in cuts:
-            rows, chunks = [(0, 9)] * beside, [(2, 64, 7)] * beside + [(1, start, count)] + [(3, 0, 65)] * beside
-            own = x[start : start + count]
-            tokens = torch.cat((layer.tokens(8), own, layer.tokens(65))) if beside else own
-            first = 8 if beside else 0
-            outs.append(layer.run(tokens, tails, states, rows, chunks)[first : first + count])
-            start += count
-        rows = [(0, 7), (2, 3), (1, 201), (3, 1)] if beside else [(1, 201)]
-        tokens = torch.cat((layer.tokens(2), x[200:], layer.tokens(1))) if beside else x[200:]
-        outs.append(layer.run(tokens, tails, states, rows, [])[2 if beside else 0][None])
-        answers.append((torch.cat(outs), states[1], tails[1]))
-    for answer in answers[1:]:
-        assert all(map(torch.equal, answer, answers[0]))
+    cases = [([200], False), ([64, 128, 8], True), ([128, 72], False)]
+    check_bits_however_cut(MambaLayer(1, 2, 16, 32, dtype=dtype), cases, ahead=7)
 
 
 def test_a_state_that_hardly_fades_and_one_that_is_gone_at_once() -> None:

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from carried_layers import check_bits_however_cut
 from mamba_layers import MambaLayer
 from tercet.triton_kernels.gated_group_norm import gated_group_norm, gated_squares
 from tercet.triton_kernels.relu_squared import relu_squared
-from test_triton_kernels_delta_gpu import NEAR, assert_all_near, assert_near
+from test_triton_kernels_delta_gpu import NEAR, assert_near, check_on_card
 from tried_layers import TriedLayers, plain_steps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -33,54 +34,14 @@ def test_step(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
         ([(7, 64, 7)], 9),
         ([], 0),
     ):
-        tails, states = layer.pools(12)
-        firsts = [slot for slot, length in rows if length == 1] + [slot for slot, start, _ in chunks if not start]
-        for pool in (tails, states):
-            pool[firsts] = NAN
-        old_tails, old_states = tails.clone(), states.clone()
-        x = layer.tokens(len(rows) + sum(chunk[2] for chunk in chunks) + padding)
-        x[len(x) - padding :] = NAN
-        out = layer.run(x, tails, states, rows, chunks)
-        token, touched, outs = 0, [], []
-        for at, (slot, before, count) in enumerate([(slot, n - 1, min(n, 1)) for slot, n in rows] + chunks):
-            own = slice(token, token + count)
-            if count:
-                touched.append(slot)
-                pair = (old_tails[slot], old_states[slot]) if before > 0 else (None, None)
-                wanted, wanted_tails, wanted_state = layer.exact(x[own], *pair)
-                outs.append((out[own], wanted))
-                assert_near(states[slot], wanted_state, dtype, TIMES[dtype])
-                assert torch.equal(tails[slot].double(), wanted_tails)
-            elif at < len(rows):
-                assert not out[at].count_nonzero()
-            token += max(count, at < len(rows))
-        assert_all_near(outs, dtype, TIMES[dtype])
-        for slot in set(range(12)) - set(touched):
-            assert torch.equal(states[slot].nan_to_num(7), old_states[slot].nan_to_num(7))
-            assert torch.equal(tails[slot].nan_to_num(7), old_tails[slot].nan_to_num(7))
+        check_on_card(layer, rows, chunks, padding, TIMES[dtype])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
 def test_bits_of_a_prompt_however_it_is_cut(K: int, H: int, D: int, V: int, dtype: torch.dtype) -> None:
-    layer = on_card(K, H, D, V, dtype)
-    x, answers = layer.tokens(1401), []
-    for cuts, beside in (([1400], False), ([64, 1280, 56], True), ([128, 1272], False)):
-        tails, states = layer.pools(4)
-        tails[1] = states[1] = NAN
-        outs, start = [], 0
-        for count in cuts:
-            chunks = [(2, 64, 700)] * beside + [(1, start, count)] + [(3, 0, 65)] * beside
-            own, first = x[start : start + count], 701 if beside else 0
-            tokens = torch.cat((layer.tokens(701), own, layer.tokens(65))) if beside else own
-            outs.append(layer.run(tokens, tails, states, [(0, 9)] * beside, chunks)[first : first + count])
-            start += count
-        rows = [(0, 7), (2, 3), (1, 1401), (3, 1)] if beside else [(1, 1401)]
-        tokens = torch.cat((layer.tokens(2), x[1400:], layer.tokens(1))) if beside else x[1400:]
-        outs.append(layer.run(tokens, tails, states, rows, [])[2 if beside else 0][None])
-        answers.append((torch.cat(outs), states[1], tails[1]))
-    for answer in answers[1:]:
-        assert all(map(torch.equal, answer, answers[0]))
+    cases = [([1400], False), ([64, 1280, 56], True), ([128, 1272], False)]
+    check_bits_however_cut(on_card(K, H, D, V, dtype), cases, ahead=700)
 
 
 @pytest.mark.parametrize(("K", "H", "D", "V"), SIZES)
