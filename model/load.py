@@ -22,6 +22,7 @@ from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.reordered import reordered_for_cpu
+from tercet.model.rounded_rows import check_rounding, with_rounded_rows
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights
@@ -53,6 +54,8 @@ class Opened:
     """Of adapters, if there are any."""
     eagle: OpenedEagle | None = None
     """The checkpoint of a layer that guesses, if it has one of its own."""
+    rounds_rows: bool = False
+    """Products of many rows multiply those in eight bits, too, where weights are so."""
 
     @property
     def num_expanded(self) -> int:
@@ -68,6 +71,7 @@ def open_for(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     state_dtype: str = "auto",
+    activation_dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
     tensor_parallel_size: int = 1,
@@ -103,13 +107,17 @@ def open_for(
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
+    if activation_dtype != "auto":
+        check_rounding(kept, torch_dtype, device)
     if adapters and any(".linear_attn." in name for name in kept):  # what fades states is a product of its own then
         raise ValueError(
             f"--adapter: quantized models of family {config.family} take none; want plain weights, or none"
         )
     files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
     ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
-    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing)
+    return Opened(
+        config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing, activation_dtype != "auto"
+    )
 
 
 def with_state_dtype(config: ModelConfig, name: str) -> ModelConfig:
@@ -153,6 +161,8 @@ def load_decoder(
     if opened.eagle is not None:
         weights = replace(weights, guesser=load_eagle(opened.eagle, **on_rank))
     weights = with_guess_head(weights)
+    if opened.rounds_rows:
+        weights = with_rounded_rows(weights)
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))

@@ -121,3 +121,26 @@ def test_only_triton_runs(way: str, tmp_path: Path) -> None:
     reads_fp8 = "scaled_kernel" if is_hopper(DEVICE) else "_expand_kernel"  # of hundreds of rows
     assert any(reads_fp8 in name for name in names)
     assert foreign_kernels(names) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(DEVICE), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("way", ["blocks", "rows"])
+def test_rows_of_eight_bits(way: str, tmp_path: Path) -> None:
+    """Log-probabilities of prompts are other ones, and near."""
+    stored, _ = models(tmp_path, way)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompts = prompts_of(12, 500)
+
+    def logprobs(**changes: Any) -> torch.Tensor:
+        limits: dict[str, Any] = {"kv_cache_memory": 256 << 20, "max_num_seqs": 20, "max_num_batched_tokens": 1024}
+        with LLM(str(stored), device="cuda", dtype="bfloat16", **limits, **changes) as llm:
+            answers = llm.generate(prompts, params, use_tqdm=False)
+        return torch.tensor([
+            of_token[token].logprob
+            for answer in answers
+            for token, of_token in zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)
+            if of_token is not None
+        ])  # fmt: skip
+
+    plain, rounded = logprobs(), logprobs(activation_dtype="fp8")
+    assert 0 < (rounded - plain).abs().mean() < 0.1
