@@ -1,7 +1,5 @@
 """On a GPU: products of rows and weights that both have eight bits, against float64 of what those stand for."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -29,8 +27,10 @@ NEAR = 3e-3
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_rows(dtype: torch.dtype) -> None:
     x = rows_of_all_sizes(301, 1152, dtype, "cuda")
-    for got, wanted in zip(round_rows(x), round_rows_reference(x), strict=True):
-        assert torch.equal(got.view(torch.uint8), wanted.view(torch.uint8))
+    (numbers, scales), (wanted, wanted_scales) = round_rows(x), round_rows_reference(x)
+    assert (scales / wanted_scales - 1).abs().max() < 3e-7  # a GPU's division errs in the last bit
+    assert (numbers.view(torch.uint8) != wanted.view(torch.uint8)).float().mean() < 1e-3
+    assert distance(rounded_rows(numbers, scales), rounded_rows(wanted, wanted_scales)) < 3e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -54,9 +54,6 @@ def test_tiles(config: MatmulConfig, groups: int, dtype: torch.dtype) -> None:
         if N // 2 % 8 == 0:  # as the copy engine wants rows
             launch_matmul(config, x, w, halves, "gate")
             assert distance(halves, gated(product)) < NEAR
-        sums = torch.full((3, M, N), float("nan"), device="cuda")
-        launch_matmul(replace(config, parts=3), x, w, sums, "parts")
-        assert distance(sums.sum(0), product) < 1e-3
         counted = torch.tensor([M // 2], dtype=torch.int32, device="cuda")
         out.fill_(float("nan"))
         launch_matmul(config, x, w, out, rows=counted)

@@ -5,7 +5,6 @@ Qwen3-8B (docs/tried.md).
 """
 
 import functools
-from dataclasses import replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,9 +14,8 @@ from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.scaled_weight import TILE, ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
-from tercet.triton_kernels.untuned import PARTS, us_of_parts
 
-_FEWEST = 129
+_FEWEST, _FEWEST_FOR_PARTS = 129, 257
 """Rows from which to round them pays: fewer are multiplied as they are, in less time or none more."""
 _US_OF_TILE = 2.5
 """Ahead of its products and behind them."""
@@ -41,24 +39,22 @@ _TILES = (
 )
 
 
-def choose_fp8(x_MK: Tensor, w_NK: ScaledWeight, *, added: bool = False) -> MatmulConfig | None:
-    """None: rows are multiplied as they are. `added`: what comes next adds parts of K up."""
-    if w_NK.tile_scales is None or len(x_MK) < _FEWEST or x_MK.dtype.itemsize != 2 or not is_hopper(x_MK.device):
+def choose_fp8(x_MK: Tensor, w_NK: ScaledWeight, *, in_parts: bool = False) -> MatmulConfig | None:
+    """None: rows are multiplied as they are. `in_parts`: as they are, K may be divided."""
+    fewest = _FEWEST_FOR_PARTS if in_parts else _FEWEST
+    if w_NK.tile_scales is None or len(x_MK) < fewest or x_MK.dtype.itemsize != 2 or not is_hopper(x_MK.device):
         return None
     if not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
-    return _first_through(len(x_MK), *w_NK.shape, multiprocessors(x_MK.device), added)
+    return _first_through(len(x_MK), *w_NK.shape, multiprocessors(x_MK.device))
 
 
 @functools.cache
-def _first_through(M: int, N: int, K: int, programs: int, added: bool) -> MatmulConfig:
+def _first_through(M: int, N: int, K: int, programs: int) -> MatmulConfig:
     """The tiles that are through first: multiprocessors take them in rounds, of which the last may be nearly empty."""
 
-    def microseconds(way: tuple[_Tile, int]) -> float:
-        tile, parts = way
-        tiles = cdiv(M, tile.config.height) * cdiv(N, tile.config.block_n) * parts
-        return cdiv(tiles, programs) * (tile.us * (K // TILE / parts) + _US_OF_TILE) + us_of_parts(parts, M, N)
+    def microseconds(tile: _Tile) -> float:
+        tiles = cdiv(M, tile.config.height) * cdiv(N, tile.config.block_n)
+        return cdiv(tiles, programs) * (tile.us * (K // TILE) + _US_OF_TILE)
 
-    divided = [parts for parts in PARTS if parts == 1 or (added and K % (TILE * parts) == 0)]
-    tile, parts = min(((tile, parts) for tile in _TILES for parts in divided), key=microseconds)
-    return replace(tile.config, parts=parts)
+    return min(_TILES, key=microseconds).config

@@ -10,7 +10,7 @@ PLAIN_ORDER = ("skinny", "scaled", "groups", "tile", "wave", "persistent", "hopp
 KERNELS = ("vector", "split", "early", "fp8", *PLAIN_ORDER)
 NEED_TMA = ("early", "fp8", "scaled", "groups", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
-IN_PARTS = ("early", "fp8", "skinny", "scaled", "groups", "wave")
+IN_PARTS = ("early", "skinny", "scaled", "groups", "wave")
 # Kernels that can ask the L2 cache for their weights ahead.
 ASKING = ("split", "skinny", "scaled", "wave")
 # Kernels that read weights of eight bits or four.

@@ -32,7 +32,7 @@ OWN = gl.constexpr(64)
 @gluon.jit
 def _load(
     x_desc, tail_desc, w_desc, x_ring, tail_ring, w_ring, free, full, num_m, num_n, num_k: gl.constexpr,
-    PARTS: gl.constexpr, TALL: gl.constexpr, GROUP_M: gl.constexpr,
+    TALL: gl.constexpr, GROUP_M: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: fill the ring, stage after stage, tile after tile."""
     STAGES: gl.constexpr = x_ring.shape[0]
@@ -40,11 +40,9 @@ def _load(
     BLOCK_N: gl.constexpr = w_ring.shape[1]
     HEIGHT: gl.constexpr = BLOCK_M * 3 // 2 if TALL else BLOCK_M
     count = 0
-    for tile in range(gl.program_id(0), num_m * num_n * PARTS, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, num_m, num_n * PARTS, GROUP_M)
-        first_k = tile_n % PARTS * num_k
-        tile_n = tile_n // PARTS
-        for k in range(first_k, first_k + num_k):
+    for tile in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, num_m, num_n, GROUP_M)
+        for k in range(num_k):
             stage = count % STAGES
             mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
@@ -114,10 +112,10 @@ def _send(acc, out_desc, staging, row, column, EPILOGUE: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr, staging, held, M, num_m,
-    num_n, num_k: gl.constexpr, N: gl.constexpr, PARTS: gl.constexpr, OF_TILES: gl.constexpr, HEIGHT: gl.constexpr,
-    WIDTH: gl.constexpr, GROUP_M: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, AHEAD: gl.constexpr,
-    ROW: gl.constexpr, START: gl.constexpr, COLUMN: gl.constexpr,
+    x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, staging, held, M, num_m, num_n,
+    num_k: gl.constexpr, N: gl.constexpr, OF_TILES: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr,
+    GROUP_M: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, AHEAD: gl.constexpr, ROW: gl.constexpr,
+    START: gl.constexpr, COLUMN: gl.constexpr,
 ):  # fmt: skip
     """One warp group: 64 rows of each tile from START on, in the ring from ROW on; WIDTH columns from COLUMN on."""
     BLOCK_N: gl.constexpr = w_ring.shape[1]
@@ -125,10 +123,8 @@ def _multiply(
     never = M < 0  # which the compiler does not know: so sums stay in one place
     count = 0
     phase = 0
-    for tile in range(gl.program_id(0), num_m * num_n * PARTS, gl.num_programs(0)):
-        tile_m, tile_n = tile_of(tile, num_m, num_n * PARTS, GROUP_M)
-        part_k = tile_n % PARTS
-        tile_n = tile_n // PARTS
+    for tile in range(gl.program_id(0), num_m * num_n, gl.num_programs(0)):
+        tile_m, tile_n = tile_of(tile, num_m, num_n, GROUP_M)
         row = tile_m * HEIGHT + START
         column = tile_n * BLOCK_N + COLUMN
         if EPILOGUE == ADD:  # the residual comes while the products run
@@ -136,10 +132,10 @@ def _multiply(
             mbarrier.expect(held, OWN * WIDTH * 2)
             tma.async_copy_global_to_shared(out_desc, [row, column], held, staging)
         rows = row + gl.arange(0, OWN, gl.SliceLayout(1, SUMS))
-        x_ptrs = x_scales_ptr + gl.minimum(rows, M - 1).to(gl.int64) * (num_k * PARTS) + part_k * num_k
+        x_ptrs = x_scales_ptr + gl.minimum(rows, M - 1).to(gl.int64) * num_k
         w_ptr = w_scales_ptr
         if OF_TILES:
-            w_ptr += 2 * num_k * (gl.minimum(column, N - 1) // SIZE * PARTS + part_k)
+            w_ptr += gl.minimum(column, N - 1) // SIZE * (2 * num_k)
         acc = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
         part = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
         if AHEAD:
@@ -166,33 +162,28 @@ def _multiply(
         columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
         if not OF_TILES:
             acc = acc * gl.load(w_scales_ptr + gl.minimum(columns, N - 1))[None, :]
-        if PARTS > 1:
-            places = (part_k * M + rows).to(gl.int64)[:, None] * N + columns[None, :]
-            gl.store(out_ptr + places, acc, mask=(rows < M)[:, None] & (columns < N)[None, :])
+        if HAS_BIAS:
+            acc += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
+        if EPILOGUE == ADD:
+            mbarrier.wait(held, phase)
+            phase ^= 1
+            acc += staging.load(SUMS).to(gl.float32)
         else:
-            if HAS_BIAS:
-                acc += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
-            if EPILOGUE == ADD:
-                mbarrier.wait(held, phase)
-                phase ^= 1
-                acc += staging.load(SUMS).to(gl.float32)
-            else:
-                tma.store_wait(0)
-            _send(acc, out_desc, staging, row, column, EPILOGUE)
+            tma.store_wait(0)
+        _send(acc, out_desc, staging, row, column, EPILOGUE)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def fp8_kernel(
-    x_desc, tail_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr, rows_ptr, M, N: gl.constexpr,
-    K: gl.constexpr, OF_TILES: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP_M: gl.constexpr,
-    TALL: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
+    x_desc, tail_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, rows_ptr, M, N: gl.constexpr,
+    K: gl.constexpr, OF_TILES: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, TALL: gl.constexpr,
+    EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles; TMA clips what lies outside. A TALL tile
     has half as many rows again, of `tail_desc`, for a third warp group; one of 64 rows is divided by columns.
 
-    Scales of weights are OF_TILES, or one for each output column. With PARTS it makes sums of parts of K, in fp32, in
-    an output of each part's own.
+    Scales of weights are OF_TILES, or one for each output column.
     """
     rows = M
     if HAS_ROWS:  # how many there are in truth
@@ -204,7 +195,7 @@ def fp8_kernel(
     AHEAD: gl.constexpr = not TALL
     num_m = gl.cdiv(rows, HEIGHT)
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    num_k: gl.constexpr = K // SIZE // PARTS
+    num_k: gl.constexpr = K // SIZE
     x_ring = gl.allocate_shared_memory(x_desc.dtype, [STAGES, BLOCK_M, SIZE], x_desc.layout)
     tail_ring = x_ring
     if TALL:
@@ -228,26 +219,26 @@ def fp8_kernel(
             [
                 (
                     _multiply,
-                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr,
-                     staging0, held.index(0), M, num_m, num_n, num_k, N, PARTS, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
+                     staging0, held.index(0), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, zero, zero, zero),
                 ),
                 (
                     _multiply,
-                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr,
-                     staging1, held.index(1), M, num_m, num_n, num_k, N, PARTS, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
+                     staging1, held.index(1), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, second_row, second_row, zero),
                 ),
                 (
                     _multiply,
-                    (tail_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr,
-                     staging2, held.index(2), M, num_m, num_n, num_k, N, PARTS, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                    (tail_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
+                     staging2, held.index(2), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, zero, third_row, zero),
                 ),
                 (
                     _load,
-                    (x_desc, tail_desc, w_desc, x_ring, tail_ring, w_ring, free, full, num_m, num_n, num_k, PARTS,
-                     TALL, GROUP_M),
+                    (x_desc, tail_desc, w_desc, x_ring, tail_ring, w_ring, free, full, num_m, num_n, num_k, TALL,
+                     GROUP_M),
                 ),
             ],
             [4, 4, 1],
@@ -258,20 +249,20 @@ def fp8_kernel(
             [
                 (
                     _multiply,
-                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr,
-                     staging0, held.index(0), M, num_m, num_n, num_k, N, PARTS, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
+                     staging0, held.index(0), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, zero, zero, zero),
                 ),
                 (
                     _multiply,
-                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr,
-                     staging1, held.index(1), M, num_m, num_n, num_k, N, PARTS, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                    (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
+                     staging1, held.index(1), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, second_row, second_row, second_column),
                 ),
                 (
                     _load,
-                    (x_desc, tail_desc, w_desc, x_ring, tail_ring, w_ring, free, full, num_m, num_n, num_k, PARTS,
-                     TALL, GROUP_M),
+                    (x_desc, tail_desc, w_desc, x_ring, tail_ring, w_ring, free, full, num_m, num_n, num_k, TALL,
+                     GROUP_M),
                 ),
             ],
             [4, 1],

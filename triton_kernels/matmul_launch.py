@@ -151,8 +151,8 @@ def launch_matmul(
             fp8_kernel[(min(multiprocessors(x_MK.device), tiles),)](
                 x_desc, hopper_descriptor(numbers_MK, 64, config.block_k) if config.tall else x_desc,
                 hopper_descriptor(w_NK, config.block_n, config.block_k), scales_MG, tile_scales, bias,
-                x_desc if parts > 1 else hopper_descriptor(out, 64, width), out, M=M, N=N, K=K,
-                OF_TILES=tile_scales.ndim > 1, STAGES=config.num_stages, PARTS=parts, GROUP_M=config.group_m,
+                hopper_descriptor(out, 64, width), M=M, N=N, K=K,
+                OF_TILES=tile_scales.ndim > 1, STAGES=config.num_stages, GROUP_M=config.group_m,
                 TALL=config.tall, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"], num_warps=4,
                 **overlap, **counted,
             )  # fmt: skip
