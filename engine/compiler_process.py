@@ -91,6 +91,7 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         state_dtype=config.state_dtype,
+        quantization=config.quantization,
         activation_dtype=config.activation_dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,

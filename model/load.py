@@ -22,6 +22,7 @@ from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.reordered import reordered_for_cpu
+from tercet.model.rounded_checkpoint import RoundedCheckpoint, round_checkpoint
 from tercet.model.rounded_rows import check_rounding, with_rounded_rows
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
@@ -71,6 +72,7 @@ def open_for(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     state_dtype: str = "auto",
+    quantization: str = "auto",
     activation_dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
@@ -91,10 +93,12 @@ def open_for(
         config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
     else:
-        config, quantization = read_settings(path)
+        config, stored_as = read_settings(path)
         config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, config, device)
-        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
+        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, stored_as)
+    if quantization != "auto":
+        tensors = round_checkpoint(tensors, torch_dtype, device)
     guessing = None if eagle is None else open_eagle(eagle, config, torch_dtype, device, dummy_seed)
     if guessing is not None:
         config = replace(config, guesses=True, guesser=None)
@@ -194,6 +198,8 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
     kept = {name: way for name, way in kept.items() if gpu.capability >= _LEAST_CAPABILITY[way.bits]}
     shapes, experts = tensors.shapes(), {name for name in kept if _OF_EXPERTS.search(name)}  # small ones, but many
     parts = {name: 1 if name.endswith(OF_ALL_RANKS) else size for name in kept.keys() - experts}
+    if isinstance(tensors, RoundedCheckpoint):  # somebody wants it
+        return kept
     pays = sum(math.prod(shapes[name]) / ranks for name, ranks in parts.items()) >= _LEAST_NUMBERS * len(parts)
     return kept if pays else {name: way for name, way in kept.items() if name in experts}
 

@@ -18,6 +18,7 @@ from tercet.engine.config import (
     EngineConfig,
     KvCacheDType,
     LoadFormat,
+    Quantization,
     ReasoningParser,
     StateDType,
     ToolCallParser,
@@ -107,6 +108,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "state-dtype",
         "type of the states that layers carry; auto: float32; 16 bits: half the memory and less exact",
         choices=get_args(StateDType),
+    )
+    flag(
+        "quantization",
+        "fp8: round plain weights to 8 bits while they are read: half the memory, less exact; auto: as they are",
+        choices=get_args(Quantization),
     )
     flag(
         "activation-dtype",

@@ -123,6 +123,24 @@ def test_only_triton_runs(way: str, tmp_path: Path) -> None:
     assert foreign_kernels(names) == []
 
 
+def test_rounded_while_they_are_read(tmp_path: Path) -> None:
+    """The bits of a checkpoint of the rounded numbers."""
+
+    def by_rows(weight: torch.Tensor, rng: object) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        scales = weight.abs().amax(1, keepdim=True) / 448
+        return {}, (weight / scales).to(torch.float8_e4m3fn).float() * scales
+
+    model = make_checkpoint("qwen3", tmp_path / "model", **LARGE, max_position_embeddings=1024)
+    _, meant = quantized(model, Way({}, by_rows), tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=5, ignore_eos=True)
+    options: dict[str, Any] = {"kv_cache_memory": 256 << 20, "max_num_seqs": 20, "deterministic": True}
+    answers = []
+    for path, more in ((model, {"quantization": "fp8"}), (meant, {})):
+        with LLM(str(path), device="cuda", dtype="bfloat16", **options, **more) as llm:
+            answers.append([one.outputs for one in llm.generate(prompts_of(20, 500), params, use_tqdm=False)])
+    assert answers[0] == answers[1]
+
+
 @pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(DEVICE), reason="needs a Hopper GPU")
 @pytest.mark.parametrize("way", ["blocks", "rows"])
 def test_rows_of_eight_bits(way: str, tmp_path: Path) -> None:
