@@ -1,4 +1,4 @@
-"""Weights rounded to FP8 while they are read: the numbers, on each rank, and answers are those of a checkpoint of them."""
+"""Weights rounded to FP8 while they are read: numbers, on each rank, and answers are those of a rounded checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -70,11 +70,11 @@ def test_small_ones_are_kept_too() -> None:
 def test_refused(tmp_path: Path) -> None:
     settings = {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True}
     stored, _ = quantized(checkpoint("qwen3"), Way(settings, awq(16)), tmp_path)
-    with pytest.raises(ValueError, match="--quantization got 'fp8', and .* is quantized already; want auto"):
+    with pytest.raises(ValueError, match=r"--quantization got 'fp8', and .* is quantized already; want auto"):
         open_for(stored, CPU, quantization="fp8")
     with (
         pretending(Gpu("NVIDIA A100", 80, 108)),
-        pytest.raises(ValueError, match="compute capability 8.0; want a GPU of"),
+        pytest.raises(ValueError, match=r"compute capability 8\.0; want a GPU of"),
     ):
         open_for(checkpoint("qwen3"), META, dtype="bfloat16", quantization="fp8")
     with pretending(Gpu("NVIDIA H200", 90, 132)), pytest.raises(ValueError, match="in float32 on a GPU; want --dtype"):
