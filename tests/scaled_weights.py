@@ -62,7 +62,7 @@ def rounded_rows(numbers_MK: Tensor, scales_MG: Tensor) -> Tensor:
     """What rows of eight bits stand for, column by column, in float64."""
     columns = torch.tensor([column // 64 * 64 + place(column % 64) for column in range(numbers_MK.shape[1])])
     numbers_MK = numbers_MK.double()[:, columns.to(numbers_MK.device)]
-    return numbers_MK * scales_MG.double().repeat_interleave(TILE, 1)
+    return numbers_MK * scales_MG.double().repeat_interleave(numbers_MK.shape[1] // scales_MG.shape[1], 1)
 
 
 def place(column: int) -> int:

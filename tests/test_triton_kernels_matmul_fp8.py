@@ -9,11 +9,10 @@ from torch import Tensor
 from covering import long
 from scaled_weights import META, scaled, with_blocks
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.choose_fp8 import _TILES, choose_fp8
+from tercet.triton_kernels.choose_fp8 import _TILES, _TILES_OF_ROWS, _Tile, choose_fp8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending
 from tercet.triton_kernels.matmul import matmul, matmul_add
-from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.scaled_weight import ScaledWeight, with_tile_scales
@@ -62,6 +61,9 @@ def test_which_rows_are_rounded() -> None:
         assert choose_fp8(meta(128, 4096), w) is None
         assert choose_fp8(meta(129, 4096), w) is not None
         assert choose_fp8(meta(129, 4096), replace(w, tile_scales=None)) is None
+        assert choose_fp8(meta(300, 16384), weight(1024, 16384, 1)) is not None
+        assert choose_fp8(meta(300, 16512), weight(1024, 16512, 1)) is None
+        assert choose_fp8(meta(300, 16512), weight(1024, 16512, 129)) is not None
     with pretending(Gpu("NVIDIA L40S", 89, 142)):
         assert choose_fp8(meta(4096, 4096), w) is None
 
@@ -80,27 +82,27 @@ def test_launches() -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize("groups", [32, 1])
 @pytest.mark.parametrize(
-    ("config", "epilogue"),
+    ("tile", "epilogue"),
     [
-        (_TILES[0].config, "gate"),
-        (_TILES[2].config, "add"),
-        (_TILES[3].config, "store"),
-        *(
-            long(tile.config, epilogue)
-            for tile in _TILES
-            for epilogue in ("store", "add", "gate")
-        ),
+        (_TILES[0], "gate"),
+        (_TILES[2], "add"),
+        (_TILES[3], "store"),
+        (_TILES_OF_ROWS[1], "store"),
+        (_TILES_OF_ROWS[3], "add"),
+        *(long(tile, epilogue) for tile in (*_TILES, *_TILES_OF_ROWS) for epilogue in ("store", "add", "gate")),
     ],
-)  # fmt: skip
-def test_compiles(config: MatmulConfig, epilogue: str, groups: int) -> None:
-    """Without spills, which a report of the compiler's would have as a stack."""
+)
+def test_compiles(tile: _Tile, epilogue: str) -> None:
+    of_rows = tile in _TILES_OF_ROWS
     out = meta(300, 512 if epilogue == "gate" else 1024)
     bias = meta(1024) if epilogue == "store" else None
     with compiling_for(90) as kernels:
         counted = torch.empty(1, dtype=torch.int32, device=META)
-        launch_matmul(config, meta(300, 4096), weight(1024, 4096, groups), out, epilogue, bias, rows=counted)
-    assert [kernel.name for kernel in kernels] == ["_round_rows_kernel", "fp8_kernel"]
+        launch_matmul(
+            tile.config, meta(300, 4096), weight(1024, 4096, 1 if of_rows else 32), out, epilogue, bias, rows=counted
+        )
+    names = ["_round_whole_rows_kernel", "hopper_kernel"] if of_rows else ["_round_rows_kernel", "fp8_kernel"]
+    assert [kernel.name for kernel in kernels] == names
     assert "wgmma.mma_async.sync.aligned.m64n" in kernels[1].asm["ptx"]
     assert ".e4m3.e4m3" in kernels[1].asm["ptx"]

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from scaled_weights import meant, rounded_rows, scaled, unrounded, with_blocks
-from tercet.triton_kernels.choose_fp8 import _TILES
+from tercet.triton_kernels.choose_fp8 import _TILES, _TILES_OF_ROWS
 from tercet.triton_kernels.dispatch import is_hopper
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
 from tercet.triton_kernels.matmul_config import MatmulConfig
 from tercet.triton_kernels.matmul_launch import launch_matmul
-from tercet.triton_kernels.round_rows import round_rows, round_rows_reference
+from tercet.triton_kernels.round_rows import round_rows, round_rows_reference, round_whole_rows
 from tercet.triton_kernels.scaled_weight import with_tile_scales
 from test_triton_kernels_matmul import distance, exact, gated
 from test_triton_kernels_round_rows import rows_of_all_sizes
@@ -21,28 +21,32 @@ pytestmark = [
     ),
 ]
 NEAR = 3e-3
-"""What it takes to round sums to 16 bits."""
+"""What it takes to round sums to 16 bits, and that the matrix units add FP8's products up in fewer than 24."""
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rows(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_rows(whole: bool, dtype: torch.dtype) -> None:
     x = rows_of_all_sizes(301, 1152, dtype, "cuda")
-    (numbers, scales), (wanted, wanted_scales) = round_rows(x), round_rows_reference(x)
+    numbers, scales = round_whole_rows(x) if whole else round_rows(x)
+    scales = scales[:, None] if whole else scales
+    wanted, wanted_scales = round_rows_reference(x, 1152 if whole else 128)
     assert (scales / wanted_scales - 1).abs().max() < 3e-7  # a GPU's division errs in the last bit
     assert (numbers.view(torch.uint8) != wanted.view(torch.uint8)).float().mean() < 1e-3
     assert distance(rounded_rows(numbers, scales), rounded_rows(wanted, wanted_scales)) < 3e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("groups", [9, 1])
-@pytest.mark.parametrize("config", [tile.config for tile in _TILES], ids=lambda c: f"{c.height}x{c.block_n}")
-def test_tiles(config: MatmulConfig, groups: int, dtype: torch.dtype) -> None:
-    K = 1152
+@pytest.mark.parametrize(
+    "config", [tile.config for tile in (*_TILES, *_TILES_OF_ROWS)], ids=lambda c: f"{c.kernel}-{c.height}x{c.block_n}"
+)
+def test_tiles(config: MatmulConfig, dtype: torch.dtype) -> None:
+    K, of_rows = 1152, config.kernel == "fp8_rows"
     for M, N in ((1, 136), (77, 136), (300, 1008), (1030, 1008)):
-        w = scaled(N, K, groups, dtype, "cuda")
-        w = with_blocks(w) if groups > 1 else with_tile_scales(w)
+        w = scaled(N, K, 1 if of_rows else 9, dtype, "cuda")
+        w = with_tile_scales(w) if of_rows else with_blocks(w)
         x, bias = torch.randn(M, K, device="cuda").to(dtype), torch.randn(N, device="cuda").to(dtype)
-        product = rounded_rows(*round_rows_reference(x)) @ unrounded(w).t()
+        product = rounded_rows(*round_rows_reference(x, K if of_rows else 128)) @ unrounded(w).t()
         out = torch.full((M, N), float("nan"), dtype=dtype, device="cuda")
         launch_matmul(config, x, w, out, bias_N=bias)
         assert distance(out, product + bias.double()) < NEAR

@@ -7,7 +7,7 @@ from torch import Tensor
 from interpreted import rerun_interpreted
 from scaled_weights import rounded_rows
 from tercet.triton_kernels.checks import FP8_MOST
-from tercet.triton_kernels.round_rows import round_rows, round_rows_reference
+from tercet.triton_kernels.round_rows import round_rows, round_rows_reference, round_whole_rows
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -17,6 +17,16 @@ def test_rows(M: int, K: int, dtype: torch.dtype) -> None:
     numbers, scales = round_rows(x)
     wanted, wanted_scales = round_rows_reference(x)
     assert torch.equal(scales, wanted_scales)
+    assert torch.equal(numbers.view(torch.uint8), wanted.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("M", "K"), [(37, 384), (1, 128), (0, 256)])
+def test_whole_rows(M: int, K: int, dtype: torch.dtype) -> None:
+    x = rows_of_all_sizes(M, K, dtype)
+    numbers, scales = round_whole_rows(x)
+    wanted, wanted_scales = round_rows_reference(x, K)
+    assert torch.equal(scales, wanted_scales[:, 0])
     assert torch.equal(numbers.view(torch.uint8), wanted.view(torch.uint8))
 
 
@@ -32,6 +42,8 @@ def test_the_reference() -> None:
 def test_columns() -> None:
     with pytest.raises(ValueError, match="got 192 columns, wanted a multiple of 128"):
         round_rows(torch.randn(3, 192))
+    with pytest.raises(ValueError, match="got 16512 columns, wanted 16384 at most"):
+        round_whole_rows(torch.randn(3, 16512))
 
 
 def rows_of_all_sizes(M: int, K: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:

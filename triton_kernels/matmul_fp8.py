@@ -75,25 +75,16 @@ def _end(part, free, count):
 
 
 @gluon.jit
-def _scales(x_ptrs, w_ptr, k, OF_TILES: gl.constexpr):
+def _scales(x_ptrs, w_ptr, k):
     """Of a stage: those of rows, and of even and of odd columns."""
-    even = 1.0
-    odd = 1.0
-    if OF_TILES:
-        even = gl.load(w_ptr + 2 * k)
-        odd = gl.load(w_ptr + 2 * k + 1)
-    return gl.load(x_ptrs + k), even, odd
+    return gl.load(x_ptrs + k), gl.load(w_ptr + 2 * k), gl.load(w_ptr + 2 * k + 1)
 
 
 @gluon.jit
-def _add_scaled(acc, part, of_rows, even, odd, OF_TILES: gl.constexpr):
+def _add_scaled(acc, part, of_rows, even, odd):
     """acc + part, times the scales of its rows and columns."""
-    if OF_TILES:
-        columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
-        scales = of_rows[:, None] * gl.where(columns % 2 == 0, even, odd)[None, :]
-    else:
-        scales = of_rows[:, None]
-    return acc + part * scales
+    columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    return acc + part * (of_rows[:, None] * gl.where(columns % 2 == 0, even, odd)[None, :])
 
 
 @gluon.jit
@@ -113,7 +104,7 @@ def _send(acc, out_desc, staging, row, column, EPILOGUE: gl.constexpr):
 @gluon.jit
 def _multiply(
     x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, staging, held, M, num_m, num_n,
-    num_k: gl.constexpr, N: gl.constexpr, OF_TILES: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr,
+    num_k: gl.constexpr, N: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr,
     GROUP_M: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, AHEAD: gl.constexpr, ROW: gl.constexpr,
     START: gl.constexpr, COLUMN: gl.constexpr,
 ):  # fmt: skip
@@ -133,35 +124,31 @@ def _multiply(
             tma.async_copy_global_to_shared(out_desc, [row, column], held, staging)
         rows = row + gl.arange(0, OWN, gl.SliceLayout(1, SUMS))
         x_ptrs = x_scales_ptr + gl.minimum(rows, M - 1).to(gl.int64) * num_k
-        w_ptr = w_scales_ptr
-        if OF_TILES:
-            w_ptr += gl.minimum(column, N - 1) // SIZE * (2 * num_k)
+        w_ptr = w_scales_ptr + gl.minimum(column, N - 1) // SIZE * (2 * num_k)
         acc = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
         part = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
         if AHEAD:
             zeros = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
-            of_rows, even, odd = _scales(x_ptrs, w_ptr, 0, OF_TILES)
+            of_rows, even, odd = _scales(x_ptrs, w_ptr, 0)
             part = _end(_begin(x_ring, w_ring, full, count, zeros, False, ROW, COLUMN), free, count)
             count += 1
             for k in range(1, num_k):
-                next_rows, next_even, next_odd = _scales(x_ptrs, w_ptr, k, OF_TILES)
+                next_rows, next_even, next_odd = _scales(x_ptrs, w_ptr, k)
                 begun = _begin(x_ring, w_ring, full, count, zeros, False, ROW, COLUMN)
-                acc = _add_scaled(acc, part, of_rows, even, odd, OF_TILES)
+                acc = _add_scaled(acc, part, of_rows, even, odd)
                 part = _end(begun, free, count)
                 of_rows = next_rows
                 even = next_even
                 odd = next_odd
                 count += 1
-            acc = _add_scaled(acc, part, of_rows, even, odd, OF_TILES)
+            acc = _add_scaled(acc, part, of_rows, even, odd)
         else:
             for k in range(num_k):
-                of_rows, even, odd = _scales(x_ptrs, w_ptr, k, OF_TILES)
+                of_rows, even, odd = _scales(x_ptrs, w_ptr, k)
                 part = _end(_begin(x_ring, w_ring, full, count, part, never, ROW, COLUMN), free, count)
-                acc = _add_scaled(acc, part, of_rows, even, odd, OF_TILES)
+                acc = _add_scaled(acc, part, of_rows, even, odd)
                 count += 1
         columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
-        if not OF_TILES:
-            acc = acc * gl.load(w_scales_ptr + gl.minimum(columns, N - 1))[None, :]
         if HAS_BIAS:
             acc += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
         if EPILOGUE == ADD:
@@ -177,13 +164,11 @@ def _multiply(
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def fp8_kernel(
     x_desc, tail_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, rows_ptr, M, N: gl.constexpr,
-    K: gl.constexpr, OF_TILES: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, TALL: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, TALL: gl.constexpr,
     EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles; TMA clips what lies outside. A TALL tile
     has half as many rows again, of `tail_desc`, for a third warp group; one of 64 rows is divided by columns.
-
-    Scales of weights are OF_TILES, or one for each output column.
     """
     rows = M
     if HAS_ROWS:  # how many there are in truth
@@ -220,19 +205,19 @@ def fp8_kernel(
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
-                     staging0, held.index(0), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                     staging0, held.index(0), M, num_m, num_n, num_k, N, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, zero, zero, zero),
                 ),
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
-                     staging1, held.index(1), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                     staging1, held.index(1), M, num_m, num_n, num_k, N, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, second_row, second_row, zero),
                 ),
                 (
                     _multiply,
                     (tail_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
-                     staging2, held.index(2), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                     staging2, held.index(2), M, num_m, num_n, num_k, N, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, zero, third_row, zero),
                 ),
                 (
@@ -250,13 +235,13 @@ def fp8_kernel(
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
-                     staging0, held.index(0), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                     staging0, held.index(0), M, num_m, num_n, num_k, N, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, zero, zero, zero),
                 ),
                 (
                     _multiply,
                     (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc,
-                     staging1, held.index(1), M, num_m, num_n, num_k, N, OF_TILES, HEIGHT, WIDTH, GROUP_M,
+                     staging1, held.index(1), M, num_m, num_n, num_k, N, HEIGHT, WIDTH, GROUP_M,
                      EPILOGUE, HAS_BIAS, AHEAD, second_row, second_row, second_column),
                 ),
                 (

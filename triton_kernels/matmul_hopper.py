@@ -59,16 +59,16 @@ def load_stages(
             stage = count % STAGES
             mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
             bar = full.index(stage)
-            mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * 2)
+            mbarrier.expect(bar, (BLOCK_M + BLOCK_N) * BLOCK_K * x_desc.dtype.primitive_bitwidth // 8)
             tma.async_copy_global_to_shared(x_desc, [tile_m * BLOCK_M, k * BLOCK_K], bar, x_ring.index(stage))
             tma.async_copy_global_to_shared(w_desc, [tile_n * BLOCK_N, k * BLOCK_K], bar, w_ring.index(stage))
             count += 1
 
 
 @gluon.constexpr_function
-def sums_layout(block_n):
-    """Of a warp group's sums."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block_n, 16])
+def sums_layout(block_n, bits=16):
+    """Of a warp group's sums of products of numbers of so many bits."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, block_n, 256 // bits])
 
 
 @gluon.jit
@@ -77,7 +77,7 @@ def multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH: gl.constexp
     STAGES: gl.constexpr = x_ring.shape[0]
     ROWS: gl.constexpr = x_ring.shape[1] // 2
     BLOCK_N: gl.constexpr = w_ring.shape[1]
-    acc = gl.zeros((ROWS, BLOCK_N), gl.float32, sums_layout(BLOCK_N))
+    acc = gl.zeros((ROWS, BLOCK_N), gl.float32, sums_layout(BLOCK_N, x_ring.dtype.primitive_bitwidth))
     for k in range(num_k):
         stage = count % STAGES
         mbarrier.wait(full.index(stage), count // STAGES & 1)
@@ -93,6 +93,18 @@ def multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH: gl.constexp
 
 
 @gluon.jit
+def _scaled(acc, x_scales_ptr, w_scales_ptr, bias_ptr, row, column, M, N: gl.constexpr, HAS_BIAS: gl.constexpr):
+    """Sums times the scales of their rows and columns, and a bias."""
+    rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    columns = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    acc = acc * gl.load(x_scales_ptr + gl.minimum(rows, M - 1))[:, None]
+    acc = acc * gl.load(w_scales_ptr + gl.minimum(columns, N - 1))[None, :]
+    if HAS_BIAS:
+        acc += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
+    return acc
+
+
+@gluon.jit
 def _send(y, out_desc, staging, row, column, LAYOUT: gl.constexpr):
     """Round a part of the tile and send it out through `staging`."""
     staging.store(gl.convert_layout(y.to(out_desc.dtype), LAYOUT))
@@ -102,8 +114,9 @@ def _send(y, out_desc, staging, row, column, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, out_desc, out_ptr, staging, held, M, num_m, num_n, num_k,
-    N: gl.constexpr, WHICH: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
+    x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr, staging, held, M, num_m, num_n,
+    num_k, N: gl.constexpr, WHICH: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr,
+    EPILOGUE: gl.constexpr, SCALED: gl.constexpr, HAS_BIAS: gl.constexpr,
 ):  # fmt: skip
     """One warp group: half of each tile's rows, from the first product to the store."""
     ROWS: gl.constexpr = x_ring.shape[1] // 2
@@ -126,6 +139,8 @@ def _multiply(
             inside = (rows < M)[:, None] & (columns < N)[None, :]
             residual = gl.load(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], mask=inside, other=0.0)
         acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
+        if SCALED:
+            acc = _scaled(acc, x_scales_ptr, w_scales_ptr, bias_ptr, row, column, M, N, HAS_BIAS)
         if EPILOGUE == GATE:
             y = gate_pairs(acc, ROWS, BLOCK_N)
             tma.store_wait(0)
@@ -149,11 +164,14 @@ def _multiply(
 
 @gluon.jit(do_not_specialize=["M"], do_not_specialize_on_alignment=["M"])
 def hopper_kernel(
-    x_desc, w_desc, out_desc, out_ptr, rows_ptr, M, N: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr, HAS_ROWS: gl.constexpr,
-    PDL: gl.constexpr,
+    x_desc, w_desc, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr, rows_ptr, M, N: gl.constexpr,
+    K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
+    SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
+    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside.
+
+    SCALED: x and weights are in FP8, a scale beside each row of either; then there may be a bias.
+    """
     if HAS_ROWS:  # how many there are in truth
         M = gl.minimum(M, gl.load(rows_ptr))
     BLOCK_M: gl.constexpr = x_desc.block_shape[0]
@@ -178,13 +196,13 @@ def hopper_kernel(
         [
             (
                 _multiply,
-                (x_ring, w_ring, free, full, out_desc, out_ptr, staging0, held0, M, num_m, num_n, num_k,
-                 N, zero, GROUP_M, NUM_PROGRAMS, EPILOGUE),
+                (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr, staging0, held0,
+                 M, num_m, num_n, num_k, N, zero, GROUP_M, NUM_PROGRAMS, EPILOGUE, SCALED, HAS_BIAS),
             ),
             (
                 _multiply,
-                (x_ring, w_ring, free, full, out_desc, out_ptr, staging1, held1, M, num_m, num_n, num_k,
-                 N, one, GROUP_M, NUM_PROGRAMS, EPILOGUE),
+                (x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, out_ptr, staging1, held1,
+                 M, num_m, num_n, num_k, N, one, GROUP_M, NUM_PROGRAMS, EPILOGUE, SCALED, HAS_BIAS),
             ),
             (load_stages, (x_desc, w_desc, x_ring, w_ring, free, full, num_m, num_n, num_k, GROUP_M, NUM_PROGRAMS)),
         ],

@@ -25,7 +25,7 @@ from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wa
 from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.matmul_vector_scaled import vector_scaled_kernel
 from tercet.triton_kernels.overlap import overlap_options
-from tercet.triton_kernels.round_rows import round_rows
+from tercet.triton_kernels.round_rows import round_rows, round_whole_rows
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
@@ -152,7 +152,7 @@ def launch_matmul(
                 x_desc, hopper_descriptor(numbers_MK, 64, config.block_k) if config.tall else x_desc,
                 hopper_descriptor(w_NK, config.block_n, config.block_k), scales_MG, tile_scales, bias,
                 hopper_descriptor(out, 64, width), M=M, N=N, K=K,
-                OF_TILES=tile_scales.ndim > 1, STAGES=config.num_stages, GROUP_M=config.group_m,
+                STAGES=config.num_stages, GROUP_M=config.group_m,
                 TALL=config.tall, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"], num_warps=4,
                 **overlap, **counted,
             )  # fmt: skip
@@ -172,17 +172,21 @@ def launch_matmul(
                 w_NK, bias, out, M=M, BLOCK_M=config.block_m, TALL=config.tall, EXTRA=config.extra, PREFETCH=prefetch,
                 PARTS=parts, **counted, **drawing,
             )  # fmt: skip
-        case "hopper":
+        case "hopper" | "fp8_rows":
             assert norm_K is None
-            assert bias_N is None
             assert draw is None
+            rounds = tile_scales is not None
+            assert rounds == (config.kernel == "fp8_rows")
+            assert bias_N is None or rounds
+            numbers_MK, scales_M = round_whole_rows(x_MK, rows) if rounds else (x_MK, out)
             num_programs = min(multiprocessors(x_MK.device), tiles)
             hopper_kernel[(num_programs,)](
-                hopper_descriptor(x_MK, config.block_m, config.block_k),
-                hopper_descriptor(w_NK, config.block_n, config.block_k),
+                hopper_descriptor(numbers_MK, config.block_m, config.block_k),
+                hopper_descriptor(w_NK, config.block_n, config.block_k), scales_M, tile_scales if rounds else out, bias,
                 hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
                 out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
-                EPILOGUE=fixed["EPILOGUE"], num_warps=4, **overlap, **counted,
+                EPILOGUE=fixed["EPILOGUE"], SCALED=rounds, HAS_BIAS=fixed["HAS_BIAS"], num_warps=4,
+                **overlap, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None
