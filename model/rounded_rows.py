@@ -1,17 +1,21 @@
 """Which products of a model round rows to eight bits where there are many, so that the matrix units take both sides so.
 
-Those of attention and of dense MLPs, whose weights are kept in FP8 with scales of blocks of 128 rows or of whole rows.
+Those of attention and of MLPs, experts' too, whose weights are kept in FP8 with scales of blocks of 128 rows or of
+whole rows.
 Knows a rank's weights; how many rows are many is `choose_fp8.py`'s matter.
 """
 
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
-from tercet.model.rank_weights import GuesserWeights, LayerWeights, MlpWeights, Weights
+from tercet.model.rank_weights import ExpertWeights, GuesserWeights, LayerWeights, MlpWeights, Weights
 from tercet.model.scaled_rows import Kept
 from tercet.triton_kernels.dispatch import gpu_of, is_hopper
-from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, with_tile_scales
+from tercet.triton_kernels.scaled_weight import ScaledWeight, with_tile_scales
+
+W = TypeVar("W")
 
 
 def check_rounding(kept: Kept, dtype: torch.dtype, device: torch.device) -> None:
@@ -44,17 +48,23 @@ def _of_layer(layer: LayerWeights) -> LayerWeights:
     mlp = layer.mlp
     if isinstance(mlp, MlpWeights):
         mlp = replace(mlp, gate_up_2FD=_rounding(mlp.gate_up_2FD), down_DF=_rounding(mlp.down_DF))
+    elif mlp is not None:
+        mlp = replace(mlp, gate_up_E2FD=_rounding(mlp.gate_up_E2FD), down_EDF=_rounding(mlp.down_EDF))
     return replace(layer, qkv_ND=_rounding(layer.qkv_ND), o_DQ=_rounding(layer.o_DQ), mlp=mlp)
 
 
-def _products(layer: LayerWeights) -> tuple[Weight, ...]:
-    mlp = (layer.mlp.gate_up_2FD, layer.mlp.down_DF) if isinstance(layer.mlp, MlpWeights) else ()
-    return layer.qkv_ND, layer.o_DQ, *mlp
+def _products(layer: LayerWeights) -> tuple[object, ...]:
+    match layer.mlp:
+        case MlpWeights() as mlp:
+            return layer.qkv_ND, layer.o_DQ, mlp.gate_up_2FD, mlp.down_DF
+        case ExpertWeights() as experts:
+            return layer.qkv_ND, layer.o_DQ, experts.gate_up_E2FD, experts.down_EDF
+    return layer.qkv_ND, layer.o_DQ
 
 
-def _rounding(weight: Weight) -> Weight:
+def _rounding(weight: W) -> W | ScaledWeight:
     return with_tile_scales(weight) if isinstance(weight, ScaledWeight) else weight
 
 
-def _rounds(weight: Weight) -> bool:
+def _rounds(weight: object) -> bool:
     return isinstance(weight, ScaledWeight) and weight.tile_scales is not None

@@ -12,7 +12,9 @@ from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.choose_fp8 import _TILES, _TILES_OF_ROWS, _Tile, choose_fp8
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED, Gpu, pretending
+from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul import matmul, matmul_add
+from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.scaled_weight import ScaledWeight, with_tile_scales
@@ -106,3 +108,21 @@ def test_compiles(tile: _Tile, epilogue: str) -> None:
     assert [kernel.name for kernel in kernels] == names
     assert "wgmma.mma_async.sync.aligned.m64n" in kernels[1].asm["ptx"]
     assert ".e4m3.e4m3" in kernels[1].asm["ptx"]
+
+
+@pytest.mark.skipif(INTERPRETED, reason="compiles")
+@pytest.mark.parametrize(("tokens", "groups"), [(1024, 16), long(1024, 1), (256, 16)])
+def test_experts(tokens: int, groups: int) -> None:
+    """Rows of many pairs are rounded."""
+    E, K, F, each = 16, 2048, 768, 4
+    first, second = weight(E * 2 * F, K, groups), weight(E * K, F, 6 if groups > 1 else 1)
+    with compiling_for(H200) as kernels:
+        tile = expert_tile(tokens * each, E, first, second)
+        work = deal_out(torch.empty(tokens, each, dtype=torch.int32, device=META), E, tile)
+        matmul_experts(matmul_experts_gated(meta(tokens, K), first, work, each), second, work)
+    names = [kernel.name for kernel in kernels]
+    kernel = (
+        "experts_groups_kernel" if tokens == 256 else "experts_fp8_kernel" if groups > 1 else "experts_hopper_kernel"
+    )
+    assert names.count(kernel) == 2
+    assert ("_round_rows_kernel" in names or "_round_whole_rows_kernel" in names) == (tokens > 256)

@@ -6,8 +6,10 @@ import torch
 from scaled_weights import meant, rounded_rows, scaled, unrounded, with_blocks
 from tercet.triton_kernels.choose_fp8 import _TILES, _TILES_OF_ROWS
 from tercet.triton_kernels.dispatch import is_hopper
+from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
 from tercet.triton_kernels.matmul_config import MatmulConfig
+from tercet.triton_kernels.matmul_experts import matmul_experts, matmul_experts_gated
 from tercet.triton_kernels.matmul_launch import launch_matmul
 from tercet.triton_kernels.round_rows import round_rows, round_rows_reference, round_whole_rows
 from tercet.triton_kernels.scaled_weight import with_tile_scales
@@ -81,3 +83,26 @@ def test_what_rounding_takes(N: int, K: int, groups: int) -> None:
         assert distance(matmul_silu_and_mul(x, w), gated(wanted)) < 6e-2
         for _ in range(20):
             assert torch.equal(matmul(x, w), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_rows", [False, True])
+def test_experts(of_rows: bool, dtype: torch.dtype) -> None:
+    """Of some hundred pairs each, one of none."""
+    T, each, E, K, F = 1100, 2, 9, 512, 384
+    x = torch.randn(T, K, device="cuda").to(dtype)
+    chosen = torch.rand(T, E - 1, device="cuda").argsort(1)[:, :each].int()
+    work = deal_out(chosen, E, 128)
+    pairs = chosen.flatten().long()
+    first, second = (
+        with_tile_scales(scaled(E * rows, columns, 1, dtype, "cuda")) if of_rows
+        else with_blocks(scaled(E * rows, columns, columns // 128, dtype, "cuda"))
+        for rows, columns in ((2 * F, K), (K, F))
+    )  # fmt: skip
+    rounded = rounded_rows(*round_rows_reference(x, K if of_rows else 128)).repeat_interleave(each, 0)
+    wanted = gated(torch.einsum("pk,pnk->pn", rounded, unrounded(first).view(E, 2 * F, K)[pairs]))
+    got = matmul_experts_gated(x, first, work, each)
+    assert distance(got, wanted) < NEAR
+    rounded = rounded_rows(*round_rows_reference(got, F if of_rows else 128))
+    wanted = torch.einsum("pf,pkf->pk", rounded, unrounded(second).view(E, K, F)[pairs])
+    assert distance(matmul_experts(got, second, work), wanted) < NEAR

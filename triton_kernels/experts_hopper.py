@@ -20,7 +20,7 @@ def _out_layout(columns):
 
 
 @gluon.jit
-def _send(y, staging, out_ptr, pairs, column, WIDTH: gl.constexpr):
+def send(y, staging, out_ptr, pairs, column, WIDTH: gl.constexpr):
     """Round a part of the tile and send it out through `staging`, whole rows by neighbouring threads."""
     COLUMNS: gl.constexpr = y.shape[1]
     LAYOUT: gl.constexpr = _out_layout(COLUMNS)
@@ -32,8 +32,9 @@ def _send(y, staging, out_ptr, pairs, column, WIDTH: gl.constexpr):
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, free, full, staging, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, num_tiles,
-    N: gl.constexpr, K: gl.constexpr, EPILOGUE: gl.constexpr, PDL: gl.constexpr, WHICH: gl.constexpr,
+    x_ring, w_ring, free, full, staging, pairs_ptr, tile_experts_ptr, x_scales_ptr, w_scales_ptr, bias_ptr, limit,
+    slope, out_ptr, num_tiles, PER_ROW: gl.constexpr, N: gl.constexpr, K: gl.constexpr, EPILOGUE: gl.constexpr,
+    SCALED: gl.constexpr, PDL: gl.constexpr, WHICH: gl.constexpr,
 ):  # fmt: skip
     """One warp group: half of each tile's places, from the first product to the store."""
     ROWS: gl.constexpr = x_ring.shape[1] // 2
@@ -43,7 +44,8 @@ def _multiply(
     num_k: gl.constexpr = (K + x_ring.shape[2] - 1) // x_ring.shape[2]
     wait_for_previous(PDL)
     places = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, _out_layout(HALF)))
-    ACC: gl.constexpr = sums_layout(BLOCK_N)
+    ACC: gl.constexpr = sums_layout(BLOCK_N, x_ring.dtype.primitive_bitwidth)
+    own_places = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, ACC))
     count = 0
     for index in range(gl.program_id(0), num_tiles * num_n, gl.num_programs(0)):
         tile = index // num_n
@@ -54,6 +56,11 @@ def _multiply(
             if EPILOGUE == CLAMPED:
                 own = load_own(bias_ptr, expert, column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, ACC)), N)
             acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
+            if SCALED:
+                rows = gl.maximum(gl.load(pairs_ptr + tile * x_ring.shape[1] + own_places), 0) // PER_ROW
+                columns = gl.minimum(column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, ACC)), N - 1)
+                acc = acc * gl.load(x_scales_ptr + rows)[:, None]
+                acc = acc * gl.load(w_scales_ptr + expert * N + columns)[None, :]
             if EPILOGUE == CLAMPED:
                 acc += own.to(gl.float32)[None, :]
             if EPILOGUE == SQUARED:
@@ -61,26 +68,29 @@ def _multiply(
                 acc *= acc
             if is_gate(EPILOGUE):
                 y = gate_columns(acc, limit, slope, ROWS, BLOCK_N, EPILOGUE)
-                _send(y, staging, out_ptr, pairs, column // 2, N // 2)
+                send(y, staging, out_ptr, pairs, column // 2, N // 2)
             else:
                 left, right = gl.split(gl.permute(gl.reshape(acc, (ROWS, 2, HALF)), (0, 2, 1)))
-                _send(left, staging, out_ptr, pairs, column, N)
-                _send(right, staging, out_ptr, pairs, column + HALF, N)
+                send(left, staging, out_ptr, pairs, column, N)
+                send(right, staging, out_ptr, pairs, column + HALF, N)
 
 
 @gluon.jit(do_not_specialize=["num_tiles"], do_not_specialize_on_alignment=["num_tiles"])
 def experts_hopper_kernel(
-    x_ptr, w_desc, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr, num_tiles, PER_ROW: gl.constexpr,
-    N: gl.constexpr, K: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, EPILOGUE: gl.constexpr,
-    X_LAYOUT: gl.constexpr, PDL: gl.constexpr,
+    x_ptr, w_desc, pairs_ptr, tile_experts_ptr, x_scales_ptr, w_scales_ptr, bias_ptr, limit, slope, out_ptr, num_tiles,
+    PER_ROW: gl.constexpr, N: gl.constexpr, K: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr,
+    EPILOGUE: gl.constexpr, SCALED: gl.constexpr, X_LAYOUT: gl.constexpr, OUT_LAYOUT: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles, of BLOCK_M places by as many columns as
-    `w_desc` has rows in a block, those of an expert that are there."""
+    `w_desc` has rows in a block, those of an expert that are there.
+
+    SCALED: x and weights are in FP8, a scale beside each row of either.
+    """
     BLOCK_K: gl.constexpr = w_desc.block_shape[1]
     x_ring, w_ring, free, full = make_gathered_ring(x_ptr, w_desc, X_LAYOUT, BLOCK_M, BLOCK_K, STAGES, 1, 2)
     shape: gl.constexpr = [BLOCK_M // 2, w_desc.block_shape[0] // 2]
-    staging0 = gl.allocate_shared_memory(x_ptr.dtype.element_ty, shape, X_LAYOUT)
-    staging1 = gl.allocate_shared_memory(x_ptr.dtype.element_ty, shape, X_LAYOUT)
+    staging0 = gl.allocate_shared_memory(out_ptr.dtype.element_ty, shape, OUT_LAYOUT)
+    staging1 = gl.allocate_shared_memory(out_ptr.dtype.element_ty, shape, OUT_LAYOUT)
     let_next_start(PDL)
     zero: gl.constexpr = 0
     one: gl.constexpr = 1
@@ -89,13 +99,13 @@ def experts_hopper_kernel(
         [
             (
                 _multiply,
-                (x_ring, w_ring, free, full, staging0, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
-                 num_tiles, N, K, EPILOGUE, PDL, zero),
+                (x_ring, w_ring, free, full, staging0, pairs_ptr, tile_experts_ptr, x_scales_ptr, w_scales_ptr,
+                 bias_ptr, limit, slope, out_ptr, num_tiles, PER_ROW, N, K, EPILOGUE, SCALED, PDL, zero),
             ),
             (
                 _multiply,
-                (x_ring, w_ring, free, full, staging1, pairs_ptr, tile_experts_ptr, bias_ptr, limit, slope, out_ptr,
-                 num_tiles, N, K, EPILOGUE, PDL, one),
+                (x_ring, w_ring, free, full, staging1, pairs_ptr, tile_experts_ptr, x_scales_ptr, w_scales_ptr,
+                 bias_ptr, limit, slope, out_ptr, num_tiles, PER_ROW, N, K, EPILOGUE, SCALED, PDL, one),
             ),
             (
                 gather_stages,

@@ -19,9 +19,10 @@ _LATE = gl.constexpr(2)
 
 
 @gluon.constexpr_function
-def _rows_layout(K):
-    """A thread brings 16 bytes of a row, and neighbours the next ones."""
-    return gl.BlockedLayout([1, 8], [256 // K, K // 8], [4, 1], [1, 0])
+def _rows_layout(K, bits):
+    """A thread brings 16 bytes of a row of numbers of so many bits, and neighbours the next ones."""
+    threads = K * bits // 128
+    return gl.BlockedLayout([1, 128 // bits], [32 // threads, threads], [4, 1], [1, 0])
 
 
 @gluon.jit
@@ -50,7 +51,7 @@ def gather_stages(
     BLOCK_K: gl.constexpr = x_ring.shape[2]
     WIDTH: gl.constexpr = w_ring.shape[0] // STAGES * w_ring.shape[1]
     BYTES: gl.constexpr = WIDTH * w_ring.shape[2] * w_ring.dtype.primitive_bitwidth // 8
-    LAYOUT: gl.constexpr = _rows_layout(BLOCK_K)
+    LAYOUT: gl.constexpr = _rows_layout(BLOCK_K, x_ring.dtype.primitive_bitwidth)
     num_n: gl.constexpr = (N + WIDTH - 1) // WIDTH
     places = gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT))

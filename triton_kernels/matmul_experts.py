@@ -10,7 +10,6 @@ in turns.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.choose_scaled import can_be_vector
 from tercet.triton_kernels.clamped_gate import ClampedGate, clamped_gate_reference
-from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper, multiprocessors, use_kernels
+from tercet.triton_kernels.dispatch import is_hopper, multiprocessors, use_kernels
 from tercet.triton_kernels.expert_work import ExpertWork
+from tercet.triton_kernels.experts_blocks import Blocks, blocks_of, scaled_blocks_of, warps_of_vector
+from tercet.triton_kernels.experts_fp8 import can_round, launch_experts_fp8
 from tercet.triton_kernels.experts_groups import GROUPS_WIDTH, experts_groups_kernel
 from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
 from tercet.triton_kernels.experts_mx import MX_WIDTH, mx_experts_kernel, place_rows
@@ -35,7 +36,7 @@ from tercet.triton_kernels.overlap import overlap_options
 from tercet.triton_kernels.relu_squared import relu_squared_reference
 from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
-from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout, next_power_of_2
+from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout
 from tercet.triton_kernels.widen import plain
 
 _TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
@@ -56,16 +57,6 @@ _ROWS_OF_VECTOR = 8
 """Of weights of eight bits or four, for a pair that is alone."""
 _MANY = 512
 """Pairs of an expert, on average, from which on warps that only load are ahead."""
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """The sizes of one program's work. Its rows are a tile of pairs."""
-
-    n: int
-    k: int
-    warps: int
-    stages: int
 
 
 def expert_tile(
@@ -182,6 +173,9 @@ def _launch(
         return
     fixed["BLOCK_M"] = work.tile
     if isinstance(w_ENK, ScaledWeight):
+        if can_round(w_ENK, work, len(out)) and can_use_tma(x_MK, w_ENK.numbers_NJ):
+            launch_experts_fp8(x_MK, w_ENK, work, fixed)
+            return
         least = _LEAST_OF_GROUPS_OF_MX if w_ENK.is_mx else _LEAST_OF_GROUPS
         if x_MK.dtype.itemsize == 2 and work.tile >= least and can_use_tma(x_MK, w_ENK.numbers_NJ):
             _launch_groups(x_MK, w_ENK, work, fixed)
@@ -195,11 +189,12 @@ def _launch(
     w_RK = w_ENK.view(-1, K)
     if work.tile == 128 and pairs_each >= _MANY and K % 64 == 0 and can_use_tma(x_MK, w_RK):
         experts_hopper_kernel[(min(multiprocessors(x_MK.device), num_tiles * cdiv(N, 256)),)](
-            x_MK, hopper_descriptor(w_RK, 256, 64), work.pairs_Q, work.experts_N, num_tiles=num_tiles, STAGES=4,
-            X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, 64), num_warps=4, **fixed,
+            x_MK, hopper_descriptor(w_RK, 256, 64), work.pairs_Q, work.experts_N, x_scales_ptr=x_MK, w_scales_ptr=x_MK,
+            num_tiles=num_tiles, STAGES=4, SCALED=False, X_LAYOUT=(layout := hopper_layout(x_MK.dtype, work.tile, 64)),
+            OUT_LAYOUT=layout, num_warps=4, **fixed,
         )  # fmt: skip
         return
-    blocks = _blocks(work.tile, x_MK)
+    blocks = blocks_of(work.tile, x_MK)
     precision = "ieee" if x_MK.dtype == torch.float32 else "tf32"
     experts_kernel[(num_tiles * cdiv(N, blocks.n),)](
         x_MK, w_RK, work.pairs_Q, work.experts_N, BLOCK_N=blocks.n, BLOCK_K=blocks.k, PRECISION=precision,
@@ -211,7 +206,7 @@ def _launch_vectors(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, fixed: dict[s
     N, K = fixed["N"], fixed["K"]
     fixed["ROWS"] = N * work.num_experts
     if isinstance(w_ENK, Tensor):
-        blocks = _Blocks(n=4, k=1024, warps=2, stages=1) if K >= 1024 else _Blocks(n=8, k=256, warps=1, stages=1)
+        blocks = Blocks(n=4, k=1024, warps=2, stages=1) if K >= 1024 else Blocks(n=8, k=256, warps=1, stages=1)
         experts_vector_kernel[(len(work.experts_N) * cdiv(N, blocks.n),)](
             x_MK, w_ENK, work.experts_N, BLOCK_N=blocks.n, BLOCK_K=blocks.k, num_warps=blocks.warps, **fixed
         )
@@ -219,20 +214,12 @@ def _launch_vectors(x_MK: Tensor, w_ENK: Weight, work: ExpertWork, fixed: dict[s
     words = w_ENK.numbers_NJ.view(torch.int32)
     experts_vector_scaled_kernel[(len(work.experts_N) * cdiv(N, _ROWS_OF_VECTOR),)](
         x_MK, words, w_ENK.scales_GN, work.experts_N, GROUP=w_ENK.group, FOUR=w_ENK.kind, X=x_MK.shape[1],
-        BLOCK_N=_ROWS_OF_VECTOR, num_warps=_warps_of_vector(words.shape[1]), **fixed,
+        BLOCK_N=_ROWS_OF_VECTOR, num_warps=warps_of_vector(words.shape[1]), **fixed,
     )  # fmt: skip
 
 
-def _warps_of_vector(num_words: int) -> int:
-    """That have eight words a thread or so, but fewer where some of them would have none in the last round."""
-    warps = min(next_power_of_2(cdiv(num_words, 256)), 4)
-    while warps > 1 and cdiv(num_words, 128 * warps) * warps > cdiv(num_words, 64 * warps) * (warps // 2):
-        warps //= 2
-    return warps
-
-
 def _launch_scaled(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: dict[str, Any]) -> None:
-    blocks = _scaled_blocks(work.tile, w_RK)
+    blocks = scaled_blocks_of(work.tile, w_RK)
     together = 1 if is_hopper(x_MK.device) else 4 if w_RK.four_bits and not w_RK.is_mx else 2
     scaled_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], blocks.n),)](
         x_MK, w_RK.numbers_NJ.view(torch.int32) if w_RK.is_mx else w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q,
@@ -261,27 +248,6 @@ def _launch_groups(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: di
         STAGES=min(_RING_BYTES // stage_bytes, 8), X_LAYOUT=hopper_layout(x_MK.dtype, work.tile, block_k),
         num_warps=4, **fixed,
     )  # fmt: skip
-
-
-def _scaled_blocks(tile: int, w_RK: ScaledWeight) -> _Blocks:
-    """Fewer bytes a column leave room for more of them."""
-    if is_hopper(w_RK.device):
-        if w_RK.four_bits and w_RK.widest == 128:  # no wider tiles: higher ones
-            return _Blocks(n=128, k=128, warps=8 if tile == 16 else 4, stages=4)
-        return _Blocks(n=64, k=min(w_RK.widest, 256), warps=4, stages=4 if w_RK.four_bits else 3)
-    stages = 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
-    return _Blocks(n=64, k=min(w_RK.widest, 128), warps=4, stages=stages)
-
-
-def _blocks(tile: int, x: Tensor) -> _Blocks:
-    """Few rows are about bytes on their way, many about what is multiplied for each byte."""
-    if x.dtype == torch.float32:
-        return _Blocks(n=32, k=32, warps=4, stages=2)
-    if has_little_shared_memory(x.device):
-        return _Blocks(n=64, k=64, warps=4, stages=3)
-    if tile <= 32:
-        return _Blocks(n=128, k=128, warps=4, stages=3)
-    return _Blocks(n=256, k=64, warps=8, stages=3 if tile == 64 else 4)
 
 
 def _check(x_MK: Tensor, w_ENK: Weight, work: ExpertWork) -> int:

@@ -56,7 +56,7 @@ def _load(
 
 
 @gluon.jit
-def _begin(x_ring, w_ring, full, count, into, keep, ROW: gl.constexpr, COLUMN: gl.constexpr):
+def begin(x_ring, w_ring, full, count, into, keep, ROW: gl.constexpr, COLUMN: gl.constexpr):
     """Begin to multiply a stage's rows, when they are there; in the registers of `into`, which it does not `keep`."""
     STAGES: gl.constexpr = x_ring.shape[0]
     stage = count % STAGES
@@ -67,21 +67,21 @@ def _begin(x_ring, w_ring, full, count, into, keep, ROW: gl.constexpr, COLUMN: g
 
 
 @gluon.jit
-def _end(part, free, count):
-    """What `_begin` began; its stage is free."""
+def end(part, free, count):
+    """What `begin` began; its stage is free."""
     part = warpgroup_mma_wait(0, deps=[part])
     mbarrier.arrive(free.index(count % free.shape[0]))
     return part
 
 
 @gluon.jit
-def _scales(x_ptrs, w_ptr, k):
+def stage_scales(x_ptrs, w_ptr, k):
     """Of a stage: those of rows, and of even and of odd columns."""
     return gl.load(x_ptrs + k), gl.load(w_ptr + 2 * k), gl.load(w_ptr + 2 * k + 1)
 
 
 @gluon.jit
-def _add_scaled(acc, part, of_rows, even, odd):
+def add_scaled(acc, part, of_rows, even, odd):
     """acc + part, times the scales of its rows and columns."""
     columns = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     return acc + part * (of_rows[:, None] * gl.where(columns % 2 == 0, even, odd)[None, :])
@@ -129,24 +129,24 @@ def _multiply(
         part = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
         if AHEAD:
             zeros = gl.zeros((OWN, WIDTH), gl.float32, SUMS)
-            of_rows, even, odd = _scales(x_ptrs, w_ptr, 0)
-            part = _end(_begin(x_ring, w_ring, full, count, zeros, False, ROW, COLUMN), free, count)
+            of_rows, even, odd = stage_scales(x_ptrs, w_ptr, 0)
+            part = end(begin(x_ring, w_ring, full, count, zeros, False, ROW, COLUMN), free, count)
             count += 1
             for k in range(1, num_k):
-                next_rows, next_even, next_odd = _scales(x_ptrs, w_ptr, k)
-                begun = _begin(x_ring, w_ring, full, count, zeros, False, ROW, COLUMN)
-                acc = _add_scaled(acc, part, of_rows, even, odd)
-                part = _end(begun, free, count)
+                next_rows, next_even, next_odd = stage_scales(x_ptrs, w_ptr, k)
+                begun = begin(x_ring, w_ring, full, count, zeros, False, ROW, COLUMN)
+                acc = add_scaled(acc, part, of_rows, even, odd)
+                part = end(begun, free, count)
                 of_rows = next_rows
                 even = next_even
                 odd = next_odd
                 count += 1
-            acc = _add_scaled(acc, part, of_rows, even, odd)
+            acc = add_scaled(acc, part, of_rows, even, odd)
         else:
             for k in range(num_k):
-                of_rows, even, odd = _scales(x_ptrs, w_ptr, k)
-                part = _end(_begin(x_ring, w_ring, full, count, part, never, ROW, COLUMN), free, count)
-                acc = _add_scaled(acc, part, of_rows, even, odd)
+                of_rows, even, odd = stage_scales(x_ptrs, w_ptr, k)
+                part = end(begin(x_ring, w_ring, full, count, part, never, ROW, COLUMN), free, count)
+                acc = add_scaled(acc, part, of_rows, even, odd)
                 count += 1
         columns = column + gl.arange(0, WIDTH, gl.SliceLayout(0, SUMS))
         if HAS_BIAS:
