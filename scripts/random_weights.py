@@ -15,6 +15,8 @@ from tercet.triton_kernels.scaled_weight import (
 )
 
 KINDS = {"fp8": 8, "four bits": 4}
+ROUNDED = {"fp8, rows too": False, "fp8 of rows, rows too": True}
+"""Whose products round rows, too: whether each row of weights has one scale."""
 _GROUP = 128
 
 
@@ -31,11 +33,12 @@ def random_weight(bits: int, rows: int, columns: int) -> ScaledWeight:
     )
 
 
-def random_blocks(rows: int, columns: int) -> ScaledWeight:
-    """The same in FP8 with scales of blocks, for products that round rows, too."""
-    numbers = torch.randn(rows, columns, device="cuda").mul_(64).clamp_(-448, 448).to(FP8)
-    scales = torch.rand(columns // TILE, -(-rows // TILE), device="cuda") * columns**-0.5 / 64
-    weight = ScaledWeight(numbers, scales.repeat_interleave(TILE, 1)[:, :rows].contiguous(), torch.bfloat16)
+def random_blocks(rows: int, columns: int, *, of_rows: bool = False) -> ScaledWeight:
+    """The same in FP8 with scales of blocks, or of rows, for products that round rows, too."""
+    numbers = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16).mul_(64).clamp_(-448, 448).to(FP8)
+    high, groups = (1, 1) if of_rows else (TILE, columns // TILE)
+    scales = torch.rand(groups, -(-rows // high), device="cuda") * columns**-0.5 / 64
+    weight = ScaledWeight(numbers, scales.repeat_interleave(high, 1)[:, :rows].contiguous(), torch.bfloat16)
     return with_tile_scales(weight)
 
 

@@ -4,7 +4,7 @@ The product that routes is left out: it is one of many small ones. Routes are ra
 with weights of eight bits and four, and gpt-oss as it is stored and in plain numbers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernel_rows import Row
 from kernel_timing import Stopwatch
-from random_weights import KINDS, random_mxfp4, random_weight
+from random_weights import KINDS, ROUNDED, random_blocks, random_mxfp4, random_weight
 from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.expert_work import deal_out
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
@@ -35,6 +35,9 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         in_all = num_experts * 2 * inner, num_experts * hidden
         scaled = random_weight(bits, in_all[0], hidden), random_weight(bits, in_all[1], inner)
         yield from _rows(stopwatch, name, f" {kind}", num_experts, each, *scaled)
+    for kind, of_rows in ROUNDED.items():
+        both = (random_blocks(*size, of_rows=of_rows) for size in ((in_all[0], hidden), (in_all[1], inner)))
+        yield from _rows(stopwatch, name, f" {kind}", num_experts, each, *both, of_tokens=(2048, 8192))
     name, num_experts, each, size = _GPT_OSS
     gate_up = stopwatch.cut(0, num_experts, 2 * size, size)
     yield from _rows(stopwatch, name, "", num_experts, each, gate_up, stopwatch.cut(5, num_experts, size, size))
@@ -43,13 +46,14 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
 
 
 def _rows(
-    stopwatch: Stopwatch, name: str, kind: str, num_experts: int, each: int, gate_up: Weight, down: Weight
+    stopwatch: Stopwatch, name: str, kind: str, num_experts: int, each: int, gate_up: Weight, down: Weight,
+    of_tokens: Sequence[int] = (1, 8, 64, 256, 2048, 8192),
 ) -> Iterator[Row]:  # fmt: skip
     hidden, inner = gate_up.shape[-1], down.shape[-1]
     biases = None
     if name == _GPT_OSS[0]:
         biases = stopwatch.cut(9, num_experts, 2 * inner), stopwatch.cut(10, num_experts, hidden)
-    for tokens in (1, 8, 64, 256, 2048, 8192):
+    for tokens in of_tokens:
         x = stopwatch.cut(1 << 20, tokens, hidden)
         logits = [torch.randn(tokens, num_experts, device="cuda", dtype=x.dtype) for _ in range(_COPIES)]
         routes = [route(one, each, normed=True)[0] for one in logits]
