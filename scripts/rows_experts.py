@@ -36,8 +36,9 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
         scaled = random_weight(bits, in_all[0], hidden), random_weight(bits, in_all[1], inner)
         yield from _rows(stopwatch, name, f" {kind}", num_experts, each, *scaled)
     for kind, of_rows in ROUNDED.items():
-        both = (random_blocks(*size, of_rows=of_rows) for size in ((in_all[0], hidden), (in_all[1], inner)))
-        yield from _rows(stopwatch, name, f" {kind}", num_experts, each, *both, of_tokens=(2048, 8192))
+        first = random_blocks(in_all[0], hidden, of_rows=of_rows)
+        second = random_blocks(in_all[1], inner, of_rows=of_rows)
+        yield from _rows(stopwatch, name, f" {kind}", num_experts, each, first, second, (2048, 8192))
     name, num_experts, each, size = _GPT_OSS
     gate_up = stopwatch.cut(0, num_experts, 2 * size, size)
     yield from _rows(stopwatch, name, "", num_experts, each, gate_up, stopwatch.cut(5, num_experts, size, size))

@@ -30,8 +30,8 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
                     for deterministic in (False, True):
                         yield _row(stopwatch, product, kind, weights, plain, num_rows, deterministic)
             for kind, of_rows in ROUNDED.items():
-                copies = range(stopwatch.copies(product.N * product.K))
-                weights = [random_blocks(product.N, product.K, of_rows=of_rows) for _ in copies]
+                copies = stopwatch.copies(product.N * product.K)
+                weights = [random_blocks(product.N, product.K, of_rows=of_rows) for _ in range(copies)]
                 for num_rows in (192, 256, 512, 1024, 8192):
                     yield _row(stopwatch, product, kind, weights, plain, num_rows, deterministic=False)
 
