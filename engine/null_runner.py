@@ -12,8 +12,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.ipc.beyond import Beyond, Vector
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Beyond, Draw, Step, Vector
+from tercet.ipc.step_messages import Draw, Step
 
 _FIRST_ID = 1000
 _NUM_IDS = 500

@@ -23,6 +23,7 @@ from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.pending_draw import PendingDraw
 from tercet.engine.plan_draft import InFlight, PlanDraft
+from tercet.engine.plan_times import PlanTimes
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
 from tercet.engine.residents import Counters, Residents
@@ -42,9 +43,6 @@ from tercet.ipc.step_messages import (
     Tokens,
     Unservable,
 )
-
-_FEW = 8
-"""Answers for which a device may wait: more keep it busy."""
 
 
 class Planner:
@@ -73,6 +71,8 @@ class Planner:
         self._guessing = Guessing(self._settings.speculation, self._slots, self._counters)
         watched = self._constraints, self._lease, self._guessing
         self._decode_rows = DecodeRows(self._residents, *watched, self._preempt)
+        known = self._constraints, self._waiting, self._residents
+        self._times = PlanTimes(self._in_flight, self._pending, self._lease, *known)
         self._next_step = 0
 
     # ---------------------------------------------------------------------------------------- requests
@@ -182,15 +182,13 @@ class Planner:
     @property
     def is_awaited(self) -> bool:
         """Somebody waits for a slot, for a prompt to be computed, or, token by token, for what a grammar allows."""
-        token_by_token = self._slots.any_constrained and len(self._residents.running) <= _FEW
-        awaited = bool(self._waiting or self._residents.prefilling or token_by_token)
-        return awaited or any(not plan.is_decode for plan in self._in_flight)
+        return self._times.is_awaited
 
     # ------------------------------------------------------------------------------------------- plans
 
     def plan(self, now: float) -> Step | None:
         """The next plan, if there is one to make and fewer than `run_ahead` are in flight, all of them drawn."""
-        if self._pending or len(self._in_flight) >= self._settings.run_ahead or self._waits_until(now):
+        if self._pending or len(self._in_flight) >= self._settings.run_ahead or self._times.waits_until(now):
             return None
         draft = PlanDraft()
         prompts_wait = bool(self._waiting or self._residents.prefilling)
@@ -225,28 +223,11 @@ class Planner:
 
     def draw(self, now: float) -> Draw | None:
         """The rest of the last plan, if that awaits masks and it is time; or some of them ahead of it."""
-        return self._pending.take(now, prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
+        return self._times.draw(now)
 
     def wakes_at(self, now: float) -> float | None:
         """When it is time to draw or to plan, if nothing happens before."""
-        if not self._pending:
-            return self._waits_until(now)
-        return self._pending.due(prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
-
-    def _waits_until(self, now: float) -> float | None:
-        """When planning goes on, if it waits for more prompts, or with prompts for masks."""
-        if not self._in_flight:
-            return None
-        if self._prompts_come:
-            until = self._constraints.worth_waiting(self._slots, self._lease.step_seconds)
-            return until if until > now else None
-        patience = 0.0 if self._waiting else self._lease.patience(now)
-        return now + patience if patience else None
-
-    @property
-    def _prompts_come(self) -> bool:
-        """Whether the next plan may have some to compute."""
-        return bool(self._residents.prefilling or (self._waiting.anybody and self._residents.num_free_slots))
+        return self._times.wakes_at(now)
 
     def _preempt(self, victim: Request) -> None:
         self._counters.preemptions += 1

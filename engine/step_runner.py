@@ -5,8 +5,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.ipc.beyond import Beyond
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Beyond, Draw, Step
+from tercet.ipc.step_messages import Draw, Step
 
 
 class Landing(Protocol):

@@ -7,6 +7,7 @@ outside speaks them.
 import msgspec
 
 from tercet.ipc.answers import FinishReason, Usage
+from tercet.ipc.beyond import Logs, PromptLogs, Vector
 from tercet.ipc.grammar_messages import Allowed, Disallowed
 
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
@@ -123,34 +124,6 @@ class Started(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     num_cached_tokens: int
     queued_s: float
     prefill_s: float
-
-
-class Logs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Log-probabilities of some rows: int32 words of each, bits of floats among them (see `engine/logprobs.py`)."""
-
-    rows: bytes
-    """int32: of which rows, or which places among numbers."""
-    num_top: int
-    words: bytes
-
-
-class PromptLogs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The same of consecutive tokens of a prompt."""
-
-    row: int
-    """From workers, the row of the step; from the scheduler, the request's number."""
-    position: int
-    num_top: int
-    words: bytes
-
-
-class Vector(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The embedding of a prompt."""
-
-    row: int
-    """As of `PromptLogs`."""
-    values: bytes
-    """fp32; none where some of them are no numbers, since the model overflows its type."""
 
 
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -294,7 +267,5 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     epoch: int
 
 
-Beyond = tuple[Logs | None, tuple[PromptLogs, ...], tuple[Vector, ...]]
-"""What a step has to say beyond its tokens."""
 ToWorker = Step | Draw
 ToScheduler = Submit | Abort | Forget | Sampled | Computed | Allowed | Disallowed
