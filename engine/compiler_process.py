@@ -60,6 +60,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         eagle=None if opened.eagle is None else opened.eagle.config,
         adapters=opened.ranks,
         kept=opened.kept,
+        swaps=config.kv_offloading_size is not None,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tercet.engine.admission import Admission
 from tercet.engine.constraints import Constraints, MaskSource
+from tercet.engine.counters import Counters
 from tercet.engine.decode_rows import DecodeRows
 from tercet.engine.ends import find_turns, said_of_prompts
 from tercet.engine.given_up import KILLS_WORKERS
@@ -26,7 +27,7 @@ from tercet.engine.plan_draft import InFlight, PlanDraft
 from tercet.engine.plan_times import PlanTimes
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
-from tercet.engine.residents import Counters, Residents
+from tercet.engine.residents import Residents
 from tercet.engine.step_logs import select_rows
 from tercet.engine.waiting_line import WaitingLine, make_fit
 from tercet.ipc.grammar_messages import Allowed, Disallowed
@@ -43,6 +44,7 @@ from tercet.ipc.step_messages import (
     Tokens,
     Unservable,
 )
+from tercet.ipc.swap_messages import Swap, Swapped
 
 
 class Planner:
@@ -150,7 +152,8 @@ class Planner:
         back = self._residents.lost()
         for request in back:
             request.is_suspect = request.is_suspect or (message.blame is not None and guilty is None)
-        self._settings = replace(self._settings, num_pages=message.limits.num_pages)
+        limits = message.limits
+        self._settings = replace(self._settings, num_pages=limits.num_pages, num_host_pages=limits.num_host_pages)
         self.epoch = message.epoch
         self._constraints.end_all()
         self._begin_empty()
@@ -206,7 +209,8 @@ class Planner:
         sampling = np.concatenate([decodes[~awaits], slots[len(decodes) :]])
         masks = self._constraints.masks(self._slots, sampling[self._slots.decoding[sampling]])
         late, left = bool(awaits.any()), self._residents.left
-        step = draft.to_step(self._next_step, count, left, decodes, self.epoch, masks, longest, late, guesses)
+        swapped = 0 if self._residents.swaps is None else self._residents.swaps.completed
+        step = draft.to_step(self._next_step, count, left, decodes, self.epoch, masks, longest, late, guesses, swapped)
         left.clear()
         self._in_flight.append(InFlight.of(step, slots))
         self._pending.begin(step, slots, awaits)
@@ -234,7 +238,21 @@ class Planner:
         victim.num_preemptions += 1
         self._leave(victim, comes_back=True)
 
+    def swap(self) -> Swap | None:
+        """Pages to be copied beside the steps, to the host's memory or back, if there are any."""
+        if (swaps := self._residents.swaps) is None:
+            return None
+        self._admission.next_in_line()  # for whom pages may come, while no plan can be made
+        completed = self._in_flight[0].step_id if self._in_flight else self._next_step
+        return swaps.take(self._next_step - 1, completed - 1, self.epoch)
+
     # ----------------------------------------------------------------------------------------- results
+
+    def swapped(self, message: Swapped) -> None:
+        """Copies are made."""
+        assert self._residents.swaps is not None
+        for request in self._residents.swaps.complete(message.number):
+            self._waiting.bring_back(request)
 
     def complete(self, sampled: Sampled, now: float) -> Tokens | None:
         """Take a step's tokens; None if none of them belongs to a request that is still wanted."""

@@ -9,6 +9,7 @@ import msgspec
 from tercet.ipc.answers import FinishReason, Usage
 from tercet.ipc.beyond import Logs, PromptLogs, Vector
 from tercet.ipc.grammar_messages import Allowed, Disallowed
+from tercet.ipc.swap_messages import Swap, Swapped
 
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
 
@@ -166,6 +167,13 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     num_right_guesses: int = 0
     replica: int = 0
     """Whose they are."""
+    num_host_pages: int = 0
+    """Places for pages in the host's memory."""
+    num_host_hits: int = 0
+    """Of the prompt tokens that were cached, those whose pages came from there."""
+    num_stored_bytes: int = 0
+    """Copied to there since start, and back."""
+    num_loaded_bytes: int = 0
 
 
 ToTokenizer = Tokens | Unservable | Load
@@ -231,6 +239,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """int32 pairs, where a model carries states: slot, and place that gets a copy of its state, before all else."""
     restored: bytes = b""
     """int32 pairs: place, and slot that gets a copy of the state kept there, when all of `kept` are copied."""
+    swapped: int = 0
+    """The last `Swap` that is known to be complete; 0 for none. Each rank begins when it has made those itself."""
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -267,5 +277,5 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     epoch: int
 
 
-ToWorker = Step | Draw
-ToScheduler = Submit | Abort | Forget | Sampled | Computed | Allowed | Disallowed
+ToWorker = Step | Draw | Swap
+ToScheduler = Submit | Abort | Forget | Sampled | Computed | Swapped | Allowed | Disallowed
