@@ -47,8 +47,8 @@ def packed(first: list[int], second: list[int], device: str) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("num_programs", [1, 3])
-def test_there_and_back(shape: tuple[int, ...], dtype: torch.dtype, num_programs: int, device: str) -> None:
+def test_there_and_back(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    num_programs = 1 + shape[0]  # fewer than there are tiles, or more
     if device == "cpu" and shape[0] > 3:
         pytest.skip("takes long")
     cache = random_cache(shape, dtype, device)
