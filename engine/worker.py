@@ -67,9 +67,12 @@ def _make_runner(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, P
         if num_pages < 2:  # as of a model
             raise UnsupportedModel(f"--kv-cache-memory is {config.kv_cache_memory}; want {2 * page_bytes} at least")
         runner = NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
-        num_places = (config.kv_offloading_size or 0) // page_bytes
-        runner.limits = replace(runner.limits, num_host_pages=num_places, page_bytes=page_bytes)
-        return runner, NullSwaps() if num_places else None
+        if (size := config.kv_offloading_size) is None:
+            return runner, None
+        if size < page_bytes:
+            raise UnsupportedModel(f"--kv-offloading-size is {size}; want {page_bytes} at least")
+        runner.limits = replace(runner.limits, num_host_pages=size // page_bytes, page_bytes=page_bytes)
+        return runner, NullSwaps()
     try:
         return _load_model(link, clock)
     except ValueError as error:  # what the model and the settings ask for does not go together
