@@ -184,13 +184,13 @@ class Residents:
             # What was generated has a decode step's bits; whoever brings it as a prompt shall have a prompt's.
             num_tokens = min(num_tokens, request.num_prompt)
         num_full = min(num_tokens // self._settings.page_size, len(request.hashes) - 1)
-        if num_full <= request.num_remembered:
+        first = request.num_remembered
+        if num_full <= first:
             return
-        for index in range(request.num_remembered, num_full):
+        for index in range(first, num_full):
             self.pool.remember(request.pages[index], request.hashes[index + 1])
         if self.swaps is not None:
-            new = slice(request.num_remembered, num_full)
-            self.swaps.remembered(request.pages[new], request.hashes[1:][new])
+            self.swaps.remembered(request.pages[first:num_full], request.hashes[first + 1 : num_full + 1])
         request.num_remembered = num_full
 
     def _head(self, request: Request) -> Head:

@@ -20,7 +20,7 @@ from tercet.ipc.swap_messages import Swap
 LEAST_LOADED = 2
 """Pages: fewer are computed sooner than they have come."""
 MOST_STORED = 32
-"""Pages stored by one swap, behind which others wait: a few milliseconds' worth."""
+"""Pages stored by one swap, behind which loads wait: a few milliseconds' worth."""
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Swaps:
     # ------------------------------------------------------------------------------------------- swaps
 
     def take(self, planned: int, completed: int, epoch: int) -> Swap | None:
-        """The next one, if there is any: the loads of one request, or else, one swap at a time, pages to be stored.
+        """The next one, if there is any: the loads of one request, or else pages to be stored, once the last are.
 
         Plan `planned` is the last that was made, `completed` the last that is complete.
         """
@@ -123,7 +123,7 @@ class Swaps:
         self._full.clear()
         if self._begun:
             copies = self._begun.popleft()
-        elif self._in_flight or (stores := self._stores(completed)) is None:
+        elif not all(one.are_loads for one in self._in_flight) or (stores := self._stores(completed)) is None:
             return None
         else:
             copies = stores

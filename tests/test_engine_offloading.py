@@ -169,7 +169,7 @@ def test_others_die(llm: LLM, name: str) -> None:
     "options",
     [
         long({"tensor_parallel_size": 2, "kv_cache_memory": bytes_of_pages(FAMILY, 16) // 2}),
-        long({"tensor_parallel_size": 2, "data_parallel_size": 2, "kv_cache_memory": bytes_of_pages(FAMILY, 9)}),
+        long({"tensor_parallel_size": 2, "data_parallel_size": 2, "kv_cache_memory": bytes_of_pages(FAMILY, 5)}),
         long({"data_parallel_size": 2, "max_num_seqs": 2}),
         long({"max_num_batched_tokens": 19, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8, "max_lease_ms": 1e6}),
         long({"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}),

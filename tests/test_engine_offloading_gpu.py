@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 import time
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from test_engine_restart_gpu import CONFIG
 from whole_engine import generate, info, wait_until_empty
 
 PAGE = 64
-PROMPTS = [[random.Random(seed).randrange(100_000) for _ in range(800 + 300 * seed)] for seed in range(8)]
+PROMPTS = [random.Random(seed).choices(range(100_000), k=800 + 300 * seed) for seed in range(8)]
 NUM_PAGES = sum(len(prompt) // PAGE for prompt in PROMPTS)
 PARAMS = [
     SamplingParams(temperature=seed % 2, seed=seed, max_tokens=40, logprobs=0, ignore_eos=True) for seed in range(8)
@@ -55,4 +54,4 @@ def test_what_left_comes_back(num_ranks: int, cells: str, tmp_path: Path, capfd:
         assert generate(llm, PROMPTS, PARAMS) == [one.token_ids for one in first]
         wait_until_empty(llm.address)
         assert info(llm.address).num_host_hits > NUM_PAGES // 2 * PAGE
-    assert not re.search("compiled", capfd.readouterr().err), "a kernel was not there before it was wanted"
+    assert "compiled while serving" not in capfd.readouterr().err
