@@ -181,7 +181,8 @@ def launch_all(steps: Steps, rank: int) -> None:
     copy_pages(kv_cache, pairs_P2)
     if steps.swaps:
         num_layers, parts, _, *page = kv_cache.shape
-        store_pages(kv_cache, torch.empty(_NUM_PAGES, num_layers, parts, *page, **cells), pairs_P2)
+        host_pages = torch.empty(_NUM_PAGES, num_layers, parts, *page, **cells)
+        store_pages(kv_cache, host_pages, torch.empty_like(pairs_P2))
     if states is not None:
         states.copy(pairs_P2)
     extras.apply(words_W, base, 1)
