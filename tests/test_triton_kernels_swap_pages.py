@@ -32,8 +32,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def random_host(cache: Tensor, num_places: int) -> Tensor:
-    sizes = num_places, *cache.shape[:2], *cache.shape[3:]
-    host = random_cache((1, 1, 1, 1, 1, torch.Size(sizes).numel()), cache.dtype, "cpu").view(sizes)
+    sizes = num_places, *cache.shape[:2], *cache.shape[3:-1], cache.shape[-1] * cache.itemsize
+    host = torch.randint(0, 256, sizes, dtype=torch.uint8).view(cache.dtype)
     return host.pin_memory() if cache.is_cuda else host
 
 
