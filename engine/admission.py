@@ -51,15 +51,25 @@ class Admission:
                 self._waiting.call_back(request.family)
 
     def _can_admit(self, plan: ChunkPlan) -> bool:
-        """Whether the next in line can enter. Who has no mask for the first step yet lets others pass."""
-        while (first := self._waiting.first) is not None and not self._constraints.lets_in(first):
-            if not (self._constraints.has_room_for(first) or self._make_way(first)):
-                return False
-            self._constraints.begin(first)
-            if first.is_suspect:  # it has to run alone: nobody passes
-                return False
-            self._waiting.set_aside(first)
+        """Whether the next in line can enter."""
+        first = self.next_in_line()
         return first is not None and plan.can_begin(first) and self._residents.can_admit(first)
+
+    def next_in_line(self) -> Request | None:
+        """Whoever can enter as soon as there is room. Those who have no mask for the first step yet, or for whom pages
+        come from the host's memory, let others pass."""
+        while (first := self._waiting.first) is not None:
+            if self._constraints.lets_in(first):
+                if not self._residents.waits_for_pages(first):
+                    break
+            else:
+                if not (self._constraints.has_room_for(first) or self._make_way(first)):
+                    return None
+                self._constraints.begin(first)
+                if first.is_suspect:  # it has to run alone: nobody passes
+                    return None
+            self._waiting.set_aside(first)
+        return first
 
     def _make_way(self, request: Request) -> bool:
         """Whoever is last in line asks for its mask later, if it is behind this one, who else might wait for ever."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tercet.engine.control_groups import GROUPS, MOUNT, control_groups
 from tercet.engine.core_keeper import AWAKE, REST
 from tercet.engine.own_program import own_program
 
@@ -65,22 +66,9 @@ class AwakeCores:
             self._keeper = None
 
 
-def has_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> bool:
-    """Whether a container's limit bounds the time of this process: what cores spend awake would count.
-
-    Reads both kinds of control groups; what is limited further out cannot be seen from within a container.
-    """
-    with contextlib.suppress(OSError):
-        for line in groups.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            root = mount / "cpu" if controllers else mount
-            folder = root / path.lstrip("/")
-            for one in (folder, *folder.parents):
-                if one.is_relative_to(root) and _limits(one):
-                    return True
-    return False
+def has_quota(groups: Path = GROUPS, mount: Path = MOUNT) -> bool:
+    """Whether a container's limit bounds the time of this process: what cores spend awake would count."""
+    return any(map(_limits, control_groups("cpu", groups, mount)))
 
 
 def _limits(folder: Path) -> bool:

@@ -67,6 +67,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes of KV cache per rank; None: on a GPU what is free under gpu_memory_utilization, on the CPU 1 GiB."""
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
+    kv_offloading_size: int | None = None
+    """Bytes of the host's memory for copies of full pages, from which those come back that left the cache: of each
+    replica, divided among its ranks. None: no copies are made."""
     state_dtype: StateDType = "auto"
     """What layers that carry a state keep it in, from token to token; auto: float32. In 16 bits half as much is read
     and kept of each request, and answers differ by what is rounded away."""
@@ -156,6 +159,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             _check_range("max_model_len", self.max_model_len, 2, 2**24)
         if self.kv_cache_memory is not None:
             _check_range("kv_cache_memory", self.kv_cache_memory, 1, 2**50)
+        if self.kv_offloading_size is not None:
+            _check_range("kv_offloading_size", self.kv_offloading_size, 1, 2**50)
+            if not self.enable_prefix_caching:
+                raise ValueError("--kv-offloading-size came with --no-enable-prefix-caching; want one of them")
         _check_range("gpu_memory_utilization", self.gpu_memory_utilization, 0.01, 1.0)
         _check_range("startup_timeout", self.startup_timeout, 0.1, 86400.0)
         _check_range("drain_timeout", self.drain_timeout, 0.0, 86400.0)

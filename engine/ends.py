@@ -10,7 +10,8 @@ from tercet.engine.pages import PrefixHasher
 from tercet.engine.request import Request, end_reason, extended_hashes
 from tercet.engine.residents import Residents
 from tercet.engine.slot_arrays import SlotArrays
-from tercet.ipc.step_messages import Ended, PromptLogs, Started, Vector
+from tercet.ipc.beyond import PromptLogs, Vector
+from tercet.ipc.step_messages import Ended, Started
 
 OfPrompt = TypeVar("OfPrompt", PromptLogs, Vector)
 

@@ -18,8 +18,9 @@ from tercet.engine.outstanding import Outstanding
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import RETRY_AFTER_S
 from tercet.ipc.answers import Delta, Failed, Finished, FinishReason, Item, Logprobs, PromptIds, PromptLogprobs, Usage
+from tercet.ipc.beyond import PromptLogs
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.step_messages import Ended, Load, PromptLogs, Submit, Tokens, ToTokenizer, Unservable
+from tercet.ipc.step_messages import Ended, Load, Submit, Tokens, ToTokenizer, Unservable
 
 _NOBODY: dict[int, Ended] = {}
 

@@ -11,8 +11,8 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.engine.counters import Counters
 from tercet.engine.plan_draft import InFlight
-from tercet.engine.residents import Counters
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.engine.speculation import SpeculativeConfig
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tercet.engine.pieces import Pieces
 from tercet.ipc.answers import TokenLogprob
-from tercet.ipc.step_messages import Logs, PromptLogs
+from tercet.ipc.beyond import Logs, PromptLogs
 
 
 def unpack_rows(logs: Logs) -> "memoryview[int]":

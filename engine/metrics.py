@@ -74,7 +74,9 @@ class Metrics:
             for prefix in _PREFIXES:
                 lines += _head(prefix + name, kind, help)
                 lines.append(f"{prefix}{name}{{{self._labels}}} {value}")
-        replicas = [] if info is None else [_gauges(one) for one in info.replicas or (info,)]
+        known = () if info is None else info.replicas or (info,)
+        offloads = any(one.num_host_pages for one in known)  # of one that has said nothing yet, nobody knows
+        replicas = [_gauges(one, offloads=offloads) for one in known]
         for several in zip(*replicas, strict=True):
             name, kind, help, _ = several[0]
             for prefix in _PREFIXES:
@@ -108,15 +110,23 @@ class Metrics:
         yield "engine_up", "gauge", "1 if the engine answers.", int(info is not None)
 
 
-def _gauges(of: EngineInfo | Gauges) -> Iterable[tuple[str, str, str, float]]:
+def _gauges(of: EngineInfo | Gauges, *, offloads: bool) -> Iterable[tuple[str, str, str, float]]:
     usable = max(1, of.num_pages - 1)  # page 0 is nobody's
     used = max(0.0, 1 - of.num_free_pages / usable)
     yield "num_requests_running", "gauge", "Requests being computed.", of.num_running
     yield "num_requests_waiting", "gauge", "Requests waiting for their turn.", of.num_waiting
     yield "kv_cache_usage_perc", "gauge", "Share of the KV cache in use, 0 to 1.", used
     yield "num_preemptions_total", "counter", "Requests interrupted for want of cache.", of.num_preemptions
-    yield "prefix_cache_queries_total", "counter", "Prompt tokens looked up.", of.num_prefix_queries
-    yield "prefix_cache_hits_total", "counter", "Prompt tokens that had been computed.", of.num_prefix_hits
+    yield "prefix_cache_queries_total", "counter", "Prompt tokens looked up in the cache.", of.num_prefix_queries
+    in_cache = of.num_prefix_hits - of.num_host_hits
+    yield "prefix_cache_hits_total", "counter", "Prompt tokens that were found there.", in_cache
+    if offloads:  # else vLLM has none of these either
+        asked = of.num_prefix_queries - in_cache
+        yield "external_prefix_cache_queries_total", "counter", "Prompt tokens that were not found there.", asked
+        came = "Those of them that came from the host's memory."
+        yield "external_prefix_cache_hits_total", "counter", came, of.num_host_hits
+        yield "kv_offload_store_bytes_total", "counter", "Copied to the host's memory.", of.num_stored_bytes
+        yield "kv_offload_load_bytes_total", "counter", "Copied back from there.", of.num_loaded_bytes
     yield "steps_total", "counter", "Steps of the engine.", of.num_steps
     drafts = "Steps of a request in which it had tokens to guess."
     yield "spec_decode_num_drafts_total", "counter", drafts, of.num_trials

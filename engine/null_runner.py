@@ -12,8 +12,10 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.ipc.beyond import Beyond, Vector
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Beyond, Draw, Step, Vector
+from tercet.ipc.step_messages import Draw, Step
+from tercet.ipc.swap_messages import Swap
 
 _FIRST_ID = 1000
 _NUM_IDS = 500
@@ -47,6 +49,19 @@ class NullLanding:
 
     def beyond(self) -> Beyond:
         return None, (), self._vectors
+
+
+class NullSwaps:
+    """Copies of pages that hold nothing."""
+
+    def precede(self, step: Step) -> None:
+        pass
+
+    def follow(self, step: Step) -> None:
+        pass
+
+    def make(self, swap: Swap) -> NullMidway:
+        return NullMidway(0.0)
 
 
 class NullRunner:

@@ -46,6 +46,7 @@ class PlanDraft:
         longest: int,
         awaits: bool,
         num_guesses: int,
+        swapped: int,
     ) -> Step:
         return Step(
             step_id,
@@ -63,6 +64,7 @@ class PlanDraft:
             num_guesses,
             _packed(self.kept),
             _packed(self.restored),
+            swapped,
         )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tercet.engine.admission import Admission
 from tercet.engine.constraints import Constraints, MaskSource
+from tercet.engine.counters import Counters
 from tercet.engine.decode_rows import DecodeRows
 from tercet.engine.ends import find_turns, said_of_prompts
 from tercet.engine.given_up import KILLS_WORKERS
@@ -23,9 +24,10 @@ from tercet.engine.lease import Lease
 from tercet.engine.pages import PrefixHasher
 from tercet.engine.pending_draw import PendingDraw
 from tercet.engine.plan_draft import InFlight, PlanDraft
+from tercet.engine.plan_times import PlanTimes
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request, make_requests
-from tercet.engine.residents import Counters, Residents
+from tercet.engine.residents import Residents
 from tercet.engine.step_logs import select_rows
 from tercet.engine.waiting_line import WaitingLine, make_fit
 from tercet.ipc.grammar_messages import Allowed, Disallowed
@@ -42,9 +44,7 @@ from tercet.ipc.step_messages import (
     Tokens,
     Unservable,
 )
-
-_FEW = 8
-"""Answers for which a device may wait: more keep it busy."""
+from tercet.ipc.swap_messages import Swap, Swapped
 
 
 class Planner:
@@ -73,6 +73,8 @@ class Planner:
         self._guessing = Guessing(self._settings.speculation, self._slots, self._counters)
         watched = self._constraints, self._lease, self._guessing
         self._decode_rows = DecodeRows(self._residents, *watched, self._preempt)
+        known = self._constraints, self._waiting, self._residents
+        self._times = PlanTimes(self._in_flight, self._pending, self._lease, *known)
         self._next_step = 0
 
     # ---------------------------------------------------------------------------------------- requests
@@ -150,7 +152,8 @@ class Planner:
         back = self._residents.lost()
         for request in back:
             request.is_suspect = request.is_suspect or (message.blame is not None and guilty is None)
-        self._settings = replace(self._settings, num_pages=message.limits.num_pages)
+        limits = message.limits
+        self._settings = replace(self._settings, num_pages=limits.num_pages, num_host_pages=limits.num_host_pages)
         self.epoch = message.epoch
         self._constraints.end_all()
         self._begin_empty()
@@ -182,15 +185,13 @@ class Planner:
     @property
     def is_awaited(self) -> bool:
         """Somebody waits for a slot, for a prompt to be computed, or, token by token, for what a grammar allows."""
-        token_by_token = self._slots.any_constrained and len(self._residents.running) <= _FEW
-        awaited = bool(self._waiting or self._residents.prefilling or token_by_token)
-        return awaited or any(not plan.is_decode for plan in self._in_flight)
+        return self._times.is_awaited
 
     # ------------------------------------------------------------------------------------------- plans
 
     def plan(self, now: float) -> Step | None:
         """The next plan, if there is one to make and fewer than `run_ahead` are in flight, all of them drawn."""
-        if self._pending or len(self._in_flight) >= self._settings.run_ahead or self._waits_until(now):
+        if self._pending or len(self._in_flight) >= self._settings.run_ahead or self._times.waits_until(now):
             return None
         draft = PlanDraft()
         prompts_wait = bool(self._waiting or self._residents.prefilling)
@@ -208,7 +209,8 @@ class Planner:
         sampling = np.concatenate([decodes[~awaits], slots[len(decodes) :]])
         masks = self._constraints.masks(self._slots, sampling[self._slots.decoding[sampling]])
         late, left = bool(awaits.any()), self._residents.left
-        step = draft.to_step(self._next_step, count, left, decodes, self.epoch, masks, longest, late, guesses)
+        swapped = 0 if self._residents.swaps is None else self._residents.swaps.completed
+        step = draft.to_step(self._next_step, count, left, decodes, self.epoch, masks, longest, late, guesses, swapped)
         left.clear()
         self._in_flight.append(InFlight.of(step, slots))
         self._pending.begin(step, slots, awaits)
@@ -225,35 +227,32 @@ class Planner:
 
     def draw(self, now: float) -> Draw | None:
         """The rest of the last plan, if that awaits masks and it is time; or some of them ahead of it."""
-        return self._pending.take(now, prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
+        return self._times.draw(now)
 
     def wakes_at(self, now: float) -> float | None:
         """When it is time to draw or to plan, if nothing happens before."""
-        if not self._pending:
-            return self._waits_until(now)
-        return self._pending.due(prompts_come=self._prompts_come) if len(self._in_flight) == 1 else None
-
-    def _waits_until(self, now: float) -> float | None:
-        """When planning goes on, if it waits for more prompts, or with prompts for masks."""
-        if not self._in_flight:
-            return None
-        if self._prompts_come:
-            until = self._constraints.worth_waiting(self._slots, self._lease.step_seconds)
-            return until if until > now else None
-        patience = 0.0 if self._waiting else self._lease.patience(now)
-        return now + patience if patience else None
-
-    @property
-    def _prompts_come(self) -> bool:
-        """Whether the next plan may have some to compute."""
-        return bool(self._residents.prefilling or (self._waiting.anybody and self._residents.num_free_slots))
+        return self._times.wakes_at(now)
 
     def _preempt(self, victim: Request) -> None:
         self._counters.preemptions += 1
         victim.num_preemptions += 1
         self._leave(victim, comes_back=True)
 
+    def swap(self) -> Swap | None:
+        """Pages to be copied beside the steps, to the host's memory or back, if there are any."""
+        if (swaps := self._residents.swaps) is None:
+            return None
+        self._admission.next_in_line()  # for whom pages may come, while no plan can be made
+        completed = self._in_flight[0].step_id if self._in_flight else self._next_step
+        return swaps.take(self._next_step - 1, completed - 1, self.epoch)
+
     # ----------------------------------------------------------------------------------------- results
+
+    def swapped(self, message: Swapped) -> None:
+        """Copies are made."""
+        assert self._residents.swaps is not None
+        for request in self._residents.swaps.complete(message.number):
+            self._waiting.bring_back(request)
 
     def complete(self, sampled: Sampled, now: float) -> Tokens | None:
         """Take a step's tokens; None if none of them belongs to a request that is still wanted."""

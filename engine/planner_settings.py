@@ -26,6 +26,8 @@ class PlannerSettings:
     speculation: SpeculativeConfig | None = None
     state_tile: int = 0
     kept_states: int = 0
+    num_host_pages: int = 0
+    page_bytes: int = 0
 
     @property
     def looks_back(self) -> bool:
@@ -60,6 +62,8 @@ def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:
         speculation=config.speculative_config,
         state_tile=limits.state_tile,
         kept_states=num_kept_states(config) if limits.state_tile else 0,
+        num_host_pages=limits.num_host_pages,
+        page_bytes=limits.page_bytes,
     )
 
 

@@ -108,6 +108,10 @@ class Reception:
             self._rules.adapters,
             limits.classifier,
             tuple(map(gauges, loads)) if len(loads) > 1 else (),
+            whole.num_host_pages,
+            whole.num_host_hits,
+            whole.num_stored_bytes,
+            whole.num_loaded_bytes,
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:

@@ -70,6 +70,10 @@ class Request:
     admitted: float | None = None
     first_token: float | None = None
     num_cached: int = 0
+    has_looked: bool = False
+    """The host's memory was looked through for pages of its prompt, since it has been in line."""
+    num_loaded: int = 0
+    """Pages that came from there."""
     num_preemptions: int = 0
     priority: int = 0
     """Lower goes first."""

@@ -5,18 +5,19 @@ It knows slots, pages and what they hold; it knows no queue, and makes no plans.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.engine.counters import Counters
 from tercet.engine.pages import PagePool
 from tercet.engine.plan_draft import PlanDraft
 from tercet.engine.planner_settings import PlannerSettings
 from tercet.engine.request import Request
 from tercet.engine.slot_arrays import SlotArrays, Slots
 from tercet.engine.states import States
+from tercet.engine.swaps import Swaps
 from tercet.ipc.step_messages import Enter, Load
 
 
@@ -32,20 +33,6 @@ class Head(NamedTuple):
     """Tokens whose keys and values are there, though it may have to compute some for the state behind them."""
 
 
-@dataclass
-class Counters:
-    """Since the engine's start; workers may come and go."""
-
-    steps: int = 0
-    preemptions: int = 0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    trials: int = 0
-    """Of one request in one step, where it had something to guess."""
-    guesses: int = 0
-    right_guesses: int = 0
-
-
 class Residents:
     """All that workers hold. A new one when workers are new."""
 
@@ -55,6 +42,8 @@ class Residents:
         self.pool = PagePool(settings.num_pages, caching=settings.enable_prefix_caching)
         self.slots = SlotArrays(settings.max_num_seqs, settings.max_model_len)
         self.states = States(settings)
+        self.swaps = Swaps(settings.num_host_pages, self.pool, counters) if settings.num_host_pages else None
+        """None: pages that leave the cache are nowhere else."""
         self.running: dict[int, Request] = {}
         """By number."""
         self.prefilling: list[Request] = []
@@ -93,12 +82,17 @@ class Residents:
             num_trials=self._counters.trials,
             num_guesses=self._counters.guesses,
             num_right_guesses=self._counters.right_guesses,
+            num_host_pages=self._settings.num_host_pages,
+            num_host_hits=self._counters.host_hits,
+            num_stored_bytes=self._counters.stored * self._settings.page_bytes,
+            num_loaded_bytes=self._counters.loaded * self._settings.page_bytes,
         )
 
     @property
     def num_coming_pages(self) -> int:
-        """Pages that will be available once the plans in flight are complete."""
-        return sum(self.pool.num_given_back(request.pages) for _, request, _ in self._leaving)
+        """Pages that will be available once the plans in flight are complete, and the copies."""
+        copied = 0 if self.swaps is None else self.swaps.num_coming_pages
+        return copied + sum(self.pool.num_given_back(request.pages) for _, request, _ in self._leaving)
 
     @property
     def empty(self) -> bool:
@@ -108,13 +102,29 @@ class Residents:
 
     def can_admit(self, request: Request) -> bool:
         """Whether there is a slot and room. Beside a suspect nobody enters: the next death has to name one alone."""
-        if not self._free_slots or self.suspect is not None:
+        slots, pages = (0, 0) if self.swaps is None else self.swaps.promised
+        if len(self._free_slots) <= slots or self.suspect is not None:
             return False
         shared = self._head(request).pages
         needed = self._settings.pages(len(request.token_ids)) - len(shared) + self.pool.num_kept(shared)
         # Those that run need pages as they grow; admitting into the last ones would only send somebody away again.
         reserve = min(len(self.running), self._settings.num_pages // 20)
-        return needed + reserve <= self.pool.num_available
+        return needed + reserve + pages <= self.pool.num_available
+
+    def waits_for_pages(self, request: Request) -> bool:
+        """Whether pages of its prompt are on their way from the host's memory, or could be: then they are from now on.
+
+        Not before it could be admitted: the room that they take is its own. A suspect lets nobody pass, and who finds
+        its prompt with a running answer to it has no use for more.
+        """
+        if self.swaps is None or self.swaps.is_waiting(request):
+            return self.swaps is not None
+        shares = request.family is not None and bool(request.family.sources)
+        if request.has_looked or shares or request.is_suspect or _computes_all(request) or not self.can_admit(request):
+            return False
+        cached = self._head(request).pages
+        missing = request.hashes[1 + len(cached) : 1 + (len(request.token_ids) - 1) // self._settings.page_size]
+        return self.swaps.load(request, cached, missing, self._settings.pages(len(request.token_ids)))
 
     def admit(self, request: Request, now: float, draft: PlanDraft) -> None:
         """It takes a slot, and pages for all that it brings."""
@@ -124,6 +134,10 @@ class Residents:
         length = len(request.token_ids)
         self._counters.prefix_queries += length
         self._counters.prefix_hits += head.num_tokens
+        if self.swaps is not None:
+            self._counters.host_hits += min(request.num_loaded * self._settings.page_size, head.num_tokens)
+            request.has_looked, request.num_loaded = False, 0
+            self.swaps.remembered(head.pages, request.hashes[1 : 1 + len(head.pages)])
         if request.admitted is None:
             request.admitted, request.num_cached = now, head.num_tokens
         request.num_remembered = len(head.pages)
@@ -170,16 +184,18 @@ class Residents:
             # What was generated has a decode step's bits; whoever brings it as a prompt shall have a prompt's.
             num_tokens = min(num_tokens, request.num_prompt)
         num_full = min(num_tokens // self._settings.page_size, len(request.hashes) - 1)
-        for index in range(request.num_remembered, num_full):
+        first = request.num_remembered
+        if num_full <= first:
+            return
+        for index in range(first, num_full):
             self.pool.remember(request.pages[index], request.hashes[index + 1])
-        request.num_remembered = max(request.num_remembered, num_full)
+        if self.swaps is not None:
+            self.swaps.remembered(request.pages[first:num_full], request.hashes[first + 1 : num_full + 1])
+        request.num_remembered = num_full
 
     def _head(self, request: Request) -> Head:
-        """What it need not compute. Its last token is always computed: somebody has to sample from it.
-
-        What is asked about every token of the prompt takes computing it.
-        """
-        if request.sampling.prompt_logprobs is not None and request.num_told == 0:
+        """What it need not compute. Its last token is always computed: somebody has to sample from it."""
+        if _computes_all(request):
             return Head(0, [])
         most, size = len(request.token_ids) - 1, self._settings.page_size
         cached = self.pool.find(request.hashes[1 : most // size + 1])
@@ -251,6 +267,11 @@ class Residents:
         """What it brings when it comes back."""
         known = int(self.slots.known[request.slot])
         request.bring(self.slots.tokens[request.slot, :known].copy(), again=self._settings.deterministic)
+
+
+def _computes_all(request: Request) -> bool:
+    """Something is asked about every token of its prompt."""
+    return request.sampling.prompt_logprobs is not None and request.num_told == 0
 
 
 def _forget_place(request: Request) -> None:

@@ -33,6 +33,7 @@ from tercet.ipc.step_messages import (
     ToScheduler,
     Unservable,
 )
+from tercet.ipc.swap_messages import Swap, Swapped
 
 _LOAD_SECONDS = 0.25
 _RETRY_SECONDS = 0.01
@@ -99,7 +100,7 @@ class StepLoop:
         self._cores.look(now, wanted=self._planner.is_awaited, idle=self._planner.idle)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
-        while not self._unsent and (self._draw(now) or self._plan(now)) is not None:
+        while not self._unsent and (self._draw(now) or self._swap() or self._plan(now)) is not None:
             pass
         self._wakes_at = None if self._unsent else self._planner.wakes_at(now)
         self._tell(now)
@@ -116,7 +117,13 @@ class StepLoop:
             self._order(draw)
         return draw
 
-    def _order(self, message: Step | Draw) -> None:
+    def _swap(self) -> Swap | None:
+        swap = self._planner.swap()
+        if swap is not None:
+            self._order(swap)
+        return swap
+
+    def _order(self, message: Step | Draw | Swap) -> None:
         encoded = self._encoder.encode(message)
         for worker in self._workers:
             worker.send_encoded(encoded)
@@ -129,6 +136,9 @@ class StepLoop:
             case Computed():
                 if message.epoch == self._planner.epoch:
                     self._planner.computed(message, now)
+            case Swapped():
+                if message.epoch == self._planner.epoch:
+                    self._planner.swapped(message)
             case Submit():
                 if (unservable := self._planner.submit(message, now)) is not None:
                     self._send(unservable)

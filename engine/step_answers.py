@@ -1,7 +1,7 @@
 """A worker's tokens on their way to the scheduler: sent at once, by a thread that waits for the device, or not at all.
 
-Also that a step has come to its draw, if it awaits masks. Knows landings and where their tokens go; when steps are
-launched is the worker's matter.
+Also that a step has come to its draw, if it awaits masks, and that pages are copied. Knows landings and where their
+tokens go; when steps are launched is the worker's matter.
 """
 
 import queue
@@ -13,6 +13,7 @@ from functools import partial
 from tercet.engine.step_runner import Landing, Midway
 from tercet.ipc.sockets import Outbox
 from tercet.ipc.step_messages import Computed, Sampled, Step
+from tercet.ipc.swap_messages import Swap, Swapped
 
 
 class Answers:
@@ -28,6 +29,10 @@ class Answers:
     def tell_midway(self, step: Step, midway: Midway) -> None:
         midway.wait()
         self._scheduler.send(Computed(step.step_id, step.epoch))
+
+    def tell_swapped(self, swap: Swap, made: Midway) -> None:
+        made.wait()
+        self._scheduler.send(Swapped(swap.number, swap.epoch))
 
     def overdue(self, seconds: float) -> bool:
         """Whether tokens have been awaited for so long that the device must hang."""
@@ -48,6 +53,9 @@ class LateAnswers:
 
     def tell_midway(self, step: Step, midway: Midway) -> None:
         self._call(partial(Answers.tell_midway, step=step, midway=midway))
+
+    def tell_swapped(self, swap: Swap, made: Midway) -> None:
+        self._call(partial(Answers.tell_swapped, swap=swap, made=made))
 
     def overdue(self, seconds: float) -> bool:
         if self._failure is not None:
@@ -82,5 +90,18 @@ class NoAnswers:
     def tell_midway(self, step: Step, midway: Midway) -> None:
         pass
 
+    def tell_swapped(self, swap: Swap, made: Midway) -> None:
+        pass
+
     def overdue(self, seconds: float) -> bool:
         return False
+
+
+AnyAnswers = Answers | LateAnswers | NoAnswers
+
+
+def make_answers(rank: int, address: str, *, by_itself: bool) -> AnyAnswers:
+    """Of a rank. `by_itself`: somebody else computes, while this process goes on."""
+    if rank != 0:
+        return NoAnswers()
+    return LateAnswers(address) if by_itself else Answers(address)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from tercet.ipc.step_messages import Logs
+from tercet.ipc.beyond import Logs
 
 
 def select_rows(logs: Logs | None, rows: NDArray[np.intp]) -> Logs | None:

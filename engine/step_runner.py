@@ -5,8 +5,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tercet.ipc.beyond import Beyond
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Beyond, Draw, Step
+from tercet.ipc.step_messages import Draw, Step
+from tercet.ipc.swap_messages import Swap
 
 
 class Landing(Protocol):
@@ -22,6 +24,22 @@ class Midway(Protocol):
 
     def wait(self) -> None:
         """Until the device has come to it. Called once, by any thread."""
+        ...
+
+
+class PageSwaps(Protocol):
+    """What copies pages beside a runner's steps, where there is memory of the host for them."""
+
+    def precede(self, step: Step) -> None:
+        """Before a plan begins."""
+        ...
+
+    def follow(self, step: Step) -> None:
+        """When all of it is launched."""
+        ...
+
+    def make(self, swap: Swap) -> Midway:
+        """Start copies, which are made when the result is there."""
         ...
 
 

@@ -16,6 +16,7 @@ from tercet.engine.children import Child, Post
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew, common_limits, least_limits
 from tercet.engine.errors import StartupFailed
+from tercet.engine.free_memory import check_host_memory
 from tercet.engine.home import have_home
 from tercet.engine.model_files import locate
 from tercet.engine.refusal import SHUTTING_DOWN
@@ -94,6 +95,7 @@ class Supervisor:
         """All serve, and are to be watched; None if somebody has asked for the end meanwhile."""
         deadline = self._started + self._config.startup_timeout
         have_home(compiles=self._config.device != "cpu")
+        check_host_memory(self._config)
         keep_bytecode()
         model, adapters = str(locate(self._config.model)), read_adapters(self._config.adapter)
         folders = tuple(str(locate(folder, name)) for name, folder in adapters.items())

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from tercet.engine.child import ChildSpec
 from tercet.engine.step_runner import Landing, Midway, StepRunner
 from tercet.engine.trace import Lane, Span, open_lanes, record_collections
+from tercet.ipc.beyond import Beyond
 from tercet.ipc.process_messages import Limits
-from tercet.ipc.step_messages import Beyond, Draw, Step
+from tercet.ipc.step_messages import Draw, Step
 
 
 class TracedRunner:

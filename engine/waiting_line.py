@@ -31,8 +31,8 @@ class WaitingLine:
         self._line: list[Request] = []
         self._is_sorted = True
         self._aside: dict[Family | None, dict[int, Request]] = {}
-        """They wait for one of their family to compute the prompt, or for a mask, and hold nobody up meanwhile. By
-        number."""
+        """They wait for one of their family to compute the prompt, for a mask, or for pages, and hold nobody up
+        meanwhile. By number."""
         self.num_tokens = 0
         """Tokens that those in line will have to compute."""
         self._last_pop, self._num_popped = -math.inf, 0

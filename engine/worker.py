@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from tercet.engine import child
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
@@ -14,15 +16,16 @@ from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.log_line import log_line
-from tercet.engine.null_runner import NullRunner
+from tercet.engine.null_runner import NullRunner, NullSwaps
 from tercet.engine.planner_settings import check_state_tile, num_kept_states
 from tercet.engine.start_clock import StartClock
-from tercet.engine.step_answers import Answers, LateAnswers, NoAnswers
-from tercet.engine.step_runner import StepRunner
+from tercet.engine.step_answers import make_answers
+from tercet.engine.step_runner import PageSwaps, StepRunner
 from tercet.engine.traced_worker import TracedRunner
+from tercet.engine.worker_loop import Copies, run_steps
 from tercet.ipc.process_messages import Loaded, Phase, Serving
 from tercet.ipc.sockets import Inbox
-from tercet.ipc.step_messages import Draw, Step, ToWorker
+from tercet.ipc.step_messages import ToWorker
 from tercet.model.early_work import fingerprint_triton_early, open_device_early
 from tercet.model.quick_sources import quicken_sources
 
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
     from tercet.model.load import Opened
     from tercet.model.parallel import Group
 
-_LULL_SECONDS = 0.05
-"""So long without a plan, and a worker does a little of what starting left for later."""
 _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
 
@@ -44,71 +45,41 @@ def main(link: SupervisorLink) -> None:
     own = link.spec.own
     inbox: Inbox[ToWorker] = Inbox(own.workers[rank], ToWorker)
     clock = StartClock()
-    runner = _make_runner(link, clock)
+    runner, swaps = _make_runner(link, clock)
     if link.spec.config.trace_dir is not None:
         runner = TracedRunner(runner, link.spec)
     link.tell(Loaded(runner.limits, clock.phases))
     link.wait_begin()
-    answers: Answers | LateAnswers | NoAnswers
-    if rank != 0:
-        answers = NoAnswers()
-    elif runner.limits.device == "cuda" or link.spec.config.null_step_ms:  # who computes does so by itself
-        answers = LateAnswers(own.scheduler)
-    else:
-        answers = Answers(own.scheduler)
+    by_itself = runner.limits.device == "cuda" or bool(link.spec.config.null_step_ms)
+    answers = make_answers(rank, own.scheduler, by_itself=by_itself)
+    copies = None
+    if swaps is not None:  # nobody's tokens wait for them
+        copies = Copies(swaps, make_answers(rank, own.scheduler, by_itself=by_itself))
     link.tell(Serving())
-    run_steps(inbox, runner, answers, link)
+    run_steps(inbox, runner, answers, link, copies)
 
 
-def run_steps(
-    inbox: Inbox[ToWorker], runner: StepRunner, answers: Answers | LateAnswers | NoAnswers, link: SupervisorLink
-) -> None:
-    """The step loop. It ends with the process. Plans of an earlier epoch were made for workers that are gone."""
-    num_steps, epoch = 0, link.spec.incarnation
-    hang = link.spec.config.heartbeat_timeout
-    uses_lulls = True
-    undrawn: Step | None = None
-    while True:
-        message = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
-        if message is None and uses_lulls and undrawn is None:
-            uses_lulls = runner.use_lull()
-        if message is not None and message.epoch >= epoch:
-            epoch = message.epoch
-            match message:
-                case Step() as step:
-                    runner.begin(step)
-                    if step.awaits:
-                        answers.tell_midway(step, runner.launch_model())
-                    else:
-                        for index in range(step.count):
-                            answers.put(step, index, runner.launch(index))
-                    num_steps += step.count
-                    undrawn = step if step.awaits else None
-                case Draw() as draw:
-                    assert undrawn is not None, f"step {draw.step_id} is to draw, and awaits nothing"
-                    assert (undrawn.step_id, undrawn.epoch) == (draw.step_id, draw.epoch)
-                    if (landing := runner.draw(draw)) is not None:
-                        answers.put(undrawn, 0, landing)
-                        undrawn = None
-        if not answers.overdue(hang):
-            link.beat(num_steps)
-
-
-def _make_runner(link: SupervisorLink, clock: StartClock) -> StepRunner:
+def _make_runner(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, PageSwaps | None]:
     config = link.spec.config
     if config.load_format == "null":
         page_bytes = config.page_size * _NULL_BYTES_PER_TOKEN
         num_pages = (config.kv_cache_memory or 2**30) // page_bytes
         if num_pages < 2:  # as of a model
             raise UnsupportedModel(f"--kv-cache-memory is {config.kv_cache_memory}; want {2 * page_bytes} at least")
-        return NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
+        runner = NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
+        if (size := config.kv_offloading_size) is None:
+            return runner, None
+        if size < page_bytes:
+            raise UnsupportedModel(f"--kv-offloading-size is {size}; want {page_bytes} at least")
+        runner.limits = replace(runner.limits, num_host_pages=size // page_bytes, page_bytes=page_bytes)
+        return runner, NullSwaps()
     try:
         return _load_model(link, clock)
     except ValueError as error:  # what the model and the settings ask for does not go together
         raise UnsupportedModel(str(error)) from error
 
 
-def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
+def _load_model(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, PageSwaps | None]:
     # Before torch reads it: threads that spin for each other stand still, by the millisecond, whenever another process
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -120,6 +91,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     # Imported here: a null worker starts without torch.
     import torch
 
+    from tercet.model.host_memory import HostMemory
     from tercet.model.kv_cache import CPU_BYTES, count_pages, make_kv_cache
     from tercet.model.late_compiles import warn_of_late_compiles
     from tercet.model.memory import kv_cache_bytes
@@ -127,6 +99,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     from tercet.model.runner import Runner
     from tercet.model.runner_settings import RunnerSettings
     from tercet.model.states import make_states, num_places, state_tile
+    from tercet.model.swaps import Swaps
     from tercet.model.trial_shapes import TrialShapes
 
     clock.ended("imports")
@@ -142,6 +115,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     meeting = f"{spec.own.rendezvous}.{spec.incarnation}"  # a file that none has used before
     group = Group.join(spec.rank, config.tensor_parallel_size, device, meeting, config.startup_timeout)
     clock.ended("device")
+    room = HostMemory(config.kv_offloading_size // group.size, device) if config.kv_offloading_size else None
     decoder, cache_dtype = _load_decoder(link, clock, group)
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
@@ -175,9 +149,17 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     clock.ended("cache")
     runner = Runner(decoder, kv_cache, settings, _teller(link, "graphs", clock, "warm-up"), states)
     clock.ended("graphs")
+    swaps = None
+    if room is not None:
+        host_pages = room.pages(decoder.config, config.page_size, cache_dtype, group)
+        swaps = Swaps(kv_cache, host_pages, config.run_ahead)
+        page_bytes = group.size * host_pages[0].nbytes
+        runner.limits = replace(runner.limits, num_host_pages=len(host_pages), page_bytes=page_bytes)
+        link.tell(Phase(f"{len(host_pages)} pages in the host's memory", 1, 1))
+        clock.ended("host memory")
     if on_gpu:
         warn_of_late_compiles()
-    return runner
+    return runner, swaps
 
 
 def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "tuple[Decoder, torch.dtype]":
@@ -188,6 +170,11 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
     opened = open_configured(config, link.spec.paths, group.device)
+    if config.kv_offloading_size and opened.config.carried is not None:
+        raise ValueError(
+            "--kv-offloading-size came with a model whose layers carry states, of which no copies are made there; want "
+            "a model that has pages alone, or no such memory"
+        )
     if config.deterministic and not on_gpu and opened.dtype.itemsize == 2 and group.rank == 0:
         what = f"--deterministic has no effect in {opened.dtype} on the CPU, where sums follow the batch"
         log_line(f"warning: {what}; want --dtype float32")

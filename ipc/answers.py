@@ -117,6 +117,10 @@ class Gauges(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     num_trials: int = 0
     num_guesses: int = 0
     num_right_guesses: int = 0
+    num_host_pages: int = 0
+    num_host_hits: int = 0
+    num_stored_bytes: int = 0
+    num_loaded_bytes: int = 0
 
 
 class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -150,7 +154,14 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     classifier: Classifier | None = None
     """None: the model has no head that classifies."""
     replicas: tuple[Gauges, ...] = ()
-    """Of several replicas each one's; the numbers above are theirs together. Of one, none."""
+    """Of several replicas each one's; the other numbers are theirs together. Of one, none."""
+    num_host_pages: int = 0
+    """Pages for which there is room in the host's memory."""
+    num_host_hits: int = 0
+    """Of `num_prefix_hits`, the tokens whose pages came from there."""
+    num_stored_bytes: int = 0
+    """Bytes of pages that were copied to there, and back."""
+    num_loaded_bytes: int = 0
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

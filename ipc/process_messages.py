@@ -25,6 +25,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     state_tile: int = 0
     """0: all that the model remembers is in pages. Else layers carry a state, and chunks of prompts begin at multiples
     of this."""
+    num_host_pages: int = 0
+    """Places in the host's memory, of which each has room for a page of every rank."""
+    page_bytes: int = 0
+    """What a page takes, on all ranks together."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -7,7 +7,9 @@ outside speaks them.
 import msgspec
 
 from tercet.ipc.answers import FinishReason, Usage
+from tercet.ipc.beyond import Logs, PromptLogs, Vector
 from tercet.ipc.grammar_messages import Allowed, Disallowed
+from tercet.ipc.swap_messages import Swap, Swapped
 
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
 
@@ -125,34 +127,6 @@ class Started(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     prefill_s: float
 
 
-class Logs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Log-probabilities of some rows: int32 words of each, bits of floats among them (see `engine/logprobs.py`)."""
-
-    rows: bytes
-    """int32: of which rows, or which places among numbers."""
-    num_top: int
-    words: bytes
-
-
-class PromptLogs(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The same of consecutive tokens of a prompt."""
-
-    row: int
-    """From workers, the row of the step; from the scheduler, the request's number."""
-    position: int
-    num_top: int
-    words: bytes
-
-
-class Vector(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The embedding of a prompt."""
-
-    row: int
-    """As of `PromptLogs`."""
-    values: bytes
-    """fp32; none where some of them are no numbers, since the model overflows its type."""
-
-
 class Tokens(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """What one step sampled: one token (int32) for each request number (int64), who ended and who began with it."""
 
@@ -193,6 +167,13 @@ class Load(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     num_right_guesses: int = 0
     replica: int = 0
     """Whose they are."""
+    num_host_pages: int = 0
+    """Places for pages in the host's memory."""
+    num_host_hits: int = 0
+    """Of the prompt tokens that were cached, those whose pages came from there."""
+    num_stored_bytes: int = 0
+    """Copied to there since start, and back."""
+    num_loaded_bytes: int = 0
 
 
 ToTokenizer = Tokens | Unservable | Load
@@ -258,6 +239,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     """int32 pairs, where a model carries states: slot, and place that gets a copy of its state, before all else."""
     restored: bytes = b""
     """int32 pairs: place, and slot that gets a copy of the state kept there, when all of `kept` are copied."""
+    swapped: int = 0
+    """The last `Swap` that is known to be complete; 0 for none. Each rank begins when it has made those itself."""
 
 
 class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -294,7 +277,5 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     epoch: int
 
 
-Beyond = tuple[Logs | None, tuple[PromptLogs, ...], tuple[Vector, ...]]
-"""What a step has to say beyond its tokens."""
-ToWorker = Step | Draw
-ToScheduler = Submit | Abort | Forget | Sampled | Computed | Allowed | Disallowed
+ToWorker = Step | Draw | Swap
+ToScheduler = Submit | Abort | Forget | Sampled | Computed | Swapped | Allowed | Disallowed

@@ -61,16 +61,18 @@ def count_pages(config: ModelConfig, num_bytes: int, page_size: int, dtype: torc
     if (unused := num_bytes // page_bytes - num_pages) > num_pages // 20:
         _LOG.warning(
             "rank %d has room for %d pages, another for %d: %s stay unused here; is something else on that card?",
-            *(group.rank, num_pages + unused, num_pages, _size(unused * page_bytes)),
+            *(group.rank, num_pages + unused, num_pages, size_text(unused * page_bytes)),
         )
     if num_pages < 2:  # page 0 is the padding's
         raise ValueError(
-            f"{_size(num_bytes)} is left for the KV cache, a page of {page_size} tokens takes {_size(page_bytes)}: "
-            "want at least two pages; raise --kv-cache-memory or --gpu-memory-utilization, or lower --page-size"
+            f"{size_text(num_bytes)} is left for the KV cache, a page of {page_size} tokens takes "
+            f"{size_text(page_bytes)}: want at least two pages; raise --kv-cache-memory or --gpu-memory-utilization, "
+            "or lower --page-size"
         )
     return num_pages
 
 
-def _size(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """As people read it."""
     unit, name = next((unit, name) for unit, name in _UNITS if num_bytes >= unit or unit == 1)
     return f"{num_bytes / unit:.1f} {name}" if unit > 1 else f"{num_bytes} bytes"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tercet.ipc.step_messages import Beyond
+from tercet.ipc.beyond import Beyond
 from tercet.model.step_extra import StepExtra
 from tercet.model.stopwatch import NoStopwatch, Stopwatch
 from tercet.triton_kernels.sample import TokenRing

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tercet.ipc.step_messages import Beyond, Embedding, Logs, PromptLogs, Vector
+from tercet.ipc.beyond import Beyond, Logs, PromptLogs, Vector
+from tercet.ipc.step_messages import Embedding
 from tercet.model.host_copies import HostCopy
 from tercet.model.score_head import ScoreHead
 from tercet.model.token_logs import Chunk

@@ -105,6 +105,12 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     flag("gpu-memory-utilization", "share of the GPU's memory to use", type=float)
     flag("enable-prefix-caching", "share the pages of equal prompt beginnings", action=argparse.BooleanOptionalAction)
     flag(
+        "kv-offloading-size",
+        "host memory, such as 64GiB, for pages that leave the KV cache, to be copied back where they are wanted again: "
+        "of each replica, divided among its ranks; default: none",
+        type=byte_count,
+    )
+    flag(
         "state-dtype",
         "type of the states that layers carry; auto: float32; 16 bits: half the memory and less exact",
         choices=get_args(StateDType),

@@ -77,7 +77,8 @@ def gauges(of: EngineInfo | Gauges) -> Sample:
         "kv_cache_usage_perc": 1 - of.num_free_pages / max(1, of.num_pages - 1),
         "num_preemptions_total": of.num_preemptions,
         "prefix_cache_queries_total": of.num_prefix_queries,
-        "prefix_cache_hits_total": of.num_prefix_hits,
+        "prefix_cache_hits_total": of.num_prefix_hits - of.num_host_hits,
+        "external_prefix_cache_hits_total": of.num_host_hits,
         "steps_total": of.num_steps,
         "spec_decode_num_draft_tokens_total": of.num_guesses,
         "spec_decode_num_accepted_tokens_total": of.num_right_guesses,
@@ -98,6 +99,8 @@ def picture(now: Sample, before: Sample, seconds: float) -> Iterator[str]:
             yield f"{label:<13} {(now[name] - before[name]) / seconds:.0f} {unit}"
     if asked := now["prefix_cache_queries_total"]:
         yield f"prefix hits   {now['prefix_cache_hits_total'] / asked:.0%} of {asked:.0f} prompt tokens"
+        if came := now.get("external_prefix_cache_hits_total"):
+            yield f"host hits     {came / asked:.0%} of them"
     if guessed := now.get("spec_decode_num_draft_tokens_total"):
         yield f"guesses right {now['spec_decode_num_accepted_tokens_total'] / guessed:.0%} of {guessed:.0f}"
     if interrupted := now["num_preemptions_total"]:

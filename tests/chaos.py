@@ -56,8 +56,9 @@ def adapters(model: Path) -> list[Path]:
 
 
 @contextmanager
-def engine(num_ranks: int, num_replicas: int, http: str, *, tries: bool) -> Iterator[EngineProcess]:
-    """Small enough a cache that requests are preempted, too. `tries`: tokens ahead, of a model that repeats itself."""
+def engine(num_ranks: int, num_replicas: int, http: str, *, tries: bool, offloads: bool) -> Iterator[EngineProcess]:
+    """Small enough a cache that requests are preempted, too. `tries`: tokens ahead, of a model that repeats itself;
+    `offloads`: pages have copies in the host's memory."""
     model = repetitive() if tries else checkpoint(FAMILY)
     config = EngineConfig(
         model=str(model),
@@ -68,6 +69,7 @@ def engine(num_ranks: int, num_replicas: int, http: str, *, tries: bool) -> Iter
         data_parallel_size=num_replicas,
         page_size=16,
         kv_cache_memory=bytes_of_pages(FAMILY, 60) // num_ranks,
+        kv_offloading_size=bytes_of_pages(FAMILY, 200) if offloads else None,
         max_num_seqs=8,
         heartbeat_timeout=HEARTBEAT,
         http=http,
@@ -159,7 +161,7 @@ async def episode(
 def run_episode(num_ranks: int, num_faults: int, record: Record, seed: int, num_replicas: int = 1) -> None:
     """A whole engine's life, at the end of which its supervisor is killed."""
     http = f"127.0.0.1:{free_port()}"
-    with engine(num_ranks, num_replicas, http, tries=seed % 2 == 1) as process:
+    with engine(num_ranks, num_replicas, http, tries=seed % 2 == 1, offloads=seed % 3 == 0) as process:
         anyio.run(episode, process, http, num_ranks, num_replicas, num_faults, record, seed)
         family = psutil.Process(process.process.pid).children(recursive=True)
         process.process.kill()

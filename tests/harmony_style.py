@@ -12,7 +12,8 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from tercet.engine.harmony import MARKS
-from tercet.ipc.step_messages import Ended, Logs
+from tercet.ipc.beyond import Logs
+from tercet.ipc.step_messages import Ended
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, byte_tokenizer, tokens
 
 TEMPLATE = """{%- set effort = reasoning_effort if reasoning_effort is defined else 'medium' -%}

@@ -126,10 +126,12 @@ class MaskedRun(Run):
         before = {slot: len(state.tokens) for slot, state in self.worker._slots.items()}
         before |= {enter.slot: enter.num_tokens for enter in step.enter}
         read = {slot: self.masks.table[self._rows.pop((step.step_id, slot))] for slot in self._masked(step)}
+        there = self.planner._slots.alive.copy()
         super().execute()
         for slot, _, _ in self.worker._rows(step):
             state = self.worker._slots[slot]
-            if state.sampling.grammar is not None and len(state.tokens) > before[slot]:
+            drawn = state.sampling.grammar is not None and len(state.tokens) > before[slot]
+            if drawn and there[slot]:  # masks of those that have left are written over
                 said = state.tokens[state.num_prompt : -1]
                 assert read[slot] == array("i", said).tobytes(), "a stale mask"
 

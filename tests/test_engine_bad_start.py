@@ -145,11 +145,22 @@ def test_settings_that_do_not_fit_the_model(options: dict[str, Any], words: list
 
 
 def test_no_room_for_pages_without_a_model() -> None:
-    link: Any = SimpleNamespace(
-        spec=SimpleNamespace(config=EngineConfig(model="m", load_format="null", kv_cache_memory=1))
-    )
-    with pytest.raises(TercetError, match="--kv-cache-memory is 1; want 131072 at least"):
-        _make_runner(link, StartClock())
+    for flag in ("kv_cache_memory", "kv_offloading_size"):
+        config = EngineConfig(model="m", load_format="null", **{flag: 1})
+        link: Any = SimpleNamespace(spec=SimpleNamespace(config=config))
+        with pytest.raises(TercetError, match=f"--{flag.replace('_', '-')} is 1; want [0-9]+ at least"):
+            _make_runner(link, StartClock())
+
+
+def test_no_copies_are_made_of_states() -> None:
+    with pytest.raises(StartupFailed, match="--kv-offloading-size came with a model whose layers carry states"):
+        tiny_engine("qwen3.5", kv_offloading_size=1 << 20).close()
+
+
+def test_more_memory_than_there_is() -> None:
+    wanted = r"--kv-offloading-size is 1048576\.0 GiB, for each of 2 replicas, and \d+\.\d GiB of the host's memory are"
+    with pytest.raises(StartupFailed, match=wanted):
+        tiny_engine("llama", kv_offloading_size=2**50, data_parallel_size=2).close()
 
 
 def test_an_unknown_option_or_a_wrong_value() -> None:

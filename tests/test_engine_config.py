@@ -27,6 +27,12 @@ from tercet.engine.speculation import SpeculativeConfig
         ({"kept_states": 65537}, ["--kept-states", "65537", "65536"]),
         ({"null_step_ms": 5.0}, ["--null-step-ms", "5.0", "--load-format null"]),
         ({"kv_cache_memory": "8GiB"}, ["--kv-cache-memory", "'8GiB'", "int | null"]),
+        ({"kv_offloading_size": 0}, ["--kv-offloading-size", "0"]),
+        ({"kv_offloading_size": "64GiB"}, ["--kv-offloading-size", "'64GiB'", "int | null"]),
+        (
+            {"kv_offloading_size": 2**30, "enable_prefix_caching": False},
+            ["--kv-offloading-size", "--no-enable-prefix-caching"],
+        ),
         ({"max_num_seqs": 64.0}, ["--max-num-seqs", "64.0", "int"]),
         ({"trace_dir": "/tmp/\udcff"}, ["--trace-dir", r"'/tmp/\udcff'", "want UTF-8"]),
         ({"deterministic": "no"}, ["--deterministic", "'no'", "bool"]),

@@ -12,8 +12,9 @@ from tercet.engine.live import Client, Live
 from tercet.engine.pieces import Pieces
 from tercet.engine.preparation import make_detokenizer
 from tercet.ipc.answers import Delta, Failed, Finished, Logprobs
+from tercet.ipc.beyond import Logs
 from tercet.ipc.messages import SamplingParams
-from tercet.ipc.step_messages import Ended, Load, Logs, Sampling, Started, Submit, Tokens, Unservable
+from tercet.ipc.step_messages import Ended, Load, Sampling, Started, Submit, Tokens, Unservable
 from tokenizer_process import EOS, USAGE, byte_tokenizer, tokens
 
 A, B = b"client a", b"client b"

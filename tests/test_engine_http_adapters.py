@@ -18,7 +18,7 @@ from checkpoints import checkpoint
 from daemon import Daemon, free_port
 from played_messages import play
 from played_scheduler import ended, submitted
-from tercet.ipc.step_messages import Vector
+from tercet.ipc.beyond import Vector
 from tokenizer_process import TokenizerProcess, tokenizer_process, tokens
 
 PLACES = {"tiny": -1, "sql": 0, "poems": 1, None: -1}

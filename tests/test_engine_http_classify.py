@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from http_process import http_process
 from played_scheduler import ended, submitted
 from tercet.ipc.answers import Classifier
+from tercet.ipc.beyond import Vector
 from tercet.ipc.scores import activated
-from tercet.ipc.step_messages import Submit, Vector
+from tercet.ipc.step_messages import Submit
 from test_engine_http_schema import check
 from tokenizer_process import USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process, tokens
 

@@ -13,11 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from checkpoints import checkpoint, tokenizer
 from daemon import Daemon, free_port
 from http_process import http_process
+from tercet.engine.metrics import Metrics
+from tercet.ipc.answers import EngineInfo, Gauges
 from tokenizer_process import byte_checkpoint, tokenizer_process
 
 SECRET = "pomegranate"
 MORE = {"ignore_eos": True, "safety_identifier": "s1", "metadata": {"job": "j1"}}
 GENERATED, ABORTED = "tercet:generation_tokens_total", "tercet:request_success_totalabort"
+EXTERNAL = (
+    "external_prefix_cache_queries",
+    "external_prefix_cache_hits",
+    "kv_offload_store_bytes",
+    "kv_offload_load_bytes",
+)
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 
@@ -115,6 +123,24 @@ def check_log(said: str, num_prompt: int) -> None:
     assert (bad["request_id"], bad["status"], bad["error"]) == ("bad", 400, "invalid_request")
     assert lost["status"] == 404
     assert "/metrics" not in {record["path"] for record in records}
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_the_host_s_memory_has_series_where_there_is_any(offloads: bool) -> None:
+    """Also of a replica that has said nothing yet."""
+    told = Gauges(0, 0, 5, 6, 0, 0, 100, 60, num_host_pages=9, num_host_hits=20, num_stored_bytes=7, num_loaded_bytes=3)
+    silent = Gauges(0, 0, 5, 6, 0, 0, 0, 0)
+    replicas = (told if offloads else silent, silent)
+    text = Metrics("m", 2).render(EngineInfo("m", "1", 9, 9, 0, 0, 5, 6, 0, 0, 100, 60, replicas=replicas))
+    samples = {
+        (sample.name, sample.labels.get("engine")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["vllm:prefix_cache_hits_total", "0"] == (40 if offloads else 0)
+    found = [samples[f"vllm:{name}_total", "0"] for name in EXTERNAL if offloads]
+    assert found == ([60, 20, 7, 3] if offloads else [])
+    assert [(f"tercet:{name}_total", "1") in samples for name in EXTERNAL] == [offloads] * 4
 
 
 async def test_tokens_of_a_whole_answer_that_nobody_waits_for(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from simulated_worker import undisturbed
+from tercet.engine.counters import Counters
 from tercet.engine.guessing import Guessing, follows
 from tercet.engine.plan_draft import InFlight
-from tercet.engine.residents import Counters
 from tercet.engine.slot_arrays import SlotArrays
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.step_messages import Step

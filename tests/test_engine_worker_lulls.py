@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from tercet.engine.worker import run_steps
+from tercet.engine.worker_loop import run_steps
 from tercet.ipc.step_messages import Draw, Step
 
 

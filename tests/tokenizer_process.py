@@ -18,9 +18,10 @@ from tercet.engine.child import ChildSpec, Paths, remove_sockets
 from tercet.engine.config import EngineConfig
 from tercet.ipc.addresses import Addresses, make_addresses
 from tercet.ipc.answers import Classifier, Usage
+from tercet.ipc.beyond import Logs
 from tercet.ipc.process_messages import Begin, FromChild, Limits, Loaded, Serving, ToChild
 from tercet.ipc.sockets import Inbox, Outbox
-from tercet.ipc.step_messages import Abort, Ended, Logs, Submit, Tokens, ToTokenizer
+from tercet.ipc.step_messages import Abort, Ended, Submit, Tokens, ToTokenizer
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
 USAGE = Usage(3, 5, 1, 0, 0.1, 0.2, 0.3)
