@@ -40,6 +40,8 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     """Folder or .gguf file."""
+    weights: str | None = None
+    """The same, of the weights, if they are others than the model's first."""
     adapters: tuple[str, ...] = ()
     """Folders, in the order of config.adapter."""
     guesser: str | None = None

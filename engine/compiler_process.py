@@ -85,7 +85,7 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
     from tercet.model.load import open_for
 
     return open_for(
-        Path(paths.model),
+        Path(paths.weights or paths.model),
         device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -97,6 +97,7 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
         label_tokens=config.classifier_tokens,
         guesses=config.speculative_config is not None and config.speculative_config.method == "mtp",
         eagle=None if paths.guesser is None else Path(paths.guesser),
+        like=None if paths.weights is None else Path(paths.model),
     )
 
 

@@ -80,6 +80,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Batch invariance, to the bit."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    allow_changes: bool = False
+    """Clients may put the engine to sleep and wake it up, and exchange its weights, while it runs."""
     speculative_config: SpeculativeConfig | None = None
     """Try tokens that may come next, several in a step; a map of its fields will do. The tokens are the same."""
 

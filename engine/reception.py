@@ -40,6 +40,7 @@ from tercet.engine.request_check import (
 from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.engine.truncation import check_truncation, cut_ids, keeps_end, most_tokens, readable, shortened
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Rejected, Tokenized
+from tercet.ipc.change_messages import Change
 from tercet.ipc.messages import (
     Chat,
     Classify,
@@ -54,7 +55,7 @@ from tercet.ipc.messages import (
     Request,
     Tokenize,
 )
-from tercet.ipc.process_messages import Limits
+from tercet.ipc.process_messages import Limits, Standing
 from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
@@ -77,6 +78,7 @@ class Reception:
         self._name, self._version = config.served_model_name or config.model, version("tercet")
         self._formats = answer_formats(codec.template, config)
         self._trial = GrammarTrial()
+        self.standing = Standing(config.model)
         self.draining = False
 
     def measure_by(self, limits: Limits) -> None:
@@ -108,6 +110,8 @@ class Reception:
             self._rules.adapters,
             limits.classifier,
             tuple(map(gauges, loads)) if len(loads) > 1 else (),
+            self.standing.weights,
+            self.standing.is_asleep,
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
@@ -126,12 +130,13 @@ class Reception:
             return Rejected(_request_id_in(frames[0]), "bad_message", f"the message cannot be read: {error}")
         finally:
             gc.enable()
-        if isinstance(message, Question) and not 1 <= len(message.request_id) <= MAX_NAME_LENGTH:
+        if isinstance(message, Question | Change) and not 1 <= len(message.request_id) <= MAX_NAME_LENGTH:
             return _bad_name(message.request_id)
         return message
 
-    def admit(self, client: Client, request: Request) -> Live | Failed | Rejected:
-        """Take the request's name and check all that does not need its token ids."""
+    def admit(self, client: Client, request: Request, asleep: str | None = None) -> Live | Failed | Rejected:
+        """Take the request's name and check all that does not need its token ids. `asleep`: why newcomers come in
+        vain."""
         request_id = request.request_id
         if not 1 <= len(request_id) <= MAX_NAME_LENGTH:
             return _bad_name(request_id)
@@ -151,7 +156,10 @@ class Reception:
             check_made(request, self._rules)
             check_truncation(request, self._rules)
             check_prompt(request, self._rules, has_template=self._codec.template is not None)
-            self._desk.split(live, list(received_of(request)))
+            received = received_of(request)
+            if asleep is not None and not goes_on(received, request.params.n):
+                raise Refusal("asleep", asleep)
+            self._desk.split(live, list(received))
         except Refusal as refusal:
             return self._desk.fail(live, refusal.code, str(refusal))
         return live

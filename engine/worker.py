@@ -5,9 +5,11 @@ The only file of the engine that knows the model. It knows no text, no request, 
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tercet.engine import child
+from tercet.engine.beside_steps import obey
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
 from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
@@ -56,6 +58,7 @@ def main(link: SupervisorLink) -> None:
         answers = LateAnswers(own.scheduler)
     else:
         answers = Answers(own.scheduler)
+    link.subscribe(partial(obey, link, gpu_index(link.spec) if runner.limits.device == "cuda" else None))
     link.tell(Serving())
     run_steps(inbox, runner, answers, link)
 
@@ -116,7 +119,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     quicken_sources()
     spec, config = link.spec, link.spec.config
     if config.device != "cpu":
-        open_device_early(_gpu_index(spec))
+        open_device_early(gpu_index(spec))
     # Imported here: a null worker starts without torch.
     import torch
 
@@ -132,7 +135,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
     on_gpu = _takes_gpu(config)
-    device = torch.device("cuda", _gpu_index(spec)) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", gpu_index(spec)) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
         clock.settle = torch.cuda.synchronize
@@ -257,7 +260,7 @@ def _takes_gpu(config: EngineConfig) -> bool:
     return on_gpu
 
 
-def _gpu_index(spec: child.ChildSpec) -> int:
+def gpu_index(spec: child.ChildSpec) -> int:
     """Each replica has as many GPUs, side by side, as it has ranks."""
     return spec.replica * spec.config.tensor_parallel_size + spec.rank
 

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from tercet.ipc.change_messages import Changed
+
 FinishReason = Literal["stop", "length", "cancelled"]
 ToolFormat = Literal[
     "none",
@@ -151,6 +153,10 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     """None: the model has no head that classifies."""
     replicas: tuple[Gauges, ...] = ()
     """Of several replicas each one's; the numbers above are theirs together. Of one, none."""
+    weights: str = ""
+    """Which ones: the model as it was given at the start, or for the last change."""
+    is_asleep: bool = False
+    """There are no workers, and requests are refused."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -235,4 +241,4 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     items: tuple[Item, ...]
 
 
-ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized
+ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized | Changed

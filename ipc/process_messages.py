@@ -3,6 +3,7 @@
 import msgspec
 
 from tercet.ipc.answers import Classifier
+from tercet.ipc.change_messages import Change
 
 # ----------------------------------------------------------------------- supervisor <-> children (pipes)
 
@@ -79,6 +80,30 @@ class Mending(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     replicas: tuple[int, ...]
 
 
+class Standing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer and the HTTP door: what of the engine can be changed while it runs, as it is now."""
+
+    weights: str
+    """As whoever wanted them named them."""
+    is_asleep: bool = False
+    """There are no workers, and nobody misses them."""
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer: what has become of an order. Where it was not carried out, why, and all is as it was."""
+
+    number: int
+    code: str | None = None
+    message: str = ""
+
+
+class TryWeights(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To a worker: say whether these could take the place of those it has. It reads no numbers."""
+
+    number: int
+    path: str
+
+
 class Impaired(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """To the HTTP door: these are being replaced, and no request is served meanwhile; with none, requests are."""
 
@@ -111,14 +136,33 @@ class Beat(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     count: int
 
 
+class Order(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """From the tokenizer: somebody wants this changed, and nothing that runs is in the way. Answered with `Outcome`."""
+
+    number: int
+    """Unique for the engine's life."""
+    change: Change
+    only_try: bool = False
+    """Say what is wrong with it, before anything is ended for it."""
+
+
+class Tried(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """From a worker: what is wrong with what it was asked about; None: nothing."""
+
+    number: int
+    complaint: str | None
+
+
 class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Why this child is about to exit."""
 
     message: str
 
 
-ToChild = Begin | Drain | HandOver | Abandon | WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
-FromChild = Phase | Loaded | Serving | Beat | LastWords
+OfReplicas = WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
+OfChanges = Standing | Outcome | TryWeights
+ToChild = Begin | Drain | HandOver | Abandon | OfReplicas | OfChanges
+FromChild = Phase | Loaded | Serving | Beat | Order | Tried | LastWords
 
 
 # --------------------------------------------------------------------- supervisor -> its owner (a pipe)

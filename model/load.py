@@ -22,6 +22,7 @@ from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.reordered import reordered_for_cpu
+from tercet.model.same_model import same_model
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights
@@ -75,13 +76,16 @@ def open_for(
     label_tokens: Sequence[str] = (),
     guesses: bool = False,
     eagle: Path | None = None,
+    like: Path | None = None,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
     config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters;
     `label_tokens`: by which a model classifies; `guesses`: the layer behind the last is wanted, which guesses tokens;
-    `eagle`: folder of a checkpoint with one that guesses in its place.
+    `eagle`: folder of a checkpoint with one that guesses in its place; `like`: of which model these are other weights.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
+    if like is not None:
+        dtype = same_model(path, like, dtype)
     if dummy_seed is None:
         config, tensors = open_model(path, device)
         config = with_guesser(config) if guesses else config

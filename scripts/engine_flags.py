@@ -126,6 +126,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     )
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
     flag(
+        "allow-changes",
+        "clients may put the engine to sleep and wake it up, and exchange its weights",
+        action=argparse.BooleanOptionalAction,
+    )
+    flag(
         "keep-cores-awake",
         "while a first token, or few of a grammar, are awaited, by processes of the idle class; "
         "default: on a GPU, if no quota counts them",

@@ -1,0 +1,171 @@
+"""What of an engine is changed while it runs, as its supervisor does it: one order of the tokenizer's after the other.
+
+Asleep, an engine has no workers: their end frees all that they had, and they are started again as those are that died.
+Other weights are other workers. It knows nothing of requests.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Generator
+
+import msgspec
+
+from tercet.engine.child import Paths
+from tercet.engine.children import Child, Post
+from tercet.engine.config import EngineConfig
+from tercet.engine.crew import Crew
+from tercet.engine.errors import ModelNotFound
+from tercet.engine.log_line import log_line
+from tercet.engine.model_files import locate
+from tercet.engine.watch import HTTP, TOKENIZER, Watch
+from tercet.ipc.change_messages import Sleep, UpdateWeights, WakeUp
+from tercet.ipc.process_messages import Order, Outcome, Standing, Tried, TryWeights
+
+Waits = Generator[None, None, None]
+"""A change in the making, which goes on when anything has happened."""
+
+
+class _Refused(Exception):
+    """It is not made, and all is as it was."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Changes:
+    """`paths`: what the processes of the engine are started on from now on."""
+
+    def __init__(self, config: EngineConfig, crew: Crew, paths: Paths) -> None:
+        self._crew = crew
+        self.paths = paths
+        self.standing = Standing(config.model)
+        self._orders: deque[tuple[Child, Order]] = deque()
+        self._making: tuple[Order, Waits] | None = None
+        self._tried: dict[int, Tried] = {}
+        self._found: dict[str, str] = {}
+        """Where what was tried is."""
+
+    def order(self, tokenizer: Child, order: Order) -> None:
+        self._orders.append((tokenizer, order))
+
+    def note(self, tried: Tried) -> None:
+        self._tried[tried.number] = tried
+
+    def tell(self, child: Child) -> None:
+        """To one that is new: how things stand."""
+        if child.post in (HTTP, TOKENIZER):
+            child.tell(self.standing)
+
+    def turn(self, watch: Watch) -> None:
+        """Make what can be made by now."""
+        while self._making is not None or self._orders:
+            if self._making is None:
+                tokenizer, order = self._orders.popleft()
+                if tokenizer not in self._crew.children:  # its clients ask its successor
+                    continue
+                self._making = order, self._make(order, watch)
+            order, making = self._making
+            outcome = Outcome(order.number)
+            try:
+                next(making)
+                return
+            except StopIteration:
+                pass
+            except _Refused as refused:
+                outcome = Outcome(order.number, refused.code, str(refused))
+                log_line(f"tercet: {type(order.change).__name__} was not done: {refused}")
+            self._making = None
+            if (tokenizer := self._crew.only(TOKENIZER)) is not None:  # type: ignore[assignment]
+                tokenizer.tell(outcome)
+
+    def _make(self, order: Order, watch: Watch) -> Waits:
+        match order.change:
+            case Sleep():
+                watch.send_away()
+                self._stands(is_asleep=True)
+                log_line("tercet: asleep: the workers have ended")
+                yield from ()
+            case WakeUp(model=None):
+                yield from self._wake(watch, self.paths.weights, self.standing.weights)
+            case WakeUp(model=str(model)):
+                if not self.standing.is_asleep:
+                    raise _Refused("invalid_request", "model came for an engine that is awake; want UpdateWeights")
+                yield from self._wake(watch, (yield from self._located(model)), model)
+            case UpdateWeights(model=model):
+                if self.standing.is_asleep:
+                    raise _Refused("asleep", "the engine is asleep; want WakeUp, which takes a model, too")
+                if order.only_try:
+                    path = self._found[model] = yield from self._located(model)
+                    yield from self._try(path)
+                else:
+                    yield from self._exchange(watch, self._found.pop(model), model)
+
+    def _wake(self, watch: Watch, path: str | None, name: str) -> Waits:
+        before, self.paths = self.paths, msgspec.structs.replace(self.paths, weights=path)
+        failure = yield from self._started(watch)
+        if failure is not None:
+            self.paths = before
+            watch.send_away()
+            raise _Refused("change_failed", f"the engine is asleep as before: {failure}")
+        self._stands(is_asleep=False, weights=name)
+
+    def _exchange(self, watch: Watch, path: str, name: str) -> Waits:
+        """Those that wait go on with whatever weights there are in the end."""
+        before, self.paths = self.paths, msgspec.structs.replace(self.paths, weights=path)
+        watch.send_away()
+        failure = yield from self._started(watch)
+        if failure is not None:
+            self.paths = before
+            watch.send_away()
+            watch.send_for(on_trial=False)
+            while watch.lacks_workers:
+                yield
+            raise _Refused("change_failed", f"the weights are those of {self.standing.weights!r} as before: {failure}")
+        self._stands(weights=name)
+
+    def _started(self, watch: Watch) -> Generator[None, None, str | None]:
+        """All workers serve; or why they do not."""
+        watch.send_for(on_trial=True)
+        while watch.lacks_workers and watch.failure is None:
+            yield
+        return watch.failure
+
+    def _located(self, source: str) -> Generator[None, None, str]:
+        """A thread looks: what comes from the hub may take its time."""
+        found: list[str | ModelNotFound] = []
+
+        def look() -> None:
+            try:
+                found.append(str(locate(source)))
+            except ModelNotFound as error:
+                found.append(error)
+            self._crew.wake()
+
+        threading.Thread(target=look, name="locate", daemon=True).start()
+        while not found:
+            yield
+        if isinstance(found[0], ModelNotFound):
+            raise _Refused("invalid_request", str(found[0]))
+        return found[0]
+
+    def _try(self, path: str) -> Waits:
+        """A worker, which knows its model, says whether these weights are of the same."""
+        while (worker := next((one for one in self._crew.of(Post("worker")) if one.serving), None)) is None:
+            yield
+        assert self._making is not None
+        number = self._making[0].number
+        worker.tell(TryWeights(number, path))
+        while number not in self._tried:
+            if worker not in self._crew.children:
+                raise _Refused("change_failed", f"{worker.name} died while it looked at {path}; ask again")
+            yield
+        if (complaint := self._tried.pop(number).complaint) is not None:
+            raise _Refused("invalid_request", complaint)
+
+    def _stands(self, **changed: object) -> None:
+        """The HTTP door hears of it first: whoever is answered by the tokenizer finds that it knows."""
+        self.standing = msgspec.structs.replace(self.standing, **changed)
+        for post in (HTTP, TOKENIZER):
+            if (child := self._crew.only(post)) is not None:
+                child.tell(self.standing)
