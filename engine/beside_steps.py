@@ -1,42 +1,95 @@
-"""What a worker does for its supervisor beside its steps, in a thread: it says whether other weights are its model's.
+"""What a worker does for its supervisor beside its steps: it says whether other weights are its model's, and puts
+adapters into their places.
 
-It reads what there is to know before numbers, and knows nothing of what becomes of them.
+Files are read in threads. What touches the device is done by the step loop, a little between two steps.
 """
 
+import queue
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import open_configured
-from tercet.ipc.process_messages import ToChild, Tried, TryWeights
+from tercet.ipc.process_messages import PlaceAdapter, ToChild, Tried, TryWeights
+
+if TYPE_CHECKING:
+    from tercet.model.adapter_places import AdapterPlaces
+    from tercet.model.adapters import LayerAdapters
+
+_LOOK_SECONDS = 0.05
+"""How often a step loop that has nothing to do looks for what was read."""
+_Read = tuple[PlaceAdapter, "tuple[LayerAdapters, ...]"]
 
 
-def obey(link: SupervisorLink, gpu: int | None, command: ToChild) -> None:
-    """Called in the link's thread. `gpu`: the worker's."""
-    match command:
-        case TryWeights(number=number, path=path):
-            threading.Thread(target=_answer, args=(link, gpu, number, path), name="trial", daemon=True).start()
-        case _:
-            raise AssertionError(f"the supervisor says {command!r} to a worker")
+class BesideSteps:
+    """`places`: for adapters, where the worker's model has some."""
 
+    def __init__(self, link: SupervisorLink, places: "AdapterPlaces | None") -> None:
+        self._link = link
+        self._places = places
+        self._read: queue.SimpleQueue[_Read] = queue.SimpleQueue()
+        self._putting: tuple[int, Iterator[None]] | None = None
+        link.subscribe(self._obey)
 
-def _answer(link: SupervisorLink, gpu: int | None, number: int, path: str) -> None:
-    complaint = None
-    if link.spec.config.load_format != "null":
-        try:
-            _try(link, gpu, path)
-        except Exception as error:  # noqa: BLE001  whatever it is, the worker goes on
-            complaint = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    link.tell(Tried(number, complaint))
+    def patience(self, seconds: float) -> float:
+        """How long the step loop may wait for a plan that would wait for so long."""
+        if self._putting is not None:
+            return 0.0
+        return seconds if self._places is None else min(seconds, _LOOK_SECONDS)
 
+    def work(self) -> None:
+        """Called by the step loop, between two steps: does a little."""
+        if self._putting is None:
+            if self._read.empty():
+                return
+            order, adapter = self._read.get()
+            assert self._places is not None
+            self._putting = order.number, self._places.put(order.place, adapter)
+        number, putting = self._putting
+        if next(putting, self) is self:
+            self._putting = None
+            self._link.tell(Tried(number, None))
 
-def _try(link: SupervisorLink, gpu: int | None, path: str) -> None:
-    import torch
+    def _obey(self, command: ToChild) -> None:
+        """In the link's thread."""
+        match command:
+            case TryWeights(number=number, path=path):
+                self._in_thread(number, lambda: self._try(path))
+            case PlaceAdapter(number=number):
+                self._in_thread(number, lambda: self._fetch(command))
+            case _:
+                raise AssertionError(f"the supervisor says {command!r} to a worker")
 
-    from tercet.model.weights import check_tensors
+    def _in_thread(self, number: int, work: Callable[[], bool]) -> None:
+        """Whose result says whether all is done."""
 
-    device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
-    paths = msgspec.structs.replace(link.spec.paths, weights=path)
-    opened = open_configured(link.spec.config, paths, device)
-    check_tensors(opened.tensors, opened.config)
+        def run() -> None:
+            try:
+                if work():
+                    self._link.tell(Tried(number, None))
+            except Exception as error:  # noqa: BLE001  whatever it is, the worker goes on
+                said = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                self._link.tell(Tried(number, said))
+
+        threading.Thread(target=run, name="beside-steps", daemon=True).start()
+
+    def _try(self, path: str) -> bool:
+        if self._link.spec.config.load_format != "null":
+            import torch
+
+            from tercet.model.weights import check_tensors
+
+            paths = msgspec.structs.replace(self._link.spec.paths, weights=path)
+            opened = open_configured(self._link.spec.config, paths, torch.device("cpu"))
+            check_tensors(opened.tensors, opened.config)
+        return True
+
+    def _fetch(self, order: PlaceAdapter) -> bool:
+        if self._places is None:
+            return True
+        self._read.put((order, self._places.read(Path(order.path))))
+        return False

@@ -5,17 +5,18 @@ Each is answered once, in the order they were asked for.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from tercet.engine.adapter_line import AdapterLine, failure_of
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client, Live
 from tercet.engine.preparation import Prepared
-from tercet.engine.refusal import ASLEEP, RETRY_AFTER_S, TAKES_NO_MORE
-from tercet.ipc.answers import Failed, ToClient
-from tercet.ipc.change_messages import Change, Changed, Sleep, UpdateWeights, WakeUp
+from tercet.engine.refusal import ASLEEP, TAKES_NO_MORE
+from tercet.ipc.answers import ToClient
+from tercet.ipc.change_messages import Change, Changed, OfAdapters, OfEngine, Sleep, UpdateWeights, WakeUp
 from tercet.ipc.messages import Request
-from tercet.ipc.process_messages import Order, Outcome
+from tercet.ipc.process_messages import Order, Outcome, Standing
 
 NOT_ALLOWED = "this engine takes no changes while it runs; want it started with --allow-changes"
 
@@ -23,7 +24,7 @@ NOT_ALLOWED = "this engine takes no changes while it runs; want it started with 
 @dataclass
 class _Asked:
     client: Client
-    change: Change
+    change: OfEngine
     is_tried: bool = False
     """The supervisor finds nothing wrong with it."""
     has_begun: bool = False
@@ -42,19 +43,22 @@ class Held:
 
 
 class ChangeLine:
-    """`order` tells the supervisor, `answer` a client; `end_all` ends what is live, saying why; `submit` lets who was
-    held go on."""
+    """`order` tells the supervisor, under numbers of `numbers`, `answer` a client; `end_all` ends what is live, saying
+    why; `submit` lets who was held go on."""
 
     def __init__(
         self,
         desk: FrontDesk,
+        adapters: AdapterLine,
+        numbers: Iterator[int],
         order: Callable[[Order], None],
         answer: Callable[[Client, ToClient], None],
         end_all: Callable[[str], None],
         submit: Callable[[Held], None],
     ) -> None:
         self._desk = desk
-        self._last_number = desk.next_number  # no tokenizer before has given such
+        self.adapters = adapters
+        self._numbers = numbers
         self._order, self._answer, self._end_all, self._submit = order, answer, end_all, submit
         self._line: deque[_Asked] = deque()
         self._held: list[Held] = []
@@ -80,15 +84,24 @@ class ChangeLine:
         self._held.append(held)
 
     def ask(self, client: Client, change: Change) -> None:
+        if isinstance(change, OfAdapters):
+            self.adapters.ask(client, change)
+            return
         self._line.append(_Asked(client, change))
         self.go_on()
 
     def settle(self) -> None:
-        self.is_settled = True
+        self.is_settled = self.adapters.is_settled = True
         self.go_on()
+
+    def stand(self, standing: Standing) -> None:
+        """How things are by now."""
+        self.is_asleep = standing.is_asleep
+        self.adapters.stand(standing.adapters)
 
     def go_on(self) -> None:
         """As far as can be now: a change was asked for, a request has ended, or the supervisor has done its part."""
+        self.adapters.go_on()
         while self.is_settled and (head := self._head) is not None and head.number is None:
             match head.change:
                 case Sleep() if self.is_asleep:
@@ -112,12 +125,13 @@ class ChangeLine:
 
     def hear(self, outcome: Outcome) -> None:
         """Of an order; of one that a tokenizer gave that died, there is nothing to be done."""
+        self.adapters.hear(outcome)
         head = self._head
         if head is None or head.number != outcome.number:
             return
         head.number = None
         if outcome.code is not None:
-            self._end(Failed(head.change.request_id, outcome.code, outcome.message))
+            self._end(failure_of(head.change, outcome.code, outcome.message))
         elif isinstance(head.change, UpdateWeights) and not head.is_tried:
             head.is_tried = True
         else:
@@ -129,13 +143,14 @@ class ChangeLine:
         kept = [one for one in self._line if one.number is not None]
         ended = [one for one in self._line if one.number is None]
         self._line = deque(kept)
-        self._tell_draining(ended)
+        self._fail(ended, "draining", TAKES_NO_MORE)
         self._let_go()
 
-    def end(self) -> None:
+    def end(self, code: str = "draining", message: str = TAKES_NO_MORE) -> None:
         """Nor will anybody hear what has become of the rest."""
+        self.adapters.end(code, message)
         ended, self._line = list(self._line), deque()
-        self._tell_draining(ended)
+        self._fail(ended, code, message)
 
     @property
     def _head(self) -> _Asked | None:
@@ -147,8 +162,7 @@ class ChangeLine:
         return self._desk.num_live - sum(len(held.live.asked.answers) for held in self._held)
 
     def _hand_over(self, asked: _Asked, *, only_try: bool = False) -> None:
-        self._last_number += 1
-        asked.number = self._last_number
+        asked.number = next(self._numbers)
         self._order(Order(asked.number, asked.change, only_try))
 
     def _end(self, answer: ToClient) -> None:
@@ -163,6 +177,6 @@ class ChangeLine:
                 if self._desk.is_live(one.live):
                     self._submit(one)
 
-    def _tell_draining(self, ended: list[_Asked]) -> None:
+    def _fail(self, ended: list[_Asked], code: str, message: str) -> None:
         for asked in ended:
-            self._answer(asked.client, Failed(asked.change.request_id, "draining", TAKES_NO_MORE, RETRY_AFTER_S))
+            self._answer(asked.client, failure_of(asked.change, code, message))

@@ -11,15 +11,16 @@ from collections.abc import Generator
 import msgspec
 
 from tercet.engine.child import Paths
-from tercet.engine.children import Child, Post
+from tercet.engine.children import Child
 from tercet.engine.config import EngineConfig
 from tercet.engine.crew import Crew
 from tercet.engine.errors import ModelNotFound
+from tercet.engine.first_standing import first_standing
 from tercet.engine.log_line import log_line
 from tercet.engine.model_files import locate
 from tercet.engine.watch import HTTP, TOKENIZER, Watch
-from tercet.ipc.change_messages import Sleep, UpdateWeights, WakeUp
-from tercet.ipc.process_messages import Order, Outcome, Standing, Tried, TryWeights
+from tercet.ipc.change_messages import LoadAdapter, Sleep, UnloadAdapter, UpdateWeights, WakeUp
+from tercet.ipc.process_messages import LoadedAdapter, Order, Outcome, PlaceAdapter, Tried, TryWeights
 
 Waits = Generator[None, None, None]
 """A change in the making, which goes on when anything has happened."""
@@ -38,19 +39,21 @@ class Changes:
 
     def __init__(self, config: EngineConfig, crew: Crew, paths: Paths) -> None:
         self._crew = crew
-        self.paths = paths
-        self.standing = Standing(config.model)
+        more = max(config.max_adapters - len(paths.adapters), 0)
+        self.paths = msgspec.structs.replace(paths, adapters=(*paths.adapters, *(None,) * more))
+        self.standing = first_standing(config)
+        self._num_loads = len(self.standing.adapters)
         self._orders: deque[tuple[Child, Order]] = deque()
         self._making: tuple[Order, Waits] | None = None
-        self._tried: dict[int, Tried] = {}
+        self._tried: dict[tuple[Child, int], Tried] = {}
         self._found: dict[str, str] = {}
         """Where what was tried is."""
 
     def order(self, tokenizer: Child, order: Order) -> None:
         self._orders.append((tokenizer, order))
 
-    def note(self, tried: Tried) -> None:
-        self._tried[tried.number] = tried
+    def note(self, worker: Child, tried: Tried) -> None:
+        self._tried[worker, tried.number] = tried
 
     def tell(self, child: Child) -> None:
         """To one that is new: how things stand."""
@@ -76,6 +79,7 @@ class Changes:
                 outcome = Outcome(order.number, refused.code, str(refused))
                 log_line(f"tercet: {type(order.change).__name__} was not done: {refused}")
             self._making = None
+            self._tried.clear()
             if (tokenizer := self._crew.only(TOKENIZER)) is not None:  # type: ignore[assignment]
                 tokenizer.tell(outcome)
 
@@ -97,9 +101,13 @@ class Changes:
                     raise _Refused("asleep", "the engine is asleep; want WakeUp, which takes a model, too")
                 if order.only_try:
                     path = self._found[model] = yield from self._located(model)
-                    yield from self._try(path)
+                    yield from self._asked(watch, TryWeights(order.number, path), of_all=False)
                 else:
                     yield from self._exchange(watch, self._found.pop(model), model)
+            case LoadAdapter(name=name, folder=folder):
+                yield from self._load(watch, order.number, name, folder)
+            case UnloadAdapter(name=name):
+                self._unload(name)
 
     def _wake(self, watch: Watch, path: str | None, name: str) -> Waits:
         before, self.paths = self.paths, msgspec.structs.replace(self.paths, weights=path)
@@ -131,13 +139,38 @@ class Changes:
             yield
         return watch.failure
 
-    def _located(self, source: str) -> Generator[None, None, str]:
+    def _load(self, watch: Watch, number: int, name: str, folder: str) -> Waits:
+        if self.standing.is_asleep:
+            raise _Refused("asleep", "the engine is asleep; want it woken up before an adapter is loaded")
+        if None not in self.paths.adapters:
+            names = ", ".join(repr(one.name) for one in self.standing.adapters)
+            raise _Refused("no_room", f"all {len(self.paths.adapters)} places (--max-adapters) are taken, by {names}")
+        place = self.paths.adapters.index(None)
+        path = yield from self._located(folder, name)
+        yield from self._asked(watch, PlaceAdapter(number, place, path), of_all=True)
+        self._place(place, path)
+        self._stands(adapters=(*self.standing.adapters, LoadedAdapter(name, place, self._num_loads)))
+        self._num_loads += 1
+
+    def _unload(self, name: str) -> None:
+        """Nobody asks for what is in its place: that may stay until it is another's."""
+        gone = next(one for one in self.standing.adapters if one.name == name)
+        self._place(gone.place, None)
+        self._stands(adapters=tuple(one for one in self.standing.adapters if one != gone))
+
+    def _place(self, place: int, path: str | None) -> None:
+        """For whoever is started from now on."""
+        adapters = list(self.paths.adapters)
+        adapters[place] = path
+        self.paths = msgspec.structs.replace(self.paths, adapters=tuple(adapters))
+
+    def _located(self, source: str, adapter: str | None = None) -> Generator[None, None, str]:
         """A thread looks: what comes from the hub may take its time."""
         found: list[str | ModelNotFound] = []
 
         def look() -> None:
             try:
-                found.append(str(locate(source)))
+                found.append(str(locate(source, adapter)))
             except ModelNotFound as error:
                 found.append(error)
             self._crew.wake()
@@ -149,19 +182,23 @@ class Changes:
             raise _Refused("invalid_request", str(found[0]))
         return found[0]
 
-    def _try(self, path: str) -> Waits:
-        """A worker, which knows its model, says whether these weights are of the same."""
-        while (worker := next((one for one in self._crew.of(Post("worker")) if one.serving), None)) is None:
+    def _asked(self, watch: Watch, question: TryWeights | PlaceAdapter, *, of_all: bool) -> Waits:
+        """One worker, which knows its model, or all of them find nothing wrong."""
+        while watch.lacks_workers:
             yield
-        assert self._making is not None
-        number = self._making[0].number
-        worker.tell(TryWeights(number, path))
-        while number not in self._tried:
+        workers = [child for child in self._crew.children if child.post.role == "worker"]
+        asked = workers if of_all else workers[:1]
+        for worker in asked:
+            worker.tell(question)
+        for worker in asked:  # all of them, before anything is asked anew
+            while worker in self._crew.children and (worker, question.number) not in self._tried:
+                yield
+        for worker in workers:  # who has taken one's place since knows nothing of it
             if worker not in self._crew.children:
-                raise _Refused("change_failed", f"{worker.name} died while it looked at {path}; ask again")
-            yield
-        if (complaint := self._tried.pop(number).complaint) is not None:
-            raise _Refused("invalid_request", complaint)
+                raise _Refused("change_failed", f"{worker.name} died while it looked at {question.path}; ask again")
+        for worker in asked:
+            if (complaint := self._tried[worker, question.number].complaint) is not None:
+                raise _Refused("invalid_request", complaint)
 
     def _stands(self, **changed: object) -> None:
         """The HTTP door hears of it first: whoever is answered by the tokenizer finds that it knows."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from tercet.engine.http_body import read_body, read_query
 from tercet.engine.http_door import Door
@@ -44,6 +44,21 @@ class UpdateFromDiskRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_un
     abort_all_requests: bool = False
 
 
+class LoadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/load_lora_adapter."""
+
+    lora_name: str
+    lora_path: str
+    load_inplace: Literal[False] = False
+
+
+class UnloadAdapterRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of POST /v1/unload_lora_adapter."""
+
+    lora_name: str
+    lora_int_id: None = None
+
+
 class Sleeping(msgspec.Struct, frozen=True):
     """The body of answers to /sleep, /wake_up and /is_sleeping."""
 
@@ -60,13 +75,13 @@ class Success(msgspec.Struct, frozen=True):
 async def _sleep(request: Request, door: Door) -> Response:
     body = await read_query(request, SleepRequest)
     await _change(request, door, door.client.sleep(body.mode))
-    return await _is_sleeping(request, door)
+    return _json(Sleeping(door.condition.is_asleep))
 
 
 async def _wake_up(request: Request, door: Door) -> Response:
     body = await read_query(request, WakeUpRequest)
     await _change(request, door, door.client.wake_up(body.model))
-    return await _is_sleeping(request, door)
+    return _json(Sleeping(door.condition.is_asleep))
 
 
 async def _is_sleeping(_: Request, door: Door) -> Response:
@@ -86,8 +101,19 @@ async def _update_from_disk(request: Request, door: Door) -> Response:
 
 async def _exchange(request: Request, door: Door, model: str, mode: WhatRuns) -> Response:
     await _change(request, door, door.client.update_weights(model, mode))
-    await door.refresh()
     return _json(Success(True, f"the weights are those of {model}"))
+
+
+async def _load(request: Request, door: Door) -> Response:
+    body = await read_body(request, LoadAdapterRequest)
+    await _change(request, door, door.client.load_adapter(body.lora_name, body.lora_path))
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
+
+
+async def _unload(request: Request, door: Door) -> Response:
+    body = await read_body(request, UnloadAdapterRequest)
+    await _change(request, door, door.client.unload_adapter(body.lora_name))
+    return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
 
 async def _change(request: Request, door: Door, making: Coroutine[Any, Any, None]) -> None:
@@ -95,7 +121,8 @@ async def _change(request: Request, door: Door, making: Coroutine[Any, Any, None
     try:
         await unless_gone(request.receive, making)
     except ClientError as error:
-        raise from_engine(error, {"prompt": "model"}) from None
+        raise from_engine(error, {"prompt": "model", "name": "lora_name"}) from None
+    await door.refresh()
 
 
 def _json(body: msgspec.Struct) -> Response:
@@ -106,6 +133,8 @@ CHANGE_ROUTES = [
     (RouteTypes("POST", "/sleep", "Have the workers end", SleepRequest, Sleeping, by_query=True), _sleep),
     (RouteTypes("POST", "/wake_up", "Have them started again", WakeUpRequest, Sleeping, by_query=True), _wake_up),
     (RouteTypes("GET", "/is_sleeping", "Whether there are no workers", gives=Sleeping), _is_sleeping),
+    (RouteTypes("POST", "/v1/load_lora_adapter", "Have one more adapter", LoadAdapterRequest), _load),
+    (RouteTypes("POST", "/v1/unload_lora_adapter", "Forget an adapter", UnloadAdapterRequest), _unload),
     (RouteTypes("POST", "/update_weights", "Exchange the weights", UpdateWeightsRequest, Success), _update),
     (
         RouteTypes("POST", "/update_weights_from_disk", "The same in SGLang's words", UpdateFromDiskRequest, Success),

@@ -75,7 +75,8 @@ class Door:
     def stand(self, standing: Standing) -> None:
         """What has been changed of the engine."""
         self.condition.is_asleep = standing.is_asleep
-        changed = {"weights": standing.weights, "is_asleep": standing.is_asleep}
+        names = tuple(one.name for one in standing.adapters)
+        changed = {"weights": standing.weights, "is_asleep": standing.is_asleep, "adapters": names}
         self.info = msgspec.structs.replace(self.info, **changed)
 
     async def refresh(self) -> None:

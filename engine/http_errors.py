@@ -100,6 +100,8 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
             return ApiError(500, message, code=error.code, is_final=True)
         case RequestRefused(code="not_allowed"):
             return ApiError(403, message, code=error.code)
+        case RequestRefused(code="not_found"):
+            return ApiError(404, message, code=error.code)
         case RequestRefused(code="change_failed"):
             return ApiError(500, message, code=error.code)
         case RequestTimedOut():

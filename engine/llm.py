@@ -168,6 +168,14 @@ class LLM:
         """Go on with other weights of the same model; see `Client.update_weights`."""
         self._change(lambda: self._client.update_weights(os.fspath(model), mode))
 
+    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Have a LoRA adapter that requests may name; see `Client.load_adapter`."""
+        self._change(lambda: self._client.load_adapter(name, os.fspath(folder)))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget it; see `Client.unload_adapter`."""
+        self._change(lambda: self._client.unload_adapter(name))
+
     def _change(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._check_open()
         self._loop.run(make)

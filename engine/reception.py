@@ -5,7 +5,7 @@ Pure: no socket. Preparing a request takes time and may be done in another threa
 
 import gc
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from tercet.engine.answer_formats import answer_formats
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.embedding import check_made
+from tercet.engine.first_standing import first_standing
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.given_up import KILLS_WORKERS
 from tercet.engine.grammar_trial import GrammarTrial
@@ -55,7 +56,7 @@ from tercet.ipc.messages import (
     Request,
     Tokenize,
 )
-from tercet.ipc.process_messages import Limits, Standing
+from tercet.ipc.process_messages import Limits, LoadedAdapter
 from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
@@ -78,12 +79,16 @@ class Reception:
         self._name, self._version = config.served_model_name or config.model, version("tercet")
         self._formats = answer_formats(codec.template, config)
         self._trial = GrammarTrial()
-        self.standing = Standing(config.model)
+        self.standing = first_standing(config)
         self.draining = False
 
     def measure_by(self, limits: Limits) -> None:
         """From now on; what was submitted stays as it is."""
         self._rules = replace(self._rules, limits=limits)
+
+    def name_adapters(self, adapters: Mapping[str, LoadedAdapter]) -> None:
+        """That requests may name from now on."""
+        self._rules = replace(self._rules, adapters=adapters)
 
     def info(self) -> EngineInfo:
         """Who is there."""
@@ -107,7 +112,7 @@ class Reception:
             whole.num_trials,
             whole.num_guesses,
             whole.num_right_guesses,
-            self._rules.adapters,
+            tuple(self._rules.adapters),
             limits.classifier,
             tuple(map(gauges, loads)) if len(loads) > 1 else (),
             self.standing.weights,

@@ -222,6 +222,6 @@ class Supervisor:
                 self._changes.order(child, order)
             case Tried() as tried:
                 assert self._changes is not None
-                self._changes.note(tried)
+                self._changes.note(child, tried)
             case Loaded() | Beat():
                 pass  # that it was heard is what counts

@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import time
 from functools import partial
+from itertools import count
 
 import anyio
 import anyio.abc
 import msgspec
 
+from tercet.engine.adapter_line import AdapterLine, failure_of
 from tercet.engine.aside import Aside
 from tercet.engine.change_line import NOT_ALLOWED, ChangeLine, Held
 from tercet.engine.child import SupervisorLink
@@ -25,7 +27,7 @@ from tercet.engine.refusal import RETRY_AFTER_S, SHUTTING_DOWN, TAKES_NO_MORE, R
 from tercet.engine.request_check import goes_on, received_of
 from tercet.engine.schedulers import Schedulers
 from tercet.ipc.answers import Batch, Failed, Rejected, ToClient
-from tercet.ipc.change_messages import Change, Sleep, UpdateWeights, WakeUp
+from tercet.ipc.change_messages import Change
 from tercet.ipc.front_door import Delivery, FrontDoor
 from tercet.ipc.messages import Cancel, Detokenize, Hello, Question, Request, Tokenize
 from tercet.ipc.process_messages import (
@@ -73,7 +75,9 @@ class Tokenizer:
         self._encoder = msgspec.msgpack.Encoder()
         self._done = anyio.Event()
         self._owed = Owed(MAX_LIVE_REQUESTS)
-        self._changes = ChangeLine(desk, link.tell, self._post, self._end_all, self._submit_held)
+        numbers = count(desk.next_number)  # no tokenizer before has given such
+        adapters = AdapterLine(desk, link.spec.config, numbers, link.tell, self._post)
+        self._changes = ChangeLine(desk, adapters, numbers, link.tell, self._post, self._end_all, self._submit_held)
 
     async def serve(self, inbox: AsyncInbox[ToTokenizer], limits: Limits) -> None:
         """Until drained or abandoned."""
@@ -119,8 +123,8 @@ class Tokenizer:
                     self._note_ends()
             case Tokenize() | Detokenize() as question:
                 self._answer(client, question, len(frames[0]))
-            case Sleep() | WakeUp() | UpdateWeights() as change:
-                self._change(client, change)
+            case message if isinstance(message, Change):
+                self._change(client, message)
             case request:
                 self._admit(client, request, len(frames[0]))
 
@@ -170,6 +174,7 @@ class Tokenizer:
         if self._changes.holds and not goes_on(prepared.received, request.params.n):
             self._changes.hold(Held(live, request, prepared), time.monotonic())
             return
+        self._changes.adapters.check(prepared.sampling)
         submit = self._reception.submit(live, request, prepared, time.monotonic())
         if not self._schedulers.submit(live.asked, submit):
             raise Refusal("overloaded", "the scheduler is far behind; ask again later", RETRY_AFTER_S)
@@ -186,11 +191,12 @@ class Tokenizer:
 
     def _change(self, client: Client, change: Change) -> None:
         if not self._link.spec.config.allow_changes:
-            self._post(client, Failed(change.request_id, "not_allowed", NOT_ALLOWED))
+            self._post(client, failure_of(change, "not_allowed", NOT_ALLOWED))
         elif self._reception.draining:
-            self._post(client, Failed(change.request_id, "draining", TAKES_NO_MORE, RETRY_AFTER_S))
+            self._post(client, failure_of(change, "draining", TAKES_NO_MORE))
         else:
             self._changes.ask(client, change)
+            self._reception.name_adapters(self._changes.adapters.known)
 
     # ------------------------------------------------------------------------------- from the scheduler
 
@@ -257,12 +263,16 @@ class Tokenizer:
                 # What a predecessor had begun is no newcomer.
                 asyncio.get_running_loop().call_at(self._settled_at, self._drain)
             case Abandon(message=message, code=code):
+                self._changes.end(code, message)
                 self._end_all(message, code)
                 self._done.set()
             case Standing():
-                self._reception.standing, self._changes.is_asleep = command, command.is_asleep
+                self._changes.stand(command)
+                self._reception.standing = command
+                self._reception.name_adapters(self._changes.adapters.known)
             case Outcome():
                 self._changes.hear(command)
+                self._reception.name_adapters(self._changes.adapters.known)
             case NewLimits(limits=limits):
                 self._reception.measure_by(limits)
             case _:

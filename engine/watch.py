@@ -22,6 +22,7 @@ from tercet.ipc.process_messages import (
     Mending,
     NewLimits,
     SchedulerRestarted,
+    WorkersAway,
     WorkersRestarted,
 )
 
@@ -117,6 +118,8 @@ class Watch:
             self._due.pop(post, None)
             self._arriving.pop(post, None)
             self._crew.discard(post)
+            if (scheduler := self._crew.only(Post("scheduler", post.replica))) is not None:
+                scheduler.tell(WorkersAway())
 
     def send_for(self, *, on_trial: bool) -> None:
         """Workers are wanted again. `on_trial`: one that dies before it serves is not replaced: `failure` says why."""
@@ -226,5 +229,8 @@ class Watch:
             self._impaired = ()  # the new one knows nothing
         elif post == TOKENIZER:
             self._mending = ()
-        elif post.role == "scheduler" and tokenizer is not None:
-            tokenizer.tell(SchedulerRestarted(post.replica))
+        elif post.role == "scheduler":
+            if self._away:
+                children[0].tell(WorkersAway())
+            if tokenizer is not None:
+                tokenizer.tell(SchedulerRestarted(post.replica))

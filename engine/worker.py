@@ -5,11 +5,10 @@ The only file of the engine that knows the model. It knows no text, no request, 
 
 import os
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tercet.engine import child
-from tercet.engine.beside_steps import obey
+from tercet.engine.beside_steps import BesideSteps
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
 from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
@@ -31,6 +30,7 @@ from tercet.model.quick_sources import quicken_sources
 if TYPE_CHECKING:
     import torch
 
+    from tercet.model.adapter_places import AdapterPlaces
     from tercet.model.decoder import Decoder
     from tercet.model.load import Opened
     from tercet.model.parallel import Group
@@ -46,25 +46,30 @@ def main(link: SupervisorLink) -> None:
     own = link.spec.own
     inbox: Inbox[ToWorker] = Inbox(own.workers[rank], ToWorker)
     clock = StartClock()
-    runner = _make_runner(link, clock)
+    runner, places = _make_runner(link, clock)
+    limits = runner.limits
     if link.spec.config.trace_dir is not None:
         runner = TracedRunner(runner, link.spec)
-    link.tell(Loaded(runner.limits, clock.phases))
+    link.tell(Loaded(limits, clock.phases))
     link.wait_begin()
     answers: Answers | LateAnswers | NoAnswers
     if rank != 0:
         answers = NoAnswers()
-    elif runner.limits.device == "cuda" or link.spec.config.null_step_ms:  # who computes does so by itself
+    elif limits.device == "cuda" or link.spec.config.null_step_ms:  # who computes does so by itself
         answers = LateAnswers(own.scheduler)
     else:
         answers = Answers(own.scheduler)
-    link.subscribe(partial(obey, link, gpu_index(link.spec) if runner.limits.device == "cuda" else None))
+    beside = BesideSteps(link, places)
     link.tell(Serving())
-    run_steps(inbox, runner, answers, link)
+    run_steps(inbox, runner, answers, link, beside)
 
 
 def run_steps(
-    inbox: Inbox[ToWorker], runner: StepRunner, answers: Answers | LateAnswers | NoAnswers, link: SupervisorLink
+    inbox: Inbox[ToWorker],
+    runner: StepRunner,
+    answers: Answers | LateAnswers | NoAnswers,
+    link: SupervisorLink,
+    beside: BesideSteps,
 ) -> None:
     """The step loop. It ends with the process. Plans of an earlier epoch were made for workers that are gone."""
     num_steps, epoch = 0, link.spec.incarnation
@@ -72,7 +77,8 @@ def run_steps(
     uses_lulls = True
     undrawn: Step | None = None
     while True:
-        message = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
+        message = inbox.receive(beside.patience(_LULL_SECONDS if uses_lulls else link.beat_seconds))
+        beside.work()
         if message is None and uses_lulls and undrawn is None:
             uses_lulls = runner.use_lull()
         if message is not None and message.epoch >= epoch:
@@ -97,21 +103,22 @@ def run_steps(
             link.beat(num_steps)
 
 
-def _make_runner(link: SupervisorLink, clock: StartClock) -> StepRunner:
+def _make_runner(link: SupervisorLink, clock: StartClock) -> "tuple[StepRunner, AdapterPlaces | None]":
+    """And the places of its adapters, if they may come and go."""
     config = link.spec.config
     if config.load_format == "null":
         page_bytes = config.page_size * _NULL_BYTES_PER_TOKEN
         num_pages = (config.kv_cache_memory or 2**30) // page_bytes
         if num_pages < 2:  # as of a model
             raise UnsupportedModel(f"--kv-cache-memory is {config.kv_cache_memory}; want {2 * page_bytes} at least")
-        return NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
+        return NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3), None
     try:
         return _load_model(link, clock)
     except ValueError as error:  # what the model and the settings ask for does not go together
         raise UnsupportedModel(str(error)) from error
 
 
-def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
+def _load_model(link: SupervisorLink, clock: StartClock) -> "tuple[StepRunner, AdapterPlaces | None]":
     # Before torch reads it: threads that spin for each other stand still, by the millisecond, whenever another process
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -119,7 +126,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     quicken_sources()
     spec, config = link.spec, link.spec.config
     if config.device != "cpu":
-        open_device_early(gpu_index(spec))
+        open_device_early(_gpu_index(spec))
     # Imported here: a null worker starts without torch.
     import torch
 
@@ -135,7 +142,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     clock.ended("imports")
     link.tell(Phase("imports", 1, 1))
     on_gpu = _takes_gpu(config)
-    device = torch.device("cuda", gpu_index(spec)) if on_gpu else torch.device("cpu")
+    device = torch.device("cuda", _gpu_index(spec)) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
         clock.settle = torch.cuda.synchronize
@@ -145,7 +152,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     meeting = f"{spec.own.rendezvous}.{spec.incarnation}"  # a file that none has used before
     group = Group.join(spec.rank, config.tensor_parallel_size, device, meeting, config.startup_timeout)
     clock.ended("device")
-    decoder, cache_dtype = _load_decoder(link, clock, group)
+    decoder, cache_dtype, places_for_adapters = _load_decoder(link, clock, group)
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
@@ -180,13 +187,15 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> StepRunner:
     clock.ended("graphs")
     if on_gpu:
         warn_of_late_compiles()
-    return runner
+    return runner, places_for_adapters
 
 
-def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "tuple[Decoder, torch.dtype]":
-    """The model's weights and the type of its cache, and on a GPU all kernels, if this is the first start that wants
-    them."""
-    from tercet.model.load import load_decoder
+def _load_decoder(
+    link: SupervisorLink, clock: StartClock, group: "Group"
+) -> "tuple[Decoder, torch.dtype, AdapterPlaces | None]":
+    """The model's weights, the type of its cache and the places of its adapters, and on a GPU all kernels, if this is
+    the first start that wants them."""
+    from tercet.model.load import load_decoder, places_of
     from tercet.model.padded_shapes import Shapes
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
@@ -212,7 +221,7 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
         clock.ended("compilers")
     if on_gpu:
         group.min(0)  # all wait for them: ranks launch the same kernels
-    return decoder, opened.cache_dtype
+    return decoder, opened.cache_dtype, places_of(opened, decoder) if config.max_adapters else None
 
 
 def _start_compilers(
@@ -260,7 +269,7 @@ def _takes_gpu(config: EngineConfig) -> bool:
     return on_gpu
 
 
-def gpu_index(spec: child.ChildSpec) -> int:
+def _gpu_index(spec: child.ChildSpec) -> int:
     """Each replica has as many GPUs, side by side, as it has ranks."""
     return spec.replica * spec.config.tensor_parallel_size + spec.rank
 

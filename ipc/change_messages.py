@@ -36,10 +36,28 @@ class UpdateWeights(msgspec.Struct, frozen=True, array_like=True, tag=True, forb
     mode: WhatRuns = "wait"
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Have a LoRA adapter that requests may name."""
+
+    request_id: str
+    name: str
+    folder: str
+    """In PEFT's layout, or a hub id."""
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Forget it, once those have ended who have named it; nobody may name it from now on."""
+
+    request_id: str
+    name: str
+
+
 class Changed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """The change was made."""
 
     request_id: str
 
 
-Change = Sleep | WakeUp | UpdateWeights
+OfEngine = Sleep | WakeUp | UpdateWeights
+OfAdapters = LoadAdapter | UnloadAdapter
+Change = OfEngine | OfAdapters

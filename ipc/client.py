@@ -9,7 +9,7 @@ tokenizer that was killed is a pause.
 from collections.abc import AsyncIterator, Sequence
 
 from tercet.ipc.call import Call, Generation, Piece
-from tercet.ipc.change_messages import Sleep, UpdateWeights, WakeUp, WhatRuns
+from tercet.ipc.change_messages import LoadAdapter, Sleep, UnloadAdapter, UpdateWeights, WakeUp, WhatRuns
 from tercet.ipc.connected import Connected
 from tercet.ipc.embed_call import Classification, ClassifyCall, EmbedCall, Embedding
 from tercet.ipc.errors import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
@@ -175,3 +175,12 @@ class Client(Connected):
         wait. If this fails, the engine has the weights it had.
         """
         await self._change(UpdateWeights("", model, mode))
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Have a LoRA adapter that requests may name, of an engine with `--max-adapters`. `folder`: on the engine's
+        machine, in PEFT's layout, or a hub id; it stays there as long as the adapter is loaded."""
+        await self._change(LoadAdapter("", name, folder))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Nobody may name it from now on; done when those have ended who have named it, and its place is free."""
+        await self._change(UnloadAdapter("", name))

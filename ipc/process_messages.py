@@ -51,6 +51,10 @@ class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     code: str = "engine_died"
 
 
+class WorkersAway(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the scheduler: there are none, for as long as somebody wants it so. What runs waits for `WorkersRestarted`."""
+
+
 class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """To the scheduler: all workers are new and empty. What ran is to run again, under plans of this epoch."""
 
@@ -80,6 +84,16 @@ class Mending(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     replicas: tuple[int, ...]
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that requests may name."""
+
+    name: str
+    place: int
+    """Where its matrices are, on each rank."""
+    load: int
+    """Which load it was of all. No two have the same number, so nothing cached of one is found for another."""
+
+
 class Standing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """To the tokenizer and the HTTP door: what of the engine can be changed while it runs, as it is now."""
 
@@ -87,6 +101,7 @@ class Standing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     """As whoever wanted them named them."""
     is_asleep: bool = False
     """There are no workers, and nobody misses them."""
+    adapters: tuple[LoadedAdapter, ...] = ()
 
 
 class Outcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -101,6 +116,14 @@ class TryWeights(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
     """To a worker: say whether these could take the place of those it has. It reads no numbers."""
 
     number: int
+    path: str
+
+
+class PlaceAdapter(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To a worker: put it into this place, which no request has just now."""
+
+    number: int
+    place: int
     path: str
 
 
@@ -147,7 +170,7 @@ class Order(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """From a worker: what is wrong with what it was asked about; None: nothing."""
+    """From a worker: what is wrong with what it was asked about, or to do; None: nothing, and it is done."""
 
     number: int
     complaint: str | None
@@ -159,8 +182,8 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
     message: str
 
 
-OfReplicas = WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
-OfChanges = Standing | Outcome | TryWeights
+OfReplicas = WorkersAway | WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
+OfChanges = Standing | Outcome | TryWeights | PlaceAdapter
 ToChild = Begin | Drain | HandOver | Abandon | OfReplicas | OfChanges
 FromChild = Phase | Loaded | Serving | Beat | Order | Tried | LastWords
 

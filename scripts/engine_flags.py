@@ -59,6 +59,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=FOLDER",
     )
+    flag("max-adapters", "places for adapters that come and go while the engine runs, --adapter's included", type=int)
+    flag("max-adapter-rank", "highest rank of what is in such a place; memory is taken for as much", type=int)
     flag(
         "classifier-tokens",
         "classify by these tokens' logits, as rerankers do: the last one's, less the other's, as in: no yes",

@@ -1,8 +1,11 @@
 """Changes that clients ask for, called: in what order they are made, and who waits, is refused or is ended for them."""
 
+from itertools import count
 from typing import Any
 
+from tercet.engine.adapter_line import AdapterLine
 from tercet.engine.change_line import ChangeLine, Held
+from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Live
 from tercet.ipc.answers import Failed
@@ -20,13 +23,18 @@ class Line:
         self.submitted: list[Live] = []
         self.line = ChangeLine(
             self.desk,
+            AdapterLine(self.desk, EngineConfig(model="m"), count(2), self.orders.append, self.answer),
+            count(2),
             self.orders.append,
-            lambda client, answer: self.answers.append((client, answer)),
+            self.answer,
             self.end_all,
             lambda held: self.submitted.append(held.live),
         )
         if settled:
             self.line.settle()
+
+    def answer(self, client: bytes, answer: Any) -> None:
+        self.answers.append((client, answer))
 
     def end_all(self, why: str) -> None:
         self.desk.fail_all("aborted", why)

@@ -35,6 +35,8 @@ OTHER_NAMES = {"/v2/rerank": "/v1/rerank", "/rerank": "/v1/rerank", "/score": "/
 CHANGES = {
     "/sleep": {"level": 1, "mode": "keep"},
     "/wake_up": {},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/any"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
     "/update_weights": {"model": "/any"},
     "/update_weights_from_disk": {"model_path": "/any"},
 }

@@ -19,6 +19,7 @@ from tercet.ipc.process_messages import (
     Mending,
     NewLimits,
     SchedulerRestarted,
+    WorkersAway,
     WorkersRestarted,
 )
 
@@ -189,7 +190,8 @@ def test_nobody_misses_workers_that_were_sent_away() -> None:
         two.is_back(post)
     assert not two.watch.lacks_workers
     assert two.watch.failure is None
-    assert two.told[Post("scheduler", 1)] == [WorkersRestarted(5, LIMITS, None)]
+    assert two.told[Post("scheduler", 0)] == [WorkersAway(), WorkersAway(), WorkersRestarted(4, LIMITS, None)]
+    assert two.told[Post("scheduler", 1)] == [WorkersAway(), WorkersRestarted(5, LIMITS, None)]
     two.dies(Post("worker", 0))
     assert two.spawned[2:] == [Post("worker", 0)], "it has served, and is replaced as ever"
 
