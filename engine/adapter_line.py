@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tercet.engine.config import EngineConfig
-from tercet.engine.first_standing import first_standing
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client
 from tercet.engine.refusal import RETRY_AFTER_S, Refusal, invalid
@@ -38,8 +37,7 @@ class AdapterLine:
     ) -> None:
         self._desk, self._config, self._numbers = desk, config, numbers
         self._order, self._answer = order, answer
-        self._loaded: dict[str, LoadedAdapter]
-        self.stand(first_standing(config).adapters)
+        self._loaded: dict[str, LoadedAdapter] = {}
         self._leaving: dict[str, list[_Asked]] = {}
         """By name, who asked for that. Nobody may name them any more, but some have."""
         self._ordered: dict[int, list[_Asked]] = {}

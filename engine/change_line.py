@@ -18,6 +18,8 @@ from tercet.ipc.change_messages import Change, Changed, OfAdapters, OfEngine, Sl
 from tercet.ipc.messages import Request
 from tercet.ipc.process_messages import Order, Outcome, Standing
 
+_MOST_CHARACTERS = 4096
+"""As of a path."""
 NOT_ALLOWED = "this engine takes no changes while it runs; want it started with --allow-changes"
 
 
@@ -82,8 +84,12 @@ class ChangeLine:
         """Until the change is made, or is not. Its wait has begun."""
         held.live.asked.waits_since = held.live.asked.waits_since or now
         self._held.append(held)
+        self.go_on()  # it may have been the last that was not held
 
     def ask(self, client: Client, change: Change) -> None:
+        if (complaint := _complaint(change)) is not None:
+            self._answer(client, failure_of(change, "invalid_request", complaint))
+            return
         if isinstance(change, OfAdapters):
             self.adapters.ask(client, change)
             return
@@ -180,3 +186,12 @@ class ChangeLine:
     def _fail(self, ended: list[_Asked], code: str, message: str) -> None:
         for asked in ended:
             self._answer(asked.client, failure_of(asked.change, code, message))
+
+
+def _complaint(change: Change) -> str | None:
+    """Of what is wrong whatever the engine is."""
+    for name in ("model", "folder"):
+        source = getattr(change, name, None)
+        if source is not None and not 1 <= len(source) <= _MOST_CHARACTERS:
+            return f"{name} has {len(source)} characters; want 1 to {_MOST_CHARACTERS}"
+    return None

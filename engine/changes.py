@@ -103,7 +103,8 @@ class Changes:
                     path = self._found[model] = yield from self._located(model)
                     yield from self._asked(watch, TryWeights(order.number, path), of_all=False)
                 else:
-                    yield from self._exchange(watch, self._found.pop(model), model)
+                    path = self._found.pop(model, "") or (yield from self._located(model))
+                    yield from self._exchange(watch, path, model)
             case LoadAdapter(name=name, folder=folder):
                 yield from self._load(watch, order.number, name, folder)
             case UnloadAdapter(name=name):
@@ -142,6 +143,8 @@ class Changes:
     def _load(self, watch: Watch, number: int, name: str, folder: str) -> Waits:
         if self.standing.is_asleep:
             raise _Refused("asleep", "the engine is asleep; want it woken up before an adapter is loaded")
+        if any(one.name == name for one in self.standing.adapters):  # a tokenizer that died had asked for it
+            raise _Refused("invalid_request", f"name is {name!r}; want another: an adapter of that name is loaded")
         if None not in self.paths.adapters:
             names = ", ".join(repr(one.name) for one in self.standing.adapters)
             raise _Refused("no_room", f"all {len(self.paths.adapters)} places (--max-adapters) are taken, by {names}")
@@ -154,9 +157,9 @@ class Changes:
 
     def _unload(self, name: str) -> None:
         """Nobody asks for what is in its place: that may stay until it is another's."""
-        gone = next(one for one in self.standing.adapters if one.name == name)
-        self._place(gone.place, None)
-        self._stands(adapters=tuple(one for one in self.standing.adapters if one != gone))
+        for gone in [one for one in self.standing.adapters if one.name == name]:
+            self._place(gone.place, None)
+            self._stands(adapters=tuple(one for one in self.standing.adapters if one != gone))
 
     def _place(self, place: int, path: str | None) -> None:
         """For whoever is started from now on."""
@@ -166,21 +169,25 @@ class Changes:
 
     def _located(self, source: str, adapter: str | None = None) -> Generator[None, None, str]:
         """A thread looks: what comes from the hub may take its time."""
-        found: list[str | ModelNotFound] = []
+        found: list[str | Exception] = []
 
         def look() -> None:
             try:
                 found.append(str(locate(source, adapter)))
-            except ModelNotFound as error:
+            except Exception as error:  # noqa: BLE001  whatever it is, somebody waits for it
                 found.append(error)
             self._crew.wake()
 
         threading.Thread(target=look, name="locate", daemon=True).start()
         while not found:
             yield
-        if isinstance(found[0], ModelNotFound):
-            raise _Refused("invalid_request", str(found[0]))
-        return found[0]
+        match found[0]:
+            case str(path):
+                return path
+            case ModelNotFound() as error:
+                raise _Refused("invalid_request", str(error))
+            case error:
+                raise _Refused("invalid_request", f"{source!r}: {type(error).__name__}: {error}")
 
     def _asked(self, watch: Watch, question: TryWeights | PlaceAdapter, *, of_all: bool) -> Waits:
         """One worker, which knows its model, or all of them find nothing wrong."""

@@ -85,6 +85,7 @@ class Tokenizer:
         self._desk.loads = [empty] * len(self._desk.loads)
         if self._link.spec.incarnation:  # there may be requests of a tokenizer that died
             self._schedulers.forget(self._desk.next_number)
+        self._changes.stand(self._reception.standing)
         loop = asyncio.get_running_loop()
         self._settled_at = loop.time() + (_RETURN_S if self._link.spec.incarnation else 0.0)
         async with anyio.create_task_group() as tasks:
@@ -270,6 +271,7 @@ class Tokenizer:
                 self._changes.stand(command)
                 self._reception.standing = command
                 self._reception.name_adapters(self._changes.adapters.known)
+                self._note_ends()
             case Outcome():
                 self._changes.hear(command)
                 self._reception.name_adapters(self._changes.adapters.known)
@@ -281,13 +283,14 @@ class Tokenizer:
     def _drain(self) -> None:
         self._reception.draining = True
         self._changes.drain()
-        if self._changes.is_asleep:  # what waits for the workers waits in vain
-            self._end_all(SHUTTING_DOWN, "draining")
         self._note_ends()
 
     def _note_ends(self) -> None:
         """Whatever waits for requests to end goes on if they have."""
         self._changes.go_on()
-        if self._reception.draining and self._desk.num_live == 0:
-            self._changes.end()
-            self._done.set()
+        if self._reception.draining:
+            if self._changes.is_asleep and self._desk.num_live:  # they wait for workers in vain
+                self._end_all(SHUTTING_DOWN, "draining")
+            if self._desk.num_live == 0:
+                self._changes.end()
+                self._done.set()

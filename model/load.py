@@ -103,7 +103,7 @@ def open_for(
     if guessing is not None:
         config = replace(config, guesses=True, guesser=None)
     if label_tokens:
-        config = with_label_tokens(config, path, label_tokens)
+        config = with_label_tokens(config, like or path, label_tokens)
     if state_dtype != "auto":
         config = with_state_dtype(config, state_dtype)
     if config.carried is not None and device.type == "cuda":

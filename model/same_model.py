@@ -3,7 +3,7 @@
 from dataclasses import fields
 from pathlib import Path
 
-from tercet.model.checkpoint import read_config
+from tercet.model.checkpoint import open_model, read_config
 from tercet.model.config import DTYPES
 
 _MAY_DIFFER = {"dtype"}
@@ -13,6 +13,8 @@ _MAY_DIFFER = {"dtype"}
 def same_model(path: Path, like: Path, dtype: str) -> str:
     """The type that was meant by `dtype` for the model `like`. ValueError names where that at `path` is another."""
     config, first = read_config(path), read_config(like)
+    if dtype == "auto" and first.dtype is None:
+        first, _ = open_model(like)  # its tensors know
     for field in fields(config):
         got, wanted = getattr(config, field.name), getattr(first, field.name)
         if got != wanted and field.name not in _MAY_DIFFER:

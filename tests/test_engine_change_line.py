@@ -3,13 +3,15 @@
 from itertools import count
 from typing import Any
 
+import pytest
+
 from tercet.engine.adapter_line import AdapterLine
 from tercet.engine.change_line import ChangeLine, Held
 from tercet.engine.config import EngineConfig
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Live
 from tercet.ipc.answers import Failed
-from tercet.ipc.change_messages import Changed, Sleep, UpdateWeights, WakeUp
+from tercet.ipc.change_messages import Changed, LoadAdapter, Sleep, UpdateWeights, WakeUp
 from tercet.ipc.process_messages import Order, Outcome
 
 
@@ -120,11 +122,14 @@ def test_newcomers_wait_for_other_weights_once_those_are_found_good() -> None:
     assert late.asked.waits_since == 5.0
     one.ends(gone)
     assert len(one.orders) == 1
+    being_read = one.runs("long text")
     one.ends(first)
+    assert len(one.orders) == 1
+    one.hold(being_read)
     assert one.orders[1:] == [Order(3, change)]
     one.done()
     assert one.answers == [(b"a", Changed("u"))]
-    assert one.submitted == [late]
+    assert one.submitted == [late, being_read]
     assert not one.line.holds
     assert one.line.refusal is None
 
@@ -153,6 +158,14 @@ def test_a_successor_first_hears_what_had_been_begun() -> None:
     one.line.settle()
     assert one.answers == [(b"a", Changed("s"))]
     assert one.line.refusal is not None
+
+
+@pytest.mark.parametrize("change", [WakeUp("x", ""), UpdateWeights("x", "a" * 5000), LoadAdapter("x", "name", "")])
+def test_what_is_no_path(change: Any) -> None:
+    one = Line()
+    one.line.ask(b"a", change)
+    assert not one.orders
+    assert "characters; want 1 to 4096" in one.answers[0][1].message
 
 
 def test_an_outcome_for_another_tokenizer() -> None:

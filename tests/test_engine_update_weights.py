@@ -107,6 +107,8 @@ def unfit(tmp_path: Path, other: Path, request: pytest.FixtureRequest) -> Path:
             cut = Path(shutil.copytree(other, tmp_path / "cut"))
             os.truncate(cut / "model.safetensors", (cut / "model.safetensors").stat().st_size - 1000)
             return cut
+        case "no path":
+            return tmp_path / "a\0b"
         case _:
             return tmp_path / "nowhere"
 
@@ -120,6 +122,7 @@ def unfit(tmp_path: Path, other: Path, request: pytest.FixtureRequest) -> Path:
         ("no weights", "has no .safetensors file"),
         ("cut off", "is truncated"),
         ("nowhere", "no such folder or file"),
+        ("no path", "embedded null byte"),
     ],
     indirect=["unfit"],
 )
@@ -129,7 +132,7 @@ def test_what_does_not_fit_is_refused_before_anything_ends(llm: LLM, unfit: Path
     with pytest.raises(RequestRefused, match=words) as refused:
         llm.update_weights(unfit, mode="abort")
     assert refused.value.code == "invalid_request"
-    assert str(unfit) in str(refused.value)
+    assert repr(str(unfit))[1:-1] in str(refused.value)
     assert children(llm._engine.process.pid, "worker") == workers
     assert info(llm.address).weights == weights
 
