@@ -23,7 +23,7 @@ from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.reordered import reordered_for_cpu
-from tercet.model.same_model import same_model
+from tercet.model.same_model import check_same
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights
@@ -88,16 +88,15 @@ def open_for(
     `like`: of which model these are other weights.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
-    if like is not None:
-        dtype = same_model(path, like, dtype)
+    first = None if like is None else check_same(path, like, has_weights=dummy_seed is None)
     if dummy_seed is None:
         config, tensors = open_model(path, device)
         config = with_guesser(config) if guesses else config
-        torch_dtype = resolve_dtype(dtype, config, device)
+        torch_dtype = resolve_dtype(dtype, first or config, device)
     else:
         config, quantization = read_settings(path)
         config = with_guesser(config) if guesses else config
-        torch_dtype = resolve_dtype(dtype, config, device)
+        torch_dtype = resolve_dtype(dtype, first or config, device)
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
     guessing = None if eagle is None else open_eagle(eagle, config, torch_dtype, device, dummy_seed)
     if guessing is not None:
