@@ -24,6 +24,8 @@ async def read_body(request: Request, kind: type[_T]) -> _T:
 async def read_query(request: Request, kind: type[_T]) -> _T:
     """The same, or where no body came, what is behind the path."""
     body = await _read(request)
+    if body and request.query_params:
+        raise ApiError(400, "fields came behind the path and as a body; want them in one place", code="invalid_request")
     if body:
         return _decoded(body, kind)
     try:

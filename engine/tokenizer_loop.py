@@ -77,7 +77,7 @@ class Tokenizer:
         self._owed = Owed(MAX_LIVE_REQUESTS)
         numbers = count(desk.next_number)  # no tokenizer before has given such
         adapters = AdapterLine(desk, link.spec.config, numbers, link.tell, self._post)
-        self._changes = ChangeLine(desk, adapters, numbers, link.tell, self._post, self._end_all, self._submit_held)
+        self._changes = ChangeLine(desk, adapters, numbers, link.tell, self._post, self._abort_all, self._submit_held)
 
     async def serve(self, inbox: AsyncInbox[ToTokenizer], limits: Limits) -> None:
         """Until drained or abandoned."""
@@ -223,8 +223,11 @@ class Tokenizer:
     def _pay(self, client: Client, owed: Batch) -> bool:
         return self._door.send(client, self._encoder.encode(owed)) is not Delivery.FULL
 
-    def _end_all(self, why: str, code: str = "aborted") -> None:
+    def _abort_all(self, why: str) -> None:
         self._schedulers.forget(self._desk.next_number)
+        self._end_all("aborted", why)
+
+    def _end_all(self, code: str, why: str) -> None:
         for client, items in self._desk.fail_all(code, why).items():
             self._post(client, Batch(tuple(items)))
 
@@ -265,7 +268,7 @@ class Tokenizer:
                 asyncio.get_running_loop().call_at(self._settled_at, self._drain)
             case Abandon(message=message, code=code):
                 self._changes.end(code, message)
-                self._end_all(message, code)
+                self._end_all(code, message)
                 self._done.set()
             case Standing():
                 self._changes.stand(command)
@@ -290,7 +293,7 @@ class Tokenizer:
         self._changes.go_on()
         if self._reception.draining:
             if self._changes.is_asleep and self._desk.num_live:  # they wait for workers in vain
-                self._end_all(SHUTTING_DOWN, "draining")
+                self._end_all("draining", SHUTTING_DOWN)
             if self._desk.num_live == 0:
                 self._changes.end()
                 self._done.set()

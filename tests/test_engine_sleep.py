@@ -32,7 +32,7 @@ def llm(ids_only_model: Path) -> Iterator[LLM]:
     """With an HTTP door, and two replicas."""
     options = {"load_format": "null", "null_step_ms": 5.0, "max_restarts": 100, "restart_window": 0.1}
     http = f"127.0.0.1:{free_port()}"
-    with LLM(ids_only_model, data_parallel_size=2, http=http, heartbeat_timeout=2, **options) as llm:
+    with LLM(ids_only_model, data_parallel_size=2, http=http, heartbeat_timeout=1, **options) as llm:
         llm.url = f"http://{http}"  # type: ignore[attr-defined]
         yield llm
 
@@ -70,7 +70,7 @@ def test_nothing_is_left_of_the_workers_until_it_is_woken_up(llm: LLM) -> None:
     with pytest.raises(Overloaded, match="the engine is asleep; want it woken up") as refused:
         generate(llm, [_PROMPT], None)
     assert refused.value.code == "asleep"
-    time.sleep(2.5)  # longer than a silence that counts as a hang
+    time.sleep(1.5)  # longer than a silence that counts as a hang
     assert not pids(llm)
     llm.sleep(2, mode="abort")
     llm.wake_up()
@@ -103,6 +103,7 @@ def test_over_http(llm: LLM) -> None:
         ("/sleep?level=3", None, 400, "level"),
         ("/sleep?tags=weights", None, 400, "tags"),
         ("/sleep", {"mode": "later"}, 400, "want 'abort', 'keep', 'wait'"),
+        ("/sleep?mode=keep", {"mode": "wait"}, 400, "want them in one place"),
         ("/wake_up?tags=weights", None, 400, "tags"),
         ("/wake_up", {"model": model}, 400, "want UpdateWeights"),
         ("/update_weights", {"model": "/nowhere"}, 400, "no such folder or file"),
@@ -190,7 +191,7 @@ async def test_newcomers_wait_for_other_weights(llm: LLM) -> None:
             await change
 
 
-@pytest.mark.parametrize("name", ["scheduler", "tokenizer", "http"])
+@pytest.mark.parametrize("name", ["scheduler", "tokenizer", long("http")])
 async def test_whoever_dies_it_stays_asleep(llm: LLM, name: str) -> None:
     """And what is kept goes on when it is awake."""
     got: list[int] = []
@@ -223,7 +224,8 @@ def _status(llm: LLM, path: str) -> int:
         return 0
 
 
-@pytest.mark.parametrize("name", ["tokenizer", long("scheduler")])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["tokenizer", "scheduler"])
 async def test_a_change_is_made_whoever_dies_meanwhile(llm: LLM, name: str) -> None:
     """The client asks the successor; what ran when it fell asleep ends first all the same."""
     got: list[int] = []
@@ -248,6 +250,7 @@ async def test_a_change_is_made_whoever_dies_meanwhile(llm: LLM, name: str) -> N
     assert len(pids(llm)) == 2
 
 
+@pytest.mark.long
 async def test_two_ranks_sleep_though_their_scheduler_dies(ids_only_model: Path) -> None:
     """Awake, they would be replaced with it."""
     with LLM(ids_only_model, load_format="null", tensor_parallel_size=2) as llm:
@@ -264,7 +267,7 @@ async def test_two_ranks_sleep_though_their_scheduler_dies(ids_only_model: Path)
                 assert (await client.generate(_PROMPT, _LONG)).token_ids == _WANTED
 
 
-@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("kept", [long(False), True])
 async def test_the_end_of_an_engine_that_sleeps(ids_only_model: Path, tmp_path: Path, kept: bool) -> None:
     """At once, whatever the time that running requests get."""
     flags = ("--load-format", "null", "--null-step-ms", "5", "--listen", f"ipc://{tmp_path}/engine", "--allow-changes")

@@ -137,6 +137,7 @@ def test_what_does_not_fit_is_refused_before_anything_ends(llm: LLM, unfit: Path
     assert info(llm.address).weights == weights
 
 
+@pytest.mark.long
 def test_workers_that_do_not_start_after_all(llm: LLM, other: Path) -> None:
     """They are killed on the way. The weights are those there were; an engine that was asleep sleeps on."""
     first = checkpoint(FAMILY)
