@@ -28,7 +28,7 @@ class _Asked:
     client: Client
     change: OfEngine
     is_tried: bool = False
-    """The supervisor finds nothing wrong with it."""
+    """The supervisor knows of it, and finds nothing wrong with it."""
     has_begun: bool = False
     """From here on newcomers wait for it, or are refused."""
     number: int | None = None
@@ -114,18 +114,17 @@ class ChangeLine:
                     self._end(Changed(head.change.request_id))
                 case WakeUp(model=None) if not self.is_asleep:
                     self._end(Changed(head.change.request_id))
-                case UpdateWeights() if not head.is_tried:
+                case Sleep() | UpdateWeights() if not head.is_tried:
+                    head.has_begun = isinstance(head.change, Sleep)
                     self._hand_over(head, only_try=True)
                 case Sleep(mode=mode) | UpdateWeights(mode=mode):
-                    if not head.has_begun:
-                        head.has_begun = mode != "keep" or isinstance(head.change, Sleep)
-                        if mode == "abort":
-                            self._end_all("the engine was told to end what runs, for a change of itself; ask again")
-                            continue  # that may have been all there was to wait for
-                    if mode != "keep" and self._num_running:
-                        return
-                    if head.number is None:
+                    head.has_begun = head.has_begun or mode != "keep"
+                    if mode == "keep" or not self._num_running:
                         self._hand_over(head)
+                    elif mode == "abort":
+                        self._end_all("the engine was told to end what runs, for a change of itself; ask again")
+                    else:
+                        return
                 case WakeUp():
                     self._hand_over(head)
 
@@ -138,7 +137,7 @@ class ChangeLine:
         head.number = None
         if outcome.code is not None:
             self._end(failure_of(head.change, outcome.code, outcome.message))
-        elif isinstance(head.change, UpdateWeights) and not head.is_tried:
+        elif not (isinstance(head.change, WakeUp) or head.is_tried):
             head.is_tried = True
         else:
             self._end(Changed(head.change.request_id))

@@ -57,6 +57,8 @@ class Changes:
 
     def tell(self, child: Child) -> None:
         """To one that is new: how things stand."""
+        if child.post == TOKENIZER and self.standing.falls_asleep:  # who asked its predecessor asks anew
+            self._stands(falls_asleep=False)
         if child.post in (HTTP, TOKENIZER):
             child.tell(self.standing)
 
@@ -85,9 +87,11 @@ class Changes:
 
     def _make(self, order: Order, watch: Watch) -> Waits:
         match order.change:
+            case Sleep() if order.only_try:
+                self._stands(falls_asleep=True)
             case Sleep():
                 watch.send_away()
-                self._stands(is_asleep=True)
+                self._stands(is_asleep=True, falls_asleep=False)
                 log_line("tercet: asleep: the workers have ended")
                 yield from ()
             case WakeUp(model=None):

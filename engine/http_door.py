@@ -32,13 +32,13 @@ class Condition:
         self.draining = False
         self.impaired: tuple[str, ...] = ()
         """Kinds of process that are being replaced."""
-        self.is_asleep = False
+        self.is_asleep = self.falls_asleep = False
 
     def complaint(self) -> str | None:
         """Why a request would not be served now; None if it would."""
         if self.draining:
             return SHUTTING_DOWN
-        if self.is_asleep:
+        if self.is_asleep or self.falls_asleep:
             return ASLEEP
         if self.impaired:
             return f"being started again: {', '.join(self.impaired)}"
@@ -74,7 +74,7 @@ class Door:
 
     def stand(self, standing: Standing) -> None:
         """What has been changed of the engine."""
-        self.condition.is_asleep = standing.is_asleep
+        self.condition.is_asleep, self.condition.falls_asleep = standing.is_asleep, standing.falls_asleep
         names = tuple(one.name for one in standing.adapters)
         changed = {"weights": standing.weights, "is_asleep": standing.is_asleep, "adapters": names}
         self.info = msgspec.structs.replace(self.info, **changed)

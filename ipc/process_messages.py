@@ -101,6 +101,8 @@ class Standing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
     """As whoever wanted them named them."""
     is_asleep: bool = False
     """There are no workers, and nobody misses them."""
+    falls_asleep: bool = False
+    """It will be so once what runs has ended, and takes no new requests."""
     adapters: tuple[LoadedAdapter, ...] = ()
 
 
@@ -166,7 +168,7 @@ class Order(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Unique for the engine's life."""
     change: Change
     only_try: bool = False
-    """Say what is wrong with it, before anything is ended for it."""
+    """Say what is wrong with it, before anything is ended for it; or know that it is going to be done."""
 
 
 class Tried(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

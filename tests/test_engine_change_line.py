@@ -68,13 +68,14 @@ def test_sleep_waits_for_what_runs_and_newcomers_are_refused_meanwhile() -> None
     one.line.ask(b"a", Sleep("s"))
     one.line.ask(b"b", WakeUp("w"))
     assert "asleep" in (one.line.refusal or "")
-    assert not one.orders
+    assert one.orders == [Order(2, Sleep("s"), only_try=True)]
+    one.done()
     one.ends(live)
-    assert one.orders == [Order(2, Sleep("s"))]
+    assert one.orders[1:] == [Order(3, Sleep("s"))]
     assert not one.answers
     one.done(is_asleep=True)
     assert one.answers == [(b"a", Changed("s"))]
-    assert one.orders[1:] == [Order(3, WakeUp("w"))]
+    assert one.orders[2:] == [Order(4, WakeUp("w"))]
     assert one.line.refusal is not None
     one.done(is_asleep=False)
     assert one.answers[1:] == [(b"b", Changed("w"))]
@@ -85,14 +86,16 @@ def test_what_runs_may_be_ended_or_kept() -> None:
     one = Line()
     one.runs()
     one.line.ask(b"a", Sleep("s", "abort"))
+    one.done()
     assert one.desk.num_live == 0
-    assert one.orders == [Order(2, Sleep("s", "abort"))]
+    assert one.orders[1:] == [Order(3, Sleep("s", "abort"))]
     one.done(is_asleep=True)
     other = Line()
     other.runs()
     other.line.ask(b"a", Sleep("s", "keep"))
+    other.done()
     assert other.desk.num_live == 1
-    assert other.orders == [Order(2, Sleep("s", "keep"))]
+    assert other.orders[1:] == [Order(3, Sleep("s", "keep"))]
     assert other.line.refusal is not None
 
 
@@ -180,6 +183,7 @@ def test_the_end_of_the_engine() -> None:
     one = Line()
     live = one.runs()
     one.line.ask(b"a", Sleep("s"))
+    one.done()
     one.line.ask(b"b", WakeUp("w"))
     one.line.drain()
     assert [(client, answer.request_id, answer.code) for client, answer in one.answers] == [
@@ -187,7 +191,7 @@ def test_the_end_of_the_engine() -> None:
         (b"b", "w", "draining"),
     ]
     one.ends(live)
-    assert not one.orders
+    assert len(one.orders) == 1
     under_way = Line()
     under_way.line.ask(b"a", UpdateWeights("u", "/w"))
     under_way.line.drain()

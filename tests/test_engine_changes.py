@@ -157,8 +157,12 @@ def test_weights_that_fail_go_back(adapter: str) -> None:
 
 def test_an_engine_that_cannot_be_woken_up_sleeps_on(adapter: str) -> None:
     played = Played()
+    played.order(Sleep(""), only_try=True)
+    assert played.only(HTTP).told == [Standing("m", falls_asleep=True, adapters=(LoadedAdapter("sql", 0, 0),))]
+    assert not played.noted
     played.order(Sleep(""))
     assert played.changes.standing.is_asleep
+    assert not played.changes.standing.falls_asleep
     for change in (LoadAdapter("", "poems", adapter), UpdateWeights("", adapter)):
         played.order(change)
         assert played.outcome is not None
@@ -166,7 +170,7 @@ def test_an_engine_that_cannot_be_woken_up_sleeps_on(adapter: str) -> None:
     played.order(WakeUp("", adapter))
     played.failure = "worker 0: no memory"  # type: ignore[assignment]
     played.turn()
-    assert played.outcome == Outcome(4, "change_failed", "the engine is asleep as before: worker 0: no memory")
+    assert played.outcome == Outcome(5, "change_failed", "the engine is asleep as before: worker 0: no memory")
     assert played.noted == ["away", "on trial", "away"]
     assert played.changes.standing.is_asleep
     assert played.changes.paths.weights is None
@@ -175,7 +179,7 @@ def test_an_engine_that_cannot_be_woken_up_sleeps_on(adapter: str) -> None:
     played.lacks_workers = False
     played.turn()
     assert not played.changes.standing.is_asleep
-    assert played.outcome == Outcome(6)
+    assert played.outcome == Outcome(7)
 
 
 def test_orders_of_a_tokenizer_that_died_are_not_begun(adapter: str) -> None:
@@ -190,3 +194,10 @@ def test_orders_of_a_tokenizer_that_died_are_not_begun(adapter: str) -> None:
     new = played.child(HTTP)
     played.changes.tell(new)
     assert new.told == [played.changes.standing]
+    played.num_orders = 2
+    played.order(Sleep(""), only_try=True)
+    assert played.changes.standing.falls_asleep
+    played.children[-1] = played.child(TOKENIZER)
+    played.changes.tell(played.children[-1])
+    assert not played.changes.standing.falls_asleep
+    assert played.only(HTTP).told[-1] == played.only(TOKENIZER).told[-1] == played.changes.standing
