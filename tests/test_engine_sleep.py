@@ -166,8 +166,6 @@ async def test_several_ask_at_once(llm: LLM) -> None:
             with pytest.raises(Overloaded, match="asleep"):
                 await other.generate(_PROMPT, _LONG)
             assert await asyncio.to_thread(_status, llm, "/health/ready") == 503
-            assert (await asyncio.to_thread(http, llm, "GET", "/is_sleeping"))[1] == {"is_sleeping": False}
-            assert not running.done()
             await asyncio.gather(running, *changes)
             assert got == _WANTED
             assert answered == list(asked)
