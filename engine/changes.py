@@ -136,6 +136,7 @@ class Changes:
                 yield
             raise _Refused("change_failed", f"the weights are those of {self.standing.weights!r} as before: {failure}")
         self._stands(weights=name)
+        log_line(f"tercet: the weights are those of {name!r}")
 
     def _started(self, watch: Watch) -> Generator[None, None, str | None]:
         """All workers serve; or why they do not."""
@@ -158,12 +159,14 @@ class Changes:
         self._place(place, path)
         self._stands(adapters=(*self.standing.adapters, LoadedAdapter(name, place, self._num_loads)))
         self._num_loads += 1
+        log_line(f"tercet: adapter {name!r} is loaded, from {path}")
 
     def _unload(self, name: str) -> None:
         """Nobody asks for what is in its place: that may stay until it is another's."""
         for gone in [one for one in self.standing.adapters if one.name == name]:
             self._place(gone.place, None)
             self._stands(adapters=tuple(one for one in self.standing.adapters if one != gone))
+            log_line(f"tercet: adapter {name!r} is unloaded")
 
     def _place(self, place: int, path: str | None) -> None:
         """For whoever is started from now on."""
