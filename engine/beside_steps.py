@@ -26,10 +26,11 @@ _Read = tuple[PlaceAdapter, "tuple[LayerAdapters, ...]"]
 
 
 class BesideSteps:
-    """`places`: for adapters, where the worker's model has some."""
+    """`gpu`: the worker's, if it has one; `places`: for adapters, where its model has some."""
 
-    def __init__(self, link: SupervisorLink, places: "AdapterPlaces | None") -> None:
+    def __init__(self, link: SupervisorLink, gpu: int | None, places: "AdapterPlaces | None") -> None:
         self._link = link
+        self._gpu = gpu
         self._places = places
         self._read: queue.SimpleQueue[_Read] = queue.SimpleQueue()
         self._putting: tuple[int, Iterator[None]] | None = None
@@ -83,8 +84,9 @@ class BesideSteps:
 
             from tercet.model.weights import check_tensors
 
+            device = torch.device("cpu") if self._gpu is None else torch.device("cuda", self._gpu)
             paths = msgspec.structs.replace(self._link.spec.paths, weights=path)
-            opened = open_configured(self._link.spec.config, paths, torch.device("cpu"))
+            opened = open_configured(self._link.spec.config, paths, device)
             check_tensors(opened.tensors, opened.config)
         return True
 

@@ -59,7 +59,7 @@ def main(link: SupervisorLink) -> None:
         answers = LateAnswers(own.scheduler)
     else:
         answers = Answers(own.scheduler)
-    beside = BesideSteps(link, places)
+    beside = BesideSteps(link, _gpu_index(link.spec) if limits.device == "cuda" else None, places)
     link.tell(Serving())
     run_steps(inbox, runner, answers, link, beside)
 
