@@ -60,6 +60,7 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         eagle=None if opened.eagle is None else opened.eagle.config,
         adapters=opened.ranks,
         kept=opened.kept,
+        rounds_rows=opened.rounds_rows,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 
@@ -91,6 +92,8 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
         state_dtype=config.state_dtype,
+        quantization=config.quantization,
+        activation_dtype=config.activation_dtype,
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         tensor_parallel_size=config.tensor_parallel_size,

@@ -18,6 +18,8 @@ Device = Literal["auto", "cuda", "cpu"]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 StateDType = Literal["auto", "float32", "bfloat16", "float16"]
+Quantization = Literal["auto", "fp8"]
+ActivationDType = Literal["auto", "fp8"]
 LoadFormat = Literal["auto", "dummy", "null"]
 ToolCallParser = Literal["auto", ToolFormat]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -72,6 +74,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     state_dtype: StateDType = "auto"
     """What layers that carry a state keep it in, from token to token; auto: float32. In 16 bits half as much is read
     and kept of each request, and answers differ by what is rounded away."""
+    quantization: Quantization = "auto"
+    """fp8: plain weights of layers are rounded to 8 bits while they are read, a scale for each row; auto: they are as
+    the checkpoint has them."""
+    activation_dtype: ActivationDType = "auto"
+    """fp8: where a step has many rows, products with weights in FP8 round those to 8 bits, too, a scale for each 128
+    numbers; auto: rows are multiplied as they are. On Hopper GPUs."""
     kept_states: int = 64
     """Copies of states that later prompts may begin from; only for models that carry a state."""
     run_ahead: int = 2
@@ -135,6 +143,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_choice("dtype", self.dtype, get_args(DType))
         _check_choice("kv-cache-dtype", self.kv_cache_dtype, get_args(KvCacheDType))
         _check_choice("state-dtype", self.state_dtype, get_args(StateDType))
+        _check_choice("quantization", self.quantization, get_args(Quantization))
+        _check_choice("activation-dtype", self.activation_dtype, get_args(ActivationDType))
         _check_choice("load-format", self.load_format, get_args(LoadFormat))
         _check_choice("tool-call-parser", self.tool_call_parser, get_args(ToolCallParser))
         _check_choice("reasoning-parser", self.reasoning_parser, get_args(ReasoningParser))
@@ -171,6 +181,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(
                 f"--state-dtype got {self.state_dtype!r} with --deterministic; want float32: else a state is rounded "
                 "where a prompt happens to be cut"
+            )
+        if self.deterministic and self.activation_dtype != "auto":
+            raise ValueError(
+                f"--activation-dtype got {self.activation_dtype!r} with --deterministic; want auto: else a row is "
+                "rounded where many others are beside it"
             )
         for address in self.listen:
             check_listen_address(address, keyed=self.listen_key is not None)

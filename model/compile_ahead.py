@@ -28,6 +28,7 @@ from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import make_kv_cache
 from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
+from tercet.model.rounded_rows import with_rounded_rows
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import sample_step_into
 from tercet.model.scaled_rows import Kept, StoredAs
@@ -70,6 +71,8 @@ class Steps:
     eagle: EagleConfig | None
     """Of a layer that guesses from another checkpoint."""
     adapters: Ranks | None
+    rounds_rows: bool
+    """As `Opened` has it."""
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
 
@@ -148,6 +151,8 @@ def launch_all(steps: Steps, rank: int) -> None:
         few = replace(steps.eagle, hears=tuple(range(config.num_layers))[:3])
         weights = replace(weights, guesser=EagleShard(few, (OFFSETS,), **on_rank).empty())
     weights = with_guess_head(weights)
+    if steps.rounds_rows:
+        weights = with_rounded_rows(weights)
     adapters = () if steps.adapters is None else empty_adapters(steps.adapters, config, **on_rank)
     guesses = steps.guesses
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}

@@ -23,6 +23,8 @@ from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
 from tercet.model.parallel import Group
 from tercet.model.reordered import reordered_for_cpu
+from tercet.model.rounded_checkpoint import RoundedCheckpoint, round_checkpoint
+from tercet.model.rounded_rows import check_rounding, with_rounded_rows
 from tercet.model.same_model import check_same
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
@@ -56,6 +58,8 @@ class Opened:
     """Of adapters, if there are any."""
     eagle: OpenedEagle | None = None
     """The checkpoint of a layer that guesses, if it has one of its own."""
+    rounds_rows: bool = False
+    """Products of many rows multiply those in eight bits, too, where weights are so."""
 
     @property
     def num_expanded(self) -> int:
@@ -71,6 +75,8 @@ def open_for(
     dtype: str = "auto",
     kv_cache_dtype: str = "auto",
     state_dtype: str = "auto",
+    quantization: str = "auto",
+    activation_dtype: str = "auto",
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
     tensor_parallel_size: int = 1,
@@ -94,10 +100,12 @@ def open_for(
         config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, first or config, device)
     else:
-        config, quantization = read_settings(path)
+        config, stored_as = read_settings(path)
         config = with_guesser(config) if guesses else config
         torch_dtype = resolve_dtype(dtype, first or config, device)
-        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, quantization)
+        tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, stored_as)
+    if quantization != "auto":
+        tensors = round_checkpoint(tensors, torch_dtype, device)
     guessing = None if eagle is None else open_eagle(eagle, config, torch_dtype, device, dummy_seed)
     if guessing is not None:
         config = replace(config, guesses=True, guesser=None)
@@ -110,6 +118,8 @@ def open_for(
     in_cache = cache_dtype(kv_cache_dtype, torch_dtype, device)
     length = config.resolve_max_model_len(max_model_len)
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
+    if activation_dtype != "auto":
+        check_rounding(kept, torch_dtype, device)
     is_split = any(".linear_attn." in name for name in kept)  # what fades states is a product of its own then
     if is_split and (adapters or reserved):
         raise ValueError(
@@ -122,7 +132,9 @@ def open_for(
         ranks = reserved_ranks(reserved, config)
         for file in given:
             check_fits(file, ranks, config)
-    return Opened(config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing)
+    return Opened(
+        config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing, activation_dtype != "auto"
+    )
 
 
 def with_state_dtype(config: ModelConfig, name: str) -> ModelConfig:
@@ -166,6 +178,8 @@ def load_decoder(
     if opened.eagle is not None:
         weights = replace(weights, guesser=load_eagle(opened.eagle, **on_rank))
     weights = with_guess_head(weights)
+    if opened.rounds_rows:
+        weights = with_rounded_rows(weights)
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))
@@ -207,6 +221,8 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
     kept = {name: way for name, way in kept.items() if gpu.capability >= _LEAST_CAPABILITY[way.bits]}
     shapes, experts = tensors.shapes(), {name for name in kept if _OF_EXPERTS.search(name)}  # small ones, but many
     parts = {name: 1 if name.endswith(OF_ALL_RANKS) else size for name in kept.keys() - experts}
+    if isinstance(tensors, RoundedCheckpoint):  # somebody wants it
+        return kept
     pays = sum(math.prod(shapes[name]) / ranks for name, ranks in parts.items()) >= _LEAST_NUMBERS * len(parts)
     return kept if pays else {name: way for name, way in kept.items() if name in experts}
 

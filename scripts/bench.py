@@ -40,6 +40,7 @@ from workloads import STANDARD, Workload, workload
 _OFFLINE_FLAGS = {
     "device", "dtype", "tensor_parallel_size", "data_parallel_size", "load_format", "max_model_len", "max_num_seqs",
     "page_size", "max_num_batched_tokens", "kv_cache_dtype", "kv_cache_memory", "state_dtype",
+    "quantization", "activation_dtype",
     "gpu_memory_utilization", "run_ahead", "max_lease", "max_lease_ms", "deterministic", "enforce_eager",
     "keep_cores_awake", "speculative_config", "startup_timeout",
 }  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from shapes import SHAPES
-from tercet.engine.config import KvCacheDType, StateDType
+from tercet.engine.config import ActivationDType, KvCacheDType, StateDType
 
 if TYPE_CHECKING:
     from captured_step import CapturedStep
@@ -29,6 +29,7 @@ def add_step_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, default=1088, help="tokens behind each row")
     parser.add_argument("--kv-cache-dtype", choices=get_args(KvCacheDType), default="auto", help="as of an engine")
     parser.add_argument("--state-dtype", choices=get_args(StateDType), default="auto", help="as of an engine")
+    parser.add_argument("--activation-dtype", choices=get_args(ActivationDType), default="auto", help="as of an engine")
     parser.add_argument("--guesses", type=int, default=0, help="tokens that each row tries beside its own")
     parser.add_argument(
         "--guess-layer",
@@ -81,7 +82,10 @@ def run_steps(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     if arguments.random_adapters:
         ranks = {name: arguments.rank for layer in range(config.num_layers) for name in module_sizes(config, layer)}
         adapters = Ranks(arguments.random_adapters, ranks)
-    model = StepModel(config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses, adapters, eagle)
+    model = StepModel(
+        config, group, *sizes, arguments.kv_cache_dtype, quantization, arguments.guesses, adapters, eagle,
+        rounds_rows=arguments.activation_dtype == "fp8",
+    )  # fmt: skip
     step = model.trial if arguments.guesses else model.decode
     print(f"{'rows':>6} {'us':>9} {'MHz':>6} {'W':>6} {'mJ':>9}")
     results = []

@@ -25,6 +25,7 @@ from tercet.model.load import kept_as_stored, resolve_dtype
 from tercet.model.padded_shapes import Shapes
 from tercet.model.parallel import Group
 from tercet.model.quantization import Quantization
+from tercet.model.rounded_rows import with_rounded_rows
 from tercet.model.runner_settings import GuessSettings
 from tercet.model.sampler import sample_step_into
 from tercet.model.slots import make_slot_table
@@ -98,6 +99,7 @@ class StepModel:
         num_guesses: int = 0,
         adapters: Ranks | None = None,
         eagle: EagleConfig | None = None,
+        rounds_rows: bool = False,
     ) -> None:
         """For steps of up to `max_rows` rows with `context` tokens behind each, or of prompts. `num_guesses`: for steps
         in which each row tries so many; `adapters`: rows go through these by turns; `eagle`: of a layer
@@ -122,7 +124,8 @@ class StepModel:
         length = max(context + _GROWTH, MOST_TOKENS)
         self._num_adapters = adapters.num_adapters if adapters else 0
         of_layers = _random_adapters(adapters, config, group, dtype) if adapters else ()
-        self._decoder = Decoder(config, with_guess_head(weights), group, length, adapters=of_layers)
+        weights = with_guess_head(with_rounded_rows(weights) if rounds_rows else weights)
+        self._decoder = Decoder(config, weights, group, length, adapters=of_layers)
         self._context = context
         pages_each = -(-(context + _GROWTH) // _PAGE_SIZE)
         num_pages = max(max_rows * pages_each, MOST_TOKENS // _PAGE_SIZE) + 1

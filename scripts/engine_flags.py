@@ -12,11 +12,13 @@ import msgspec
 
 from tercet.engine.config import (
     PAGE_SIZES,
+    ActivationDType,
     Device,
     DType,
     EngineConfig,
     KvCacheDType,
     LoadFormat,
+    Quantization,
     ReasoningParser,
     StateDType,
     ToolCallParser,
@@ -108,6 +110,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         "state-dtype",
         "type of the states that layers carry; auto: float32; 16 bits: half the memory and less exact",
         choices=get_args(StateDType),
+    )
+    flag(
+        "quantization",
+        "fp8: round plain weights to 8 bits while they are read: half the memory, less exact; auto: as they are",
+        choices=get_args(Quantization),
+    )
+    flag(
+        "activation-dtype",
+        "fp8: steps of many rows multiply weights in FP8 by rows in 8 bits: faster and less exact; auto: as they are",
+        choices=get_args(ActivationDType),
     )
     flag(
         "kept-states",

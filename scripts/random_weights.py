@@ -3,7 +3,16 @@
 import torch
 
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import BYTES, E8M0, MX_GROUP, ScaledWeight, with_powers, with_zeros
+from tercet.triton_kernels.scaled_weight import (
+    BYTES,
+    E8M0,
+    MX_GROUP,
+    TILE,
+    ScaledWeight,
+    with_powers,
+    with_tile_scales,
+    with_zeros,
+)
 
 KINDS = {"fp8": 8, "four bits": 4}
 _GROUP = 128
@@ -20,6 +29,14 @@ def random_weight(bits: int, rows: int, columns: int) -> ScaledWeight:
     return ScaledWeight(
         numbers, with_zeros((scales / 6).bfloat16(), zeros, torch.bfloat16), torch.bfloat16, torch.bfloat16
     )
+
+
+def random_blocks(rows: int, columns: int) -> ScaledWeight:
+    """The same in FP8 with scales of blocks, for products that round rows, too."""
+    numbers = torch.randn(rows, columns, device="cuda").mul_(64).clamp_(-448, 448).to(FP8)
+    scales = torch.rand(columns // TILE, -(-rows // TILE), device="cuda") * columns**-0.5 / 64
+    weight = ScaledWeight(numbers, scales.repeat_interleave(TILE, 1)[:, :rows].contiguous(), torch.bfloat16)
+    return with_tile_scales(weight)
 
 
 def random_mxfp4(rows: int, columns: int) -> ScaledWeight:

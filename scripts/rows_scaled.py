@@ -11,7 +11,7 @@ from torch import Tensor
 from kernel_rows import Row
 from kernel_timing import Stopwatch
 from matmul_products import PRODUCTS, Product
-from random_weights import KINDS, random_weight
+from random_weights import KINDS, random_blocks, random_weight
 from tercet.triton_kernels.matmul import matmul, matmul_add, matmul_silu_and_mul
 from tercet.triton_kernels.matmul_parts import matmul_parts
 from tercet.triton_kernels.scaled_weight import Weight
@@ -29,6 +29,9 @@ def rows(stopwatch: Stopwatch) -> Iterator[Row]:
                 for num_rows in (1, 16, 64, 256, 1024):
                     for deterministic in (False, True):
                         yield _row(stopwatch, product, kind, weights, plain, num_rows, deterministic)
+            blocks = [random_blocks(product.N, product.K) for _ in range(stopwatch.copies(product.N * product.K))]
+            for num_rows in (192, 256, 512, 1024, 8192):
+                yield _row(stopwatch, product, "fp8, rows too", blocks, plain, num_rows, deterministic=False)
 
 
 def _row(

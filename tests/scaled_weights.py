@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FP8
-from tercet.triton_kernels.scaled_weight import E8M0, ScaledWeight, packed, packed_mx, stored, with_powers, with_zeros
+from tercet.triton_kernels.scaled_weight import (
+    E8M0,
+    TILE,
+    ScaledWeight,
+    packed,
+    packed_mx,
+    stored,
+    with_powers,
+    with_tile_scales,
+    with_zeros,
+)
 
 META = torch.device("meta")
 MX_BITS = (15, 6), (12, 3), (13, 0), (14, 9)
@@ -35,6 +45,24 @@ def mx(N: int, K: int, device: str = "cpu") -> ScaledWeight:
     size = round(math.log2(K**-0.5 / 2.5)) + 127
     powers = torch.randint(size - 2, size + 3, (N, K // 32), device=device).to(torch.uint8)
     return ScaledWeight(packed_mx(codes), with_powers(powers), torch.bfloat16, E8M0, K)
+
+
+def with_blocks(w: ScaledWeight) -> ScaledWeight:
+    """The same with scales that even rows of each 128 share, and odd ones; ready for rows of eight bits."""
+    scales = w.scales_GN.clone()
+    for first in range(0, len(w), TILE):
+        for odd in range(2):
+            scales[:, first + odd : first + TILE : 2] = scales[:, first + odd, None]
+    ready = with_tile_scales(replace(w, scales_GN=scales))
+    assert ready.tile_scales is not None
+    return ready
+
+
+def rounded_rows(numbers_MK: Tensor, scales_MG: Tensor) -> Tensor:
+    """What rows of eight bits stand for, column by column, in float64."""
+    columns = torch.tensor([column // 64 * 64 + place(column % 64) for column in range(numbers_MK.shape[1])])
+    numbers_MK = numbers_MK.double()[:, columns.to(numbers_MK.device)]
+    return numbers_MK * scales_MG.double().repeat_interleave(TILE, 1)
 
 
 def place(column: int) -> int:

@@ -121,3 +121,44 @@ def test_only_triton_runs(way: str, tmp_path: Path) -> None:
     reads_fp8 = "scaled_kernel" if is_hopper(DEVICE) else "_expand_kernel"  # of hundreds of rows
     assert any(reads_fp8 in name for name in names)
     assert foreign_kernels(names) == []
+
+
+def test_rounded_while_they_are_read(tmp_path: Path) -> None:
+    """The bits of a checkpoint of the rounded numbers."""
+
+    def by_rows(weight: torch.Tensor, rng: object) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        scales = weight.abs().amax(1, keepdim=True) / 448
+        return {}, (weight / scales).to(torch.float8_e4m3fn).float() * scales
+
+    model = make_checkpoint("qwen3", tmp_path / "model", **LARGE, max_position_embeddings=1024)
+    _, meant = quantized(model, Way({}, by_rows), tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=5, ignore_eos=True)
+    options: dict[str, Any] = {"kv_cache_memory": 256 << 20, "max_num_seqs": 20, "deterministic": True}
+    answers = []
+    for path, more in ((model, {"quantization": "fp8"}), (meant, {})):
+        with LLM(str(path), device="cuda", dtype="bfloat16", **options, **more) as llm:
+            answers.append([one.outputs for one in llm.generate(prompts_of(20, 500), params, use_tqdm=False)])
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available() and not is_hopper(DEVICE), reason="needs a Hopper GPU")
+@pytest.mark.parametrize("way", ["blocks", "rows"])
+def test_rows_of_eight_bits(way: str, tmp_path: Path) -> None:
+    """Log-probabilities of prompts are other ones, and near."""
+    stored, _ = models(tmp_path, way)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompts = prompts_of(12, 500)
+
+    def logprobs(**changes: Any) -> torch.Tensor:
+        limits: dict[str, Any] = {"kv_cache_memory": 256 << 20, "max_num_seqs": 20, "max_num_batched_tokens": 1024}
+        with LLM(str(stored), device="cuda", dtype="bfloat16", **limits, **changes) as llm:
+            answers = llm.generate(prompts, params, use_tqdm=False)
+        return torch.tensor([
+            of_token[token].logprob
+            for answer in answers
+            for token, of_token in zip(answer.prompt_token_ids, answer.prompt_logprobs, strict=True)
+            if of_token is not None
+        ])  # fmt: skip
+
+    plain, rounded = logprobs(), logprobs(activation_dtype="fp8")
+    assert 0 < (rounded - plain).abs().mean() < 0.1

@@ -48,6 +48,7 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "guesses": None,
         "adapters": None,
         "eagle": None,
+        "rounds_rows": False,
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tercet.triton_kernels.add_rms_norm import rms_norm
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
+from tercet.triton_kernels.choose_fp8 import choose_fp8
 from tercet.triton_kernels.choose_scaled import choose_scaled
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_config import NEED_TMA, MatmulConfig
@@ -161,6 +162,9 @@ def _run(
     if not out.numel():
         return
     if isinstance(w_NK, ScaledWeight):
+        if not deterministic and (rounding := choose_fp8(x_MK, w_NK)) and can_use_tma(x_MK, out):
+            launch_matmul(rounding, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
+            return
         in_parts = epilogue == "store" and not deterministic and len(x_MK) <= _MOST_SUMMED
         us_of_adding = _US_OF_SUM if in_parts else math.inf
         if scaled := choose_scaled(x_MK, w_NK, deterministic=deterministic, us_of_adding=us_of_adding):

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 # Kernels that sum K in plain order: the same bits for a row whatever else is in the batch.
 PLAIN_ORDER = ("skinny", "scaled", "groups", "tile", "wave", "persistent", "hopper")
-KERNELS = ("vector", "split", "early", *PLAIN_ORDER)
-NEED_TMA = ("early", "scaled", "groups", "wave", "persistent", "hopper")
+KERNELS = ("vector", "split", "early", "fp8", *PLAIN_ORDER)
+NEED_TMA = ("early", "fp8", "scaled", "groups", "wave", "persistent", "hopper")
 # Kernels that can divide K among programs: see matmul_parts.py.
 IN_PARTS = ("early", "skinny", "scaled", "groups", "wave")
 # Kernels that can ask the L2 cache for their weights ahead.
 ASKING = ("split", "skinny", "scaled", "wave")
 # Kernels that read weights of eight bits or four.
-SCALING = ("vector", "skinny", "scaled", "groups")
+SCALING = ("vector", "skinny", "scaled", "groups", "fp8")
 EARLY_BYTES = 216 * 1024
 """Of weights that a program of the early kernel has in shared memory at most, beside its sums."""
 

@@ -16,6 +16,7 @@ from tercet.triton_kernels.matmul_config import EARLY_BYTES, IN_PARTS, KERNELS, 
 from tercet.triton_kernels.matmul_draw import Draw
 from tercet.triton_kernels.matmul_early import early_kernel
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, SAMPLE, STORE
+from tercet.triton_kernels.matmul_fp8 import fp8_kernel
 from tercet.triton_kernels.matmul_groups import groups_kernel
 from tercet.triton_kernels.matmul_hopper import hopper_kernel
 from tercet.triton_kernels.matmul_scaled import scaled_kernel
@@ -24,6 +25,7 @@ from tercet.triton_kernels.matmul_tile import persistent_kernel, tile_kernel, wa
 from tercet.triton_kernels.matmul_vector import vector_kernel
 from tercet.triton_kernels.matmul_vector_scaled import vector_scaled_kernel
 from tercet.triton_kernels.overlap import overlap_options
+from tercet.triton_kernels.round_rows import round_rows
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor
 
@@ -52,11 +54,12 @@ def launch_matmul(
     M, K = x_MK.shape
     N, each = len(w_NK), 1
     scaled = {"scales_ptr": x_MK, "GROUP": 0, "FOUR": 0}  # there are none
+    tile_scales = None
     if isinstance(w_NK, ScaledWeight):
         assert config.kernel in SCALING
         each = 2 if w_NK.four_bits else 1  # numbers in a byte
         scaled = {"scales_ptr": w_NK.scales_GN, "GROUP": w_NK.group, "FOUR": w_NK.kind}
-        w_NK = w_NK.numbers_NJ
+        tile_scales, w_NK = w_NK.tile_scales, w_NK.numbers_NJ
     overlap = overlap_options(x_MK)
     fixed = {
         "N": N,
@@ -137,6 +140,21 @@ def launch_matmul(
                 bias_ptr=bias, out_ptr=out, M=M, N=N, K=K, GROUPS=config.block_n // 64, STAGES=config.num_stages,
                 PARTS=parts, GROUP_M=config.group_m, TALL=config.tall, EPILOGUE=fixed["EPILOGUE"],
                 HAS_BIAS=fixed["HAS_BIAS"], num_warps=4, **overlap, **scaled, **counted,
+            )  # fmt: skip
+        case "fp8":
+            assert norm_K is None
+            assert draw is None
+            assert tile_scales is not None
+            numbers_MK, scales_MG = round_rows(x_MK, rows)
+            x_desc = hopper_descriptor(numbers_MK, config.block_m, config.block_k)
+            width = config.block_n // (2 if config.block_m == 64 else 1) // (2 if epilogue == "gate" else 1)
+            fp8_kernel[(min(multiprocessors(x_MK.device), tiles),)](
+                x_desc, hopper_descriptor(numbers_MK, 64, config.block_k) if config.tall else x_desc,
+                hopper_descriptor(w_NK, config.block_n, config.block_k), scales_MG, tile_scales, bias,
+                hopper_descriptor(out, 64, width), M=M, N=N, K=K,
+                OF_TILES=tile_scales.ndim > 1, STAGES=config.num_stages, GROUP_M=config.group_m,
+                TALL=config.tall, EPILOGUE=fixed["EPILOGUE"], HAS_BIAS=fixed["HAS_BIAS"], num_warps=4,
+                **overlap, **counted,
             )  # fmt: skip
         case "tile":
             assert norm_K is None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
+from tercet.triton_kernels.choose_fp8 import choose_fp8
 from tercet.triton_kernels.choose_scaled import choose_scaled
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.matmul_config import NEED_TMA
@@ -34,7 +35,7 @@ def matmul_parts(x_MK: Tensor, w_NK: Weight, rows: Tensor | None = None, *, whol
     check_weight("w", w_NK, x_MK, None, x_MK.shape[1])
     (M, K), N = x_MK.shape, w_NK.shape[0]
     if isinstance(w_NK, ScaledWeight):
-        config = choose_scaled(x_MK, w_NK, us_of_adding=0.0)
+        config = None if choose_fp8(x_MK, w_NK, in_parts=True) else choose_scaled(x_MK, w_NK, us_of_adding=0.0)
     else:
         config = choose_matmul(whole, M, N, K, x_MK.dtype, False, x_MK.device)
     if config is None or config.parts == 1 or not can_divide(config, K) or not M * N:

@@ -26,6 +26,8 @@ MX_NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By three bits; the fourth is the sign."""
 MX_MOST = 128
 """The largest exponent of a group, as E8M0 has it, that kernels know: numbers beyond are no weights."""
+TILE = 128
+"""Rows and columns of which scales are looked up together, where products round rows, too."""
 _MX_ORDER = [0, 2, 1, 3]
 _MX_PLACES = (15, 6), (12, 3), (13, 0), (14, 9)
 """Bits of half a word, of four numbers: where each one's sign is, and where the three others begin. The first are where
@@ -41,7 +43,10 @@ class ScaledWeight:
     where G is one. `dtype`: of the numbers that it stands for; `of_scales`: those beside four bits, that or fp16.
 
     In MXFP4 `of_scales` is E8M0, scales are as `with_powers` has them, four in a word, and columns are filled up to
-    whole blocks: `columns` of them are the matrix's."""
+    whole blocks: `columns` of them are the matrix's.
+
+    `tile_scales`: of FP8, where products of many rows may round those, too (`matmul_fp8.py`): of each 128 rows those of
+    even rows and of odd ones, which are the same, [tiles, G, 2]; or where G is one, each row's, [N]."""
 
     numbers_NJ: Tensor
     scales_GN: Tensor
@@ -49,6 +54,7 @@ class ScaledWeight:
     of_scales: torch.dtype = torch.float32
     columns: int = 0
     """0: as many as there are."""
+    tile_scales: Tensor | None = None
 
     @property
     def four_bits(self) -> bool:
@@ -102,11 +108,29 @@ class ScaledWeight:
 
     def __getitem__(self, rows: slice) -> "ScaledWeight":
         """Some rows: a view."""
-        return replace(self, numbers_NJ=self.numbers_NJ[rows], scales_GN=self.scales_GN[:, rows])
+        return replace(self, numbers_NJ=self.numbers_NJ[rows], scales_GN=self.scales_GN[:, rows], tile_scales=None)
 
 
 Weight = Tensor | ScaledWeight
 """What a product takes."""
+
+
+def with_tile_scales(w_NK: ScaledWeight) -> ScaledWeight:
+    """The same with `tile_scales`, if it is in FP8 and has such; on the meta device as if it had."""
+    G, N = w_NK.scales_GN.shape
+    if w_NK.four_bits or w_NK.shape[1] % TILE or N % 8:
+        return w_NK
+    if G == 1:
+        return replace(w_NK, tile_scales=w_NK.scales_GN[0])
+    if w_NK.group % TILE:
+        return w_NK
+    each = w_NK.group // TILE  # a scale for each block of columns
+    padded_GN = torch.cat((w_NK.scales_GN, w_NK.scales_GN[:, -2:].repeat(1, -(N // 2) % (TILE // 2))), 1)
+    pairs_GTR2 = padded_GN.view(G, -1, TILE // 2, 2)
+    if not w_NK.scales_GN.is_meta and not torch.equal(pairs_GTR2, pairs_GTR2[:, :, :1].expand_as(pairs_GTR2)):
+        return w_NK
+    pairs_TG2 = pairs_GTR2[:, :, 0].transpose(0, 1).repeat_interleave(each, 1)
+    return replace(w_NK, tile_scales=pairs_TG2.contiguous())
 
 
 def stored(numbers_NJ: Tensor) -> Tensor:
