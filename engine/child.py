@@ -40,8 +40,10 @@ class Paths(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     model: str
     """Folder or .gguf file."""
-    adapters: tuple[str, ...] = ()
-    """Folders, in the order of config.adapter."""
+    weights: str | None = None
+    """The same, of the weights, if they are others than the model's first."""
+    adapters: tuple[str | None, ...] = ()
+    """Folders, by place; at the start in the order of config.adapter. None: nothing is there."""
     guesser: str | None = None
     """Folder of a checkpoint whose layer guesses tokens."""
 

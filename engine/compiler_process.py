@@ -84,10 +84,11 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
 
     ValueError as `open_for` says.
     """
+    from tercet.model.adapter_places import Reserved
     from tercet.model.load import open_for
 
     return open_for(
-        Path(paths.model),
+        Path(paths.weights or paths.model),
         device,
         dtype=config.dtype,
         kv_cache_dtype=config.kv_cache_dtype,
@@ -97,10 +98,12 @@ def open_configured(config: EngineConfig, paths: Paths, device: "torch.device") 
         max_model_len=config.max_model_len,
         dummy_seed=config.seed if config.load_format == "dummy" else None,
         tensor_parallel_size=config.tensor_parallel_size,
-        adapters=[Path(path) for path in paths.adapters],
+        adapters=[None if path is None else Path(path) for path in paths.adapters],
+        reserved=Reserved(config.max_adapters, config.max_adapter_rank) if config.max_adapters else None,
         label_tokens=config.classifier_tokens,
         guesses=config.speculative_config is not None and config.speculative_config.method == "mtp",
         eagle=None if paths.guesser is None else Path(paths.guesser),
+        like=None if paths.weights is None else Path(paths.model),
     )
 
 

@@ -35,6 +35,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     served_model_name: str | None = None
     adapter: tuple[str, ...] = ()
     """NAME=FOLDER each: a LoRA adapter of the model, in PEFT's layout, or a hub id. Requests say NAME."""
+    max_adapters: int = 0
+    """Places for adapters that come and go while the engine runs, those of `adapter` among them; 0: there are those."""
+    max_adapter_rank: int = 16
+    """Of what is in a place. Memory is taken for as much, whatever is there."""
     classifier_tokens: tuple[str, ...] = ()
     """One token or two, by which a model that writes text classifies: the last one's logit, less the other's."""
     pair_template: str | None = None
@@ -91,6 +95,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Batch invariance, to the bit."""
     enforce_eager: bool = False
     """No CUDA graphs."""
+    allow_changes: bool = False
+    """Clients may put the engine to sleep and wake it up, and exchange its weights, while it runs."""
     speculative_config: SpeculativeConfig | None = None
     """Try tokens that may come next, several in a step; a map of its fields will do. The tokens are the same."""
 
@@ -202,6 +208,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ValueError(f"--classifier-tokens got {given}; want one token, or two, as in no yes")
         if self.classifier_tokens and self.load_format == "null":
             raise ValueError("--classifier-tokens came with --load-format null, which has no logits; want one of them")
+        _check_range("max_adapters", self.max_adapters, 0, 1024)
+        _check_range("max_adapter_rank", self.max_adapter_rank, 1, 512)
+        if 0 < self.max_adapters < len(self.adapter):
+            wanted = f"{len(self.adapter)} or more, as there are of --adapter, or 0"
+            raise ValueError(f"--max-adapters got {self.max_adapters}; want {wanted}")
         served = self.served_model_name or self.model
         if served in read_adapters(self.adapter):
             raise ValueError(f"--adapter got the name {served!r}, which is the model's; want another")

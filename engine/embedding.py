@@ -4,7 +4,7 @@ what it is to the engine, and its end."""
 import msgspec
 
 from tercet.engine.refusal import Refusal, check_range
-from tercet.engine.request_check import Rules, adapter_index
+from tercet.engine.request_check import Rules, adapter_named
 from tercet.ipc.answers import Classified, Embedded, Failed, Usage
 from tercet.ipc.messages import ClassificationParams, ClassifyRequest, EmbeddingParams, EmbedRequest, Request
 from tercet.ipc.step_messages import Embedding
@@ -18,7 +18,7 @@ def check_made(request: Request, rules: Rules) -> None:
         if rules.limits.classifier is None:
             text = "this checkpoint has no score.weight, the head of a model that classifies; want --classifier-tokens"
             raise Refusal("not_supported", text)
-        adapter_index(request.classification.adapter, rules)
+        adapter_named(request.classification.adapter, rules)
     elif not rules.limits.generates:
         use = "for embeddings" if rules.limits.classifier is None else "to classify, and for embeddings"
         text = f"the checkpoint has no lm_head.weight, which makes logits: it is {use}; want one that has it"
@@ -30,7 +30,7 @@ def _check_embedding(params: EmbeddingParams, rules: Rules) -> None:
         raise Refusal("not_supported", f"this checkpoint's embeddings are not supported: {rules.pooling.refusal}")
     if params.dimensions is not None:
         check_range("dimensions", params.dimensions, 1, rules.limits.hidden_size)
-    adapter_index(params.adapter, rules)
+    adapter_named(params.adapter, rules)
 
 
 def resolve_made(params: EmbeddingParams | ClassificationParams, rules: Rules) -> Embedding:

@@ -4,7 +4,6 @@ Keys, request ids, errors in the form of who asked. What a route does is elsewhe
 """
 
 import asyncio
-import os
 import re
 import time
 import uuid
@@ -22,9 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tercet.engine.anthropic_errors import in_anthropics_form, speaks_anthropics
 from tercet.engine.http_address import is_domain
 from tercet.engine.http_body import read_body
+from tercet.engine.http_changes import CHANGE_ROUTES
 from tercet.engine.http_chat import chat
 from tercet.engine.http_classify import CLASSIFY_ROUTE
 from tercet.engine.http_completions import complete
+from tercet.engine.http_condition import CONDITION_ROUTES
 from tercet.engine.http_door import Door, draining
 from tercet.engine.http_embeddings import EMBEDDINGS_ROUTE
 from tercet.engine.http_errors import ApiError, from_engine
@@ -39,10 +40,8 @@ from tercet.engine.openai_answers import (
     Completion,
     ModelCard,
     ModelList,
-    Status,
     Text,
     Tokens,
-    Version,
 )
 from tercet.engine.openai_requests import (
     ChatCompletionRequest,
@@ -51,7 +50,6 @@ from tercet.engine.openai_requests import (
     TokenizeRequest,
 )
 from tercet.engine.openapi import RouteTypes, describe
-from tercet.engine.process_load import read_loads
 from tercet.engine.request_log import Record
 from tercet.engine.responses_answers import AnyEvent
 from tercet.engine.responses_answers import Response as Responded
@@ -210,8 +208,9 @@ async def _model(request: Request, door: Door) -> Response:
 
 
 def _card(door: Door, model: str) -> ModelCard:
-    base = door.info.model if door.adapter_of(model) else msgspec.UNSET
-    return ModelCard(id=model, created=door.created, max_model_len=door.info.max_model_len, root=base, parent=base)
+    parent = door.info.model if door.adapter_of(model) else msgspec.UNSET
+    root, length = parent or door.info.weights, door.info.max_model_len
+    return ModelCard(id=model, created=door.created, max_model_len=length, root=root, parent=parent)
 
 
 async def _tokenize(request: Request, door: Door) -> Response | Stream:
@@ -235,28 +234,6 @@ async def _detokenize(request: Request, door: Door) -> Response | Stream:
     except ClientError as error:
         raise from_engine(error, {"prompt": "tokens"}) from None
     return json_answer(msgspec.json.encode(Text(text)))
-
-
-async def _health(_: Request, door: Door) -> Response:
-    """That this process answers is what counts; the supervisor replaces the others."""
-    return _json(Status("ok"))
-
-
-async def _ready(_: Request, door: Door) -> Response:
-    complaint = door.condition.complaint()
-    if complaint is not None:
-        raise ApiError(503, complaint, code="not_ready")
-    return _json(Status("ready"))
-
-
-async def _version(_: Request, door: Door) -> Response:
-    return _json(Version(door.info.version))
-
-
-async def _metrics(_: Request, door: Door) -> Response:
-    door.metrics.num_generated_tokens = door.client.num_tokens
-    text = door.metrics.render(await door.gauges(), read_loads(os.getppid()))
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 _ROUTES: list[tuple[RouteTypes, Handler]] = [
@@ -287,10 +264,8 @@ _ROUTES: list[tuple[RouteTypes, Handler]] = [
     (RouteTypes("GET", "/v1/models/{model:path}", "One model", gives=ModelCard), _model),
     (RouteTypes("POST", "/tokenize", "The token ids of a prompt", TokenizeRequest, Tokens), _tokenize),
     (RouteTypes("POST", "/detokenize", "The text of token ids", DetokenizeRequest, Text), _detokenize),
-    (RouteTypes("GET", "/health", "Whether this process answers", gives=Status), _health),
-    (RouteTypes("GET", "/health/ready", "Whether a request would be served now", gives=Status), _ready),
-    (RouteTypes("GET", "/version", "The engine's version", gives=Version), _version),
-    (RouteTypes("GET", "/metrics", "What Prometheus reads"), _metrics),
+    *CONDITION_ROUTES,
+    *CHANGE_ROUTES,
 ]
 
 

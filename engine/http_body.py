@@ -18,6 +18,23 @@ _T = TypeVar("_T")
 
 async def read_body(request: Request, kind: type[_T]) -> _T:
     """The body as `kind`; what is wrong with it becomes an `ApiError` that names the field."""
+    return _decoded(await _read(request), kind)
+
+
+async def read_query(request: Request, kind: type[_T]) -> _T:
+    """The same, or where no body came, what is behind the path."""
+    body = await _read(request)
+    if body and request.query_params:
+        raise ApiError(400, "fields came behind the path and as a body; want them in one place", code="invalid_request")
+    if body:
+        return _decoded(body, kind)
+    try:
+        return msgspec.convert(dict(request.query_params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise from_decoding(error, kind) from None
+
+
+async def _read(request: Request) -> bytes:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
         raise ApiError(
@@ -25,7 +42,10 @@ async def read_body(request: Request, kind: type[_T]) -> _T:
             f"Content-Encoding is {encoding[:200]!r}; want the body as it is, without that header",
             code="unsupported_encoding",
         )
-    body = await _bytes_of(request)
+    return await _bytes_of(request)
+
+
+def _decoded(body: bytes, kind: type[_T]) -> _T:
     if has_too_many_parts_of_json(body):
         raise ApiError(400, f"the body has more than {MAX_PARTS} lists and objects", code="invalid_request")
     try:

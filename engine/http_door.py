@@ -9,15 +9,18 @@ import hmac
 import time
 from typing import Any
 
+import msgspec
+
 from tercet.engine.config import EngineConfig
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
 from tercet.engine.lark import Marks
 from tercet.engine.metrics import Metrics
-from tercet.engine.refusal import SHUTTING_DOWN, TAKES_NO_MORE
+from tercet.engine.refusal import ASLEEP, SHUTTING_DOWN, TAKES_NO_MORE
 from tercet.engine.request_log import RequestLog
 from tercet.ipc.answers import EngineInfo
 from tercet.ipc.client import Client, ClientError
+from tercet.ipc.process_messages import Standing
 
 _GAUGES_SECONDS = 2.0
 
@@ -29,11 +32,14 @@ class Condition:
         self.draining = False
         self.impaired: tuple[str, ...] = ()
         """Kinds of process that are being replaced."""
+        self.is_asleep = self.falls_asleep = False
 
     def complaint(self) -> str | None:
         """Why a request would not be served now; None if it would."""
         if self.draining:
             return SHUTTING_DOWN
+        if self.is_asleep or self.falls_asleep:
+            return ASLEEP
         if self.impaired:
             return f"being started again: {', '.join(self.impaired)}"
         return None
@@ -45,7 +51,7 @@ class Door:
     def __init__(self, client: Client, info: EngineInfo, config: EngineConfig) -> None:
         self.client = client
         self.info = info
-        """As of the start: names, version and sizes do not change."""
+        """As of the start, but for what may be changed: names, version and sizes are not."""
         self.most_queued = config.max_queued_requests
         """Whoever has no more than these with the engine is not told to wait on his own account."""
         self.most_answers = config.max_num_seqs + config.max_queued_requests
@@ -65,6 +71,18 @@ class Door:
     @property
     def is_guarded(self) -> bool:
         return bool(self._keys)
+
+    def stand(self, standing: Standing) -> None:
+        """What has been changed of the engine."""
+        self.condition.is_asleep, self.condition.falls_asleep = standing.is_asleep, standing.falls_asleep
+        names = tuple(one.name for one in standing.adapters)
+        changed = {"weights": standing.weights, "is_asleep": standing.is_asleep, "adapters": names}
+        self.info = msgspec.structs.replace(self.info, **changed)
+
+    async def refresh(self) -> None:
+        """The engine's own word, ahead of the supervisor's."""
+        if (info := await self.gauges()) is not None:
+            self.info, self.condition.is_asleep = info, info.is_asleep
 
     async def gauges(self) -> EngineInfo | None:
         """The engine's numbers of now; None if it does not answer soon."""

@@ -98,6 +98,12 @@ def from_engine(error: ClientError, names: Mapping[str, str]) -> ApiError:
             return ApiError(503, message, code=error.code)
         case RequestRefused(code="kills_workers"):
             return ApiError(500, message, code=error.code, is_final=True)
+        case RequestRefused(code="not_allowed"):
+            return ApiError(403, message, code=error.code)
+        case RequestRefused(code="not_found"):
+            return ApiError(404, message, code=error.code)
+        case RequestRefused(code="change_failed"):
+            return ApiError(500, message, code=error.code)
         case RequestTimedOut():
             return ApiError(504, message, code=error.code, is_final=True)  # its client's time is over
     is_too_long = error.code in _TOO_LONG

@@ -20,7 +20,7 @@ from tercet.engine.http_app import make_app
 from tercet.engine.http_connection import Connection
 from tercet.engine.http_door import Door
 from tercet.ipc.client import Client
-from tercet.ipc.process_messages import Abandon, Drain, HandOver, Impaired, Serving, ToChild
+from tercet.ipc.process_messages import Abandon, Drain, HandOver, Impaired, Serving, Standing, ToChild
 
 _IDLE_SECONDS = 75
 _BACKLOG = 4096
@@ -89,6 +89,8 @@ async def serve(link: SupervisorLink, listener: socket.socket) -> None:
                     door.condition.draining = True
                 case Impaired(roles=roles):
                     door.condition.impaired = roles
+                case Standing():
+                    door.stand(command)
                 case HandOver(seconds=seconds):
                     door.condition.draining = True
                     server.hand_over(max(seconds, _FAREWELL_SECONDS))

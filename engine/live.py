@@ -19,6 +19,7 @@ class Asked:
     """A request as its client knows it."""
 
     __slots__ = (
+        "adapter_load",
         "answers",
         "client",
         "has_begun",
@@ -42,6 +43,8 @@ class Asked:
         """When a scheduler was asked for it first."""
         self.replica: int | None = None
         """Whose scheduler; None: nobody's yet."""
+        self.adapter_load = -1
+        """Of the adapter that answers, once it has one's."""
         self.num_unbegun = 0
         """Tokens of its prompt, until an answer has a token."""
 

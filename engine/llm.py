@@ -4,7 +4,6 @@ A synchronous face on the async client, whose event loop turns while somebody wa
 idle engine, ZeroMQ's own threads do.
 """
 
-import asyncio
 import atexit
 import contextlib
 import functools
@@ -14,13 +13,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self
 
 import msgspec
 from tqdm import tqdm
 
 from tercet.engine.borrowed_loop import BorrowedLoop
 from tercet.engine.config import EngineConfig
+from tercet.engine.each import Params, Result, each_of, for_each
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.llm_outputs import CompletionOutput, RequestOutput, is_ids, output_of
 from tercet.engine.llm_rates import Rates
@@ -28,16 +28,11 @@ from tercet.engine.prompt_list import Prompt, as_prompts
 from tercet.engine.start_clock import StartClock
 from tercet.ipc.answers import Classifier
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
+from tercet.ipc.change_messages import WhatRuns
 from tercet.ipc.client import Classification, Client, Embedding
 from tercet.ipc.messages import ChatMessage, ChatOptions, ClassificationParams, EmbeddingParams, SamplingParams
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
-
-Result = TypeVar("Result")
-Params = TypeVar("Params", SamplingParams, EmbeddingParams, ClassificationParams)
-
-_MOST_LIVE = 16_384
-"""Answers in the making at a time: enough to keep any batch full, and fewer than it would refuse."""
 
 _WARM_UPS = 16
 _WARM_UP_S = 0.5
@@ -58,8 +53,8 @@ class LLM:
         if unknown := sorted(set(options) - known):
             raise TypeError(f"LLM got unknown options {', '.join(unknown)}; known are {', '.join(sorted(known))}")
         # Nobody else asks, and `generate` bounds what it has in the engine by itself.
-        unbounded = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40}
-        config = EngineConfig(model=os.fspath(model), **{**unbounded, **options})
+        own = {"max_queued_requests": 2**20, "max_queued_tokens": 2**40, "allow_changes": True}
+        config = EngineConfig(model=os.fspath(model), **{**own, **options})
         self._owner = os.getpid()
         self._at_exit = functools.partial(_close, weakref.ref(self))
         self._closer: int | None = None
@@ -159,6 +154,32 @@ class LLM:
         how: Any = {"adapter": adapter, "truncate_prompt_tokens": truncate_prompt_tokens}
         return self._loop.run(lambda: self._client.score(first, second, **how))
 
+    def sleep(self, level: Literal[1, 2] = 1, *, mode: WhatRuns = "wait") -> None:
+        """End the workers, so that all their memory is free, whichever `level` is named; see `Client.sleep`."""
+        if level not in (1, 2):
+            raise ValueError(f"level is {level!r}; want 1 or 2, which are the same here")
+        self._change(lambda: self._client.sleep(mode))
+
+    def wake_up(self, model: str | os.PathLike[str] | None = None) -> None:
+        """Start the workers again, with the weights there were or with others; see `Client.wake_up`."""
+        self._change(lambda: self._client.wake_up(None if model is None else os.fspath(model)))
+
+    def update_weights(self, model: str | os.PathLike[str], *, mode: WhatRuns = "wait") -> None:
+        """Go on with other weights of the same model; see `Client.update_weights`."""
+        self._change(lambda: self._client.update_weights(os.fspath(model), mode))
+
+    def load_adapter(self, name: str, folder: str | os.PathLike[str]) -> None:
+        """Have a LoRA adapter that requests may name; see `Client.load_adapter`."""
+        self._change(lambda: self._client.load_adapter(name, os.fspath(folder)))
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget it; see `Client.unload_adapter`."""
+        self._change(lambda: self._client.unload_adapter(name))
+
+    def _change(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._check_open()
+        self._loop.run(make)
+
     @property
     def address(self) -> str:
         """Where this engine listens: a `Client` may ask it too, while this LLM is open."""
@@ -214,7 +235,7 @@ class LLM:
         self, prompts: Sequence[Any], params: Any, use_tqdm: bool, options: ChatOptions | None = None
     ) -> list[RequestOutput]:
         self._check_open()
-        each = _for_each(params, SamplingParams, len(prompts))
+        each = for_each(params, SamplingParams, len(prompts))
         if not use_tqdm or sys.stderr is None:
             return self._loop.run(lambda: self._generate_all(prompts, each, options, None))
         with tqdm(total=len(prompts), desc="generate", unit="req") as bar:
@@ -237,7 +258,7 @@ class LLM:
                 rates.count(output.usage)
             return output
 
-        return await _each(one, len(prompts), max((1, *(one.n for one in params))))
+        return await each_of(one, len(prompts), max((1, *(one.n for one in params))))
 
     def _make_all(
         self, prompts: Prompt | Sequence[Prompt], params: Any, kind: type[Params],
@@ -246,11 +267,11 @@ class LLM:
         """What a model makes of prompts at once, without a text."""
         self._check_open()
         many = as_prompts(prompts)
-        each = _for_each(params, kind, len(many))
-        return self._loop.run(lambda: _each(lambda index: make(many[index], each[index]), len(many)))
+        each = for_each(params, kind, len(many))
+        return self._loop.run(lambda: each_of(lambda index: make(many[index], each[index]), len(many)))
 
     async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
-        return await _each(
+        return await each_of(
             lambda index: beam_search(self._client, prompts[index], params), len(prompts), max(1, params.beam_width)
         )
 
@@ -258,37 +279,3 @@ class LLM:
 def _close(reference: "weakref.ref[LLM]") -> None:
     if (llm := reference()) is not None:
         llm.close()
-
-
-def _for_each(params: Any, kind: type[Params], count: int) -> list[Params]:
-    """One of so many prompts each."""
-    params = kind() if params is None else params
-    each = list(params) if isinstance(params, (list, tuple)) else [params] * count
-    if strange := [one for one in each if not isinstance(one, kind)]:
-        raise TypeError(f"params has {strange[0]!r:.80}; want {kind.__name__}, one for all or one for each")
-    if len(each) != count:
-        raise ValueError(f"got {count} prompts and {len(each)} params; want one params for all or one for each")
-    return each
-
-
-async def _each(work: Callable[[int], Coroutine[Any, Any, Result]], count: int, answers_each: int = 1) -> list[Result]:
-    """All at once, as far as the engine takes so many answers, in order; the first error is raised, with a note of
-    whose it is, and cancels the others."""
-    if count == 1:
-        return [await work(0)]
-    places = asyncio.Semaphore(max(1, _MOST_LIVE // answers_each))
-
-    async def one(index: int) -> Result:
-        try:
-            async with places:
-                return await work(index)
-        except Exception as error:
-            error.add_note(f"This is of prompts[{index}].")
-            raise
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(index)) for index in range(count)]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]

@@ -148,8 +148,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     owned_by: str = "tercet"
     max_model_len: int
-    root: str | msgspec.UnsetType = msgspec.UNSET
-    """Of an adapter: the model."""
+    root: str
+    """Which weights the model has; of an adapter, the model."""
     parent: str | msgspec.UnsetType = msgspec.UNSET
 
 

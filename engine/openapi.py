@@ -12,7 +12,7 @@ from tercet.engine.http_errors import ErrorReply
 
 _ERRORS = {
     "401": "No key, or a wrong one.",
-    "403": "No key is asked for, and `Host` is a domain.",
+    "403": "No key is asked for, and `Host` is a domain; or a change that is not allowed.",
     "404": "No such model.",
     "405": "Not with this method.",
 }
@@ -42,6 +42,8 @@ class RouteTypes(NamedTuple):
     streams: Any = None
     """What each server-sent event holds, where the request asks for them."""
     fails: type = ErrorReply
+    by_query: bool = False
+    """What it takes may be behind the path instead."""
 
 
 def describe(routes: Sequence[RouteTypes], version: str, guarded: bool) -> dict[str, Any]:
@@ -87,7 +89,12 @@ def _operation(route: RouteTypes, schema_of: dict[int, dict[str, Any]]) -> dict[
     if "{model" in route.path:
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
     if route.takes is not None:
-        operation["requestBody"] = {"required": True, "content": _json(schema_of[id(route.takes)])}
+        operation["requestBody"] = {"required": not route.by_query, "content": _json(schema_of[id(route.takes)])}
+    if route.by_query and route.takes is not None:
+        operation["parameters"] = [
+            {"name": field.name, "in": "query", "required": False, "schema": msgspec.json.schema(field.type)}
+            for field in msgspec.structs.fields(route.takes)
+        ]
     return operation
 
 

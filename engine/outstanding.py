@@ -1,5 +1,7 @@
 """What is outstanding with each replica, as the front desk knows it: nobody has to be asked. Pure."""
 
+from collections import Counter
+
 from tercet.engine.live import Asked
 from tercet.engine.routing import ANSWER_TOKENS
 
@@ -10,10 +12,14 @@ class Outstanding:
     def __init__(self, num_replicas: int) -> None:
         self.tokens = [0] * num_replicas
         """Of each replica, an answer for so many."""
+        self.adapters: Counter[int] = Counter()
+        """Answers by the load of their adapter."""
 
     def place(self, asked: Asked, replica: int) -> None:
         """A request is this replica's, with all its answers."""
         assert asked.answers[0].submit is not None
+        asked.adapter_load = asked.answers[0].submit.sampling.adapter_load
+        self.adapters[asked.adapter_load] += len(asked.answers)
         asked.replica, asked.num_unbegun = replica, len(asked.answers[0].submit.prompt_ids) // 4
         self.tokens[replica] += asked.num_unbegun + len(asked.answers) * ANSWER_TOKENS
 
@@ -27,5 +33,6 @@ class Outstanding:
         """An answer has ended, and is none of the request's any more."""
         if asked.replica is not None:
             self.tokens[asked.replica] -= ANSWER_TOKENS
+            self.adapters[asked.adapter_load] -= 1
             if not asked.answers:
                 self.begin(asked)  # what has not begun never will

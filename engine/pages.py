@@ -100,7 +100,8 @@ class PrefixHasher:
         self.page_size = page_size
 
     def root(self, cache_salt: str, adapter: int = -1) -> bytes:
-        """What the first page's hash is chained to: requests share pages only under the same salt and adapter."""
+        """What the first page's hash is chained to: requests share pages only under the same salt and adapter, told by
+        the number of its load."""
         return self._hash(b"%d:" % adapter + cache_salt.encode())  # a salt begins behind the first colon
 
     def chain(self, previous: bytes, token_ids: NDArray[np.int32]) -> Iterator[bytes]:

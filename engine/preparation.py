@@ -15,7 +15,7 @@ from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
     Rules,
-    adapter_index,
+    adapter_named,
     check_prompt_ids,
     check_received_ids,
     received_of,
@@ -51,8 +51,8 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
     sampling = resolve(request.params, len(prompt_ids), number, rules)
     if isinstance(request, EmbedRequest | ClassifyRequest):
         params = request.embedding if isinstance(request, EmbedRequest) else request.classification
-        made, adapter = resolve_made(params, rules), adapter_index(params.adapter, rules)
-        sampling = structs.replace(sampling, embedding=made, adapter=adapter)
+        made, (place, load) = resolve_made(params, rules), adapter_named(params.adapter, rules)
+        sampling = structs.replace(sampling, embedding=made, adapter=place, adapter_load=load)
     received = received_of(request)
     unpacked = {index: unpack_ids(ids, "received_ids") for index, ids in received.items()}
     for token_ids in unpacked.values():

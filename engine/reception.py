@@ -5,7 +5,7 @@ Pure: no socket. Preparing a request takes time and may be done in another threa
 
 import gc
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -16,6 +16,7 @@ from tercet.engine.answer_formats import answer_formats
 from tercet.engine.chat_template import TemplateRefused
 from tercet.engine.config import EngineConfig
 from tercet.engine.embedding import check_made
+from tercet.engine.first_standing import first_standing
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.given_up import KILLS_WORKERS
 from tercet.engine.grammar_trial import GrammarTrial
@@ -40,6 +41,7 @@ from tercet.engine.request_check import (
 from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.engine.truncation import check_truncation, cut_ids, keeps_end, most_tokens, readable, shortened
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Rejected, Tokenized
+from tercet.ipc.change_messages import Change
 from tercet.ipc.messages import (
     Chat,
     Classify,
@@ -54,7 +56,7 @@ from tercet.ipc.messages import (
     Request,
     Tokenize,
 )
-from tercet.ipc.process_messages import Limits
+from tercet.ipc.process_messages import Limits, LoadedAdapter
 from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
@@ -77,11 +79,16 @@ class Reception:
         self._name, self._version = config.served_model_name or config.model, version("tercet")
         self._formats = answer_formats(codec.template, config)
         self._trial = GrammarTrial()
+        self.standing = first_standing(config)
         self.draining = False
 
     def measure_by(self, limits: Limits) -> None:
         """From now on; what was submitted stays as it is."""
         self._rules = replace(self._rules, limits=limits)
+
+    def name_adapters(self, adapters: Mapping[str, LoadedAdapter]) -> None:
+        """That requests may name from now on."""
+        self._rules = replace(self._rules, adapters=adapters)
 
     def info(self) -> EngineInfo:
         """Who is there."""
@@ -105,13 +112,15 @@ class Reception:
             whole.num_trials,
             whole.num_guesses,
             whole.num_right_guesses,
-            self._rules.adapters,
+            tuple(self._rules.adapters),
             limits.classifier,
             tuple(map(gauges, loads)) if len(loads) > 1 else (),
             whole.num_host_pages,
             whole.num_host_hits,
             whole.num_stored_bytes,
             whole.num_loaded_bytes,
+            self.standing.weights,
+            self.standing.is_asleep,
         )
 
     def decode(self, frames: Sequence[bytes]) -> FromClient | Rejected:
@@ -130,12 +139,13 @@ class Reception:
             return Rejected(_request_id_in(frames[0]), "bad_message", f"the message cannot be read: {error}")
         finally:
             gc.enable()
-        if isinstance(message, Question) and not 1 <= len(message.request_id) <= MAX_NAME_LENGTH:
+        if isinstance(message, Question | Change) and not 1 <= len(message.request_id) <= MAX_NAME_LENGTH:
             return _bad_name(message.request_id)
         return message
 
-    def admit(self, client: Client, request: Request) -> Live | Failed | Rejected:
-        """Take the request's name and check all that does not need its token ids."""
+    def admit(self, client: Client, request: Request, asleep: str | None = None) -> Live | Failed | Rejected:
+        """Take the request's name and check all that does not need its token ids. `asleep`: why newcomers come in
+        vain."""
         request_id = request.request_id
         if not 1 <= len(request_id) <= MAX_NAME_LENGTH:
             return _bad_name(request_id)
@@ -155,7 +165,10 @@ class Reception:
             check_made(request, self._rules)
             check_truncation(request, self._rules)
             check_prompt(request, self._rules, has_template=self._codec.template is not None)
-            self._desk.split(live, list(received_of(request)))
+            received = received_of(request)
+            if asleep is not None and not goes_on(received, request.params.n):
+                raise Refusal("asleep", asleep)
+            self._desk.split(live, list(received))
         except Refusal as refusal:
             return self._desk.fail(live, refusal.code, str(refusal))
         return live

@@ -5,6 +5,7 @@ import math
 RETRY_AFTER_S = 1.0
 """Before it is worth asking again, where what is in the way passes and nobody knows when."""
 SHUTTING_DOWN = "the engine is shutting down"
+ASLEEP = "the engine is asleep; want it woken up (WakeUp, POST /wake_up) before requests"
 TAKES_NO_MORE = f"{SHUTTING_DOWN} and takes no new requests"
 
 

@@ -146,7 +146,7 @@ def make_requests(
 ) -> list[Request]:
     """The answers that a message asks for, with the full pages of what they bring hashed."""
     prompt_ids = np.frombuffer(message.prompt_ids, np.int32)
-    root = b"" if hasher is None else hasher.root(message.cache_salt, message.sampling.adapter)
+    root = b"" if hasher is None else hasher.root(message.cache_salt, message.sampling.adapter_load)
     hashes = extended_hashes([root], hasher, prompt_ids)
     arrived = now - message.waited
     expires = math.inf if message.queue_timeout is None else arrived + message.queue_timeout

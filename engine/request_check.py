@@ -19,7 +19,7 @@ from tercet.engine.pooling import Pooling
 from tercet.engine.refusal import Refusal, check_range, invalid, short
 from tercet.engine.structured_check import check_structured, write_grammar
 from tercet.ipc.messages import MAX_ANSWERS, MAX_LOGPROBS, Request, SamplingParams
-from tercet.ipc.process_messages import Limits
+from tercet.ipc.process_messages import Limits, LoadedAdapter
 from tercet.ipc.room import context_length, too_many_tokens
 from tercet.ipc.step_messages import Sampling
 
@@ -53,8 +53,8 @@ class Rules:
     page_size: int
     pooling: Pooling
     """How an embedding is made."""
-    adapters: tuple[str, ...] = ()
-    """Their names."""
+    adapters: Mapping[str, LoadedAdapter]
+    """That requests may name."""
 
     @property
     def cache_length(self) -> int:
@@ -95,19 +95,19 @@ def check_params(params: SamplingParams, rules: Rules) -> None:
         if wanted is not None:
             check_range(field, wanted, 0, MAX_LOGPROBS)
     check_structured(params, takes_text=rules.takes_text, has_eos=bool(rules.eos_ids))
-    adapter_index(params.adapter, rules)
+    adapter_named(params.adapter, rules)
     _check_stops(params, rules)
 
 
-def adapter_index(name: str | None, rules: Rules) -> int:
-    """Its place among the engine's adapters; -1: none. Refuses a name that no adapter has."""
+def adapter_named(name: str | None, rules: Rules) -> tuple[int, int]:
+    """Its place and its load, as `Sampling` has them. Refuses a name that no adapter has."""
     if name is None:
-        return -1
+        return -1, -1
     if name not in rules.adapters:
         known = ", ".join(map(repr, rules.adapters))
-        wanted = f"one of {known}, or nothing" if known else "nothing: the engine was started without adapters"
+        wanted = f"one of {known}, or nothing" if known else "nothing: the engine has no adapters"
         raise invalid("adapter", repr(name), wanted)
-    return rules.adapters.index(name)
+    return rules.adapters[name].place, rules.adapters[name].load
 
 
 def check_text_length(text: str, rules: Rules) -> None:
@@ -194,6 +194,7 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         raise invalid("min_tokens", params.min_tokens, f"at most max_tokens ({max_tokens})")
     temperature = _first(params.temperature, defaults.temperature, 1.0)
     top_k = _first(params.top_k, defaults.top_k, 0)
+    place, load = adapter_named(params.adapter, rules)
     return Sampling(
         temperature=temperature if temperature >= _LEAST_TEMPERATURE else 0.0,
         top_k=top_k if 0 < top_k < rules.limits.vocab_size else 0,
@@ -208,7 +209,8 @@ def resolve(params: SamplingParams, num_prompt: int, number: int, rules: Rules) 
         prompt_logprobs=params.prompt_logprobs,
         grammar=None if params.structured is None else write_grammar(params.structured),
         open_ended=params.max_tokens is None,
-        adapter=adapter_index(params.adapter, rules),
+        adapter=place,
+        adapter_load=load,
     )
 
 

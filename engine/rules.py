@@ -7,9 +7,9 @@ import sys
 
 import msgspec
 
-from tercet.engine.adapter_names import read_adapters
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
+from tercet.engine.first_standing import first_standing
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults
 from tercet.engine.text_codec import TextCodec
@@ -32,7 +32,7 @@ def make_rules(codec: TextCodec, limits: Limits, config: EngineConfig) -> Rules:
             "with a head, or no template"
         )
     of_text = codec.longest_token, codec.tokenizer is not None
-    adapters = tuple(read_adapters(config.adapter))
+    adapters = {one.name: one for one in first_standing(config).adapters}
     rules = Rules(limits, codec.defaults, eos_ids, config.seed, *of_text, config.page_size, codec.pooling, adapters)
     try:
         check_defaults(rules)

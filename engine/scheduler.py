@@ -18,7 +18,7 @@ from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import make_settings
 from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.grammar_messages import Allowed, Disallowed
-from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersRestarted
+from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersAway, WorkersRestarted
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import (
     Abort,
@@ -75,6 +75,7 @@ class StepLoop:
         """Numbers (int64) of requests to be forgotten in this turn, all at once: that takes a walk along the line."""
         self._unsent: deque[Tokens | Unservable] = deque()
         """News for a tokenizer that is far behind: nothing is planned until it has them."""
+        self._has_workers = True
         self._wakes_at: float | None = None
         """When there is something to do for the planner, whether or not a message comes."""
         self._commands: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
@@ -97,7 +98,8 @@ class StepLoop:
             self._planner.abort(Abort(bytes(self._aborted)))
             self._aborted.clear()
         # Before planning: cores wake up meanwhile.
-        self._cores.look(now, wanted=self._planner.is_awaited, idle=self._planner.idle)
+        idle = self._planner.idle or not self._has_workers
+        self._cores.look(now, wanted=self._planner.is_awaited and self._has_workers, idle=idle)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
         while not self._unsent and (self._draw(now) or self._swap() or self._plan(now)) is not None:
@@ -153,7 +155,10 @@ class StepLoop:
 
     def _obey(self, command: ToChild, now: float) -> None:
         match command:
+            case WorkersAway():
+                self._has_workers = False
             case WorkersRestarted():
+                self._has_workers = True
                 for unservable in self._planner.restart(command, now):
                     self._send(unservable)
             case _:

@@ -36,7 +36,7 @@ class Schedulers:
         return self._lines[replica].submit(submit)
 
     def _choose(self, submit: Submit) -> int:
-        salt = submit.cache_salt, submit.sampling.adapter
+        salt = submit.cache_salt, submit.sampling.adapter_load
         return self._routing.choose(submit.prompt_ids, salt, self._desk.outstanding.tokens, self._mending)
 
     def abort(self, lives: Iterable[Live]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from tercet.engine.adapter_names import read_adapters
 from tercet.engine.bytecode import keep_bytecode
+from tercet.engine.changes import Changes
 from tercet.engine.child import Paths, remove_sockets, remove_stale_sockets
 from tercet.engine.children import Child, Post
 from tercet.engine.config import EngineConfig
@@ -32,10 +33,12 @@ from tercet.ipc.process_messages import (
     HandOver,
     LastWords,
     Loaded,
+    Order,
     Phase,
     Progress,
     Ready,
     Serving,
+    Tried,
 )
 
 _ROLES = ("worker", "scheduler", "tokenizer", "http")
@@ -52,7 +55,7 @@ class Supervisor:
         self._report = report
         self._crew = Crew(config, self._hear)
         self._addresses: Addresses | None = None
-        self._paths: Paths | None = None
+        self._changes: Changes | None = None
         self._posts = [
             Post(role, replica)
             for role in _ROLES
@@ -72,7 +75,7 @@ class Supervisor:
     def is_fetching(self) -> bool:
         """Whether the model, or what goes with it, is still looked for, by libraries that know of no `stop`; nothing
         else has begun then."""
-        return self._paths is None
+        return self._changes is None
 
     def run(self) -> None:
         """Start, serve until stopped, end. Raises `TercetError` when the engine did not start or died."""
@@ -80,7 +83,7 @@ class Supervisor:
             watch = self._start()
             if watch is not None:
                 while not self._stops:
-                    watch.turn(time.monotonic() + 3600)
+                    self._turn(watch, time.monotonic() + 3600)
                 self._drain(watch)
             self._bid_farewell(SHUTTING_DOWN, "draining")
         except ChildDied as death:
@@ -100,7 +103,8 @@ class Supervisor:
         model, adapters = str(locate(self._config.model)), read_adapters(self._config.adapter)
         folders = tuple(str(locate(folder, name)) for name, folder in adapters.items())
         guesser = self._config.speculative_config and self._config.speculative_config.model
-        self._paths = Paths(model, folders, str(locate(guesser)) if guesser else None)
+        paths = Paths(model, adapters=folders, guesser=str(locate(guesser)) if guesser else None)
+        self._changes = Changes(self._config, self._crew, paths)
         try:
             config = self._config
             self._addresses = make_addresses(
@@ -148,8 +152,10 @@ class Supervisor:
 
     def _spawn(self, post: Post, incarnation: int = 0) -> None:
         assert self._addresses is not None
-        assert self._paths is not None
-        self._crew.spawn(post, self._paths, self._addresses, incarnation)
+        assert self._changes is not None
+        self._crew.spawn(post, self._changes.paths, self._addresses, incarnation)
+        for child in self._crew.of(post):
+            self._changes.tell(child)
         if self._stops:
             self._tell_doors_to_drain(post)
 
@@ -157,6 +163,12 @@ class Supervisor:
         for child in self._crew.children:
             if child.post in posts and child.post in (HTTP, TOKENIZER):
                 child.tell(Drain())
+
+    def _turn(self, watch: Watch, until: float) -> None:
+        """Watch, and make what changes are asked for."""
+        assert self._changes is not None
+        watch.turn(until)
+        self._changes.turn(watch)
 
     # ---------------------------------------------------------------------------------------------- end
 
@@ -166,7 +178,7 @@ class Supervisor:
         self._tell_doors_to_drain(*self._posts)
         deadline = time.monotonic() + self._config.drain_timeout
         while not watch.drained and self._stops < 2 and time.monotonic() < deadline:
-            watch.turn(deadline)
+            self._turn(watch, deadline)
         if watch.drained:
             self._hand_over(watch, deadline)
 
@@ -207,5 +219,11 @@ class Supervisor:
                 child.serving = True
             case LastWords(message=words):
                 child.last_words = words
+            case Order() as order:
+                assert self._changes is not None
+                self._changes.order(child, order)
+            case Tried() as tried:
+                assert self._changes is not None
+                self._changes.note(child, tried)
             case Loaded() | Beat():
                 pass  # that it was heard is what counts

@@ -22,6 +22,7 @@ from tercet.ipc.process_messages import (
     Mending,
     NewLimits,
     SchedulerRestarted,
+    WorkersAway,
     WorkersRestarted,
 )
 
@@ -58,6 +59,12 @@ class Watch:
         """And the tokenizer."""
         self._blame: list[str | None] = [None] * len(limits)
         """Of each replica's workers."""
+        self._away = False
+        """The workers have been sent away, and nobody misses them."""
+        self._on_trial: set[Post] = set()
+        """Workers that were sent for and have not served since. If one dies before, none of them is tried again."""
+        self.failure: str | None = None
+        """Why that was."""
         self._last_turn = 0.0
         self.draining = False
         """The tokenizer may end by itself, which it does when nothing is left to do."""
@@ -98,6 +105,34 @@ class Watch:
         for post in {child.post for child in self._crew.children} - {kept}:
             self._crew.discard(post)
 
+    @property
+    def lacks_workers(self) -> bool:
+        """Of some replica."""
+        return self._away or any(post.role == "worker" for post in self._due.keys() | self._arriving.keys())
+
+    def send_away(self) -> None:
+        """All workers end, and nobody is started in their place."""
+        self._away = True
+        self._on_trial.clear()
+        for post in self._workers:
+            self._due.pop(post, None)
+            self._arriving.pop(post, None)
+            self._crew.discard(post)
+            if (scheduler := self._crew.only(Post("scheduler", post.replica))) is not None:
+                scheduler.tell(WorkersAway())
+
+    def send_for(self, *, on_trial: bool) -> None:
+        """Workers are wanted again. `on_trial`: one that dies before it serves is not replaced: `failure` says why."""
+        self._away, self.failure = False, None
+        now = time.monotonic()
+        for post in self._workers:
+            self._due[post], self._blame[post.replica] = now, None
+        self._on_trial = set(self._workers) if on_trial else set()
+
+    @property
+    def _workers(self) -> list[Post]:
+        return [Post("worker", replica) for replica in range(len(self._limits))]
+
     def _tell_of_replacements(self) -> None:
         """The HTTP door: what keeps requests from being served, which is not a replica that others stand in for."""
         absent = self._due.keys() | self._arriving.keys()
@@ -132,7 +167,8 @@ class Watch:
             self._replace(post, child, now)
         for post in posts:
             workers = Post("worker", post.replica)
-            if post.role == "scheduler" and self._config.tensor_parallel_size > 1 and workers not in self._due:
+            has_ranks = self._config.tensor_parallel_size > 1 and not self._away
+            if post.role == "scheduler" and has_ranks and workers not in self._due:
                 # It may have died between telling one rank and telling the next.
                 self._crew.discard(workers)
                 self._due[workers], self._blame[post.replica] = now, None
@@ -150,6 +186,9 @@ class Watch:
         """All processes of a post end, and are due again after a while."""
         self._crew.discard(post)
         self._arriving.pop(post, None)
+        if post in self._on_trial:
+            self.failure = why
+            return
         delay = self._restarts[post].died(now)
         if delay is None:
             raise ChildDied(f"{why}; {self._restarts[post].verdict}")
@@ -160,8 +199,11 @@ class Watch:
         """Let replaced processes begin once they are all loaded, and tell those whom it concerns once they serve."""
         children = self._crew.of(post)
         if now > self._arriving[post] and not all(child.serving for child in children):
-            seconds = f"{self._config.startup_timeout:g} s"
-            raise ChildDied(f"{self._name(post)} did not come back within --startup-timeout {seconds}")
+            late = f"{self._name(post)} did not come back within --startup-timeout {self._config.startup_timeout:g} s"
+            if post not in self._on_trial:
+                raise ChildDied(late)
+            self._put_off(post, late, now)
+            return
         if not all(child.loaded for child in children):
             return
         if post.role == "worker":
@@ -174,6 +216,7 @@ class Watch:
         if not all(child.serving for child in children):
             return
         del self._arriving[post]
+        self._on_trial.discard(post)
         scheduler, tokenizer = self._crew.only(Post("scheduler", post.replica)), self._crew.only(TOKENIZER)
         if post.role == "worker" and tokenizer is not None:
             tokenizer.tell(NewLimits(least_limits(self._limits)))
@@ -186,5 +229,8 @@ class Watch:
             self._impaired = ()  # the new one knows nothing
         elif post == TOKENIZER:
             self._mending = ()
-        elif post.role == "scheduler" and tokenizer is not None:
-            tokenizer.tell(SchedulerRestarted(post.replica))
+        elif post.role == "scheduler":
+            if self._away:
+                children[0].tell(WorkersAway())
+            if tokenizer is not None:
+                tokenizer.tell(SchedulerRestarted(post.replica))

@@ -5,11 +5,12 @@ The only file of the engine that knows the model. It knows no text, no request, 
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
 from tercet.engine import child
+from tercet.engine.beside_steps import BesideSteps
 from tercet.engine.child import SupervisorLink
 from tercet.engine.compiler_process import CompilerSpec, guess_settings, open_configured, steps_of
 from tercet.engine.compilers import Compilers, OthersCompilers, start_compilers
@@ -32,6 +33,7 @@ from tercet.model.quick_sources import quicken_sources
 if TYPE_CHECKING:
     import torch
 
+    from tercet.model.adapter_places import AdapterPlaces
     from tercet.model.decoder import Decoder
     from tercet.model.load import Opened
     from tercet.model.parallel import Group
@@ -40,26 +42,36 @@ _NULL_BYTES_PER_TOKEN = 1024
 """A null runner has no cache; this sizes the page pool it claims to have."""
 
 
+class _Made(NamedTuple):
+    """`swaps`: of pages, where there is room for them in the host's memory; `places`: for adapters that come and go."""
+
+    runner: StepRunner
+    swaps: PageSwaps | None = None
+    places: "AdapterPlaces | None" = None
+
+
 def main(link: SupervisorLink) -> None:
     rank = link.spec.rank
     own = link.spec.own
     inbox: Inbox[ToWorker] = Inbox(own.workers[rank], ToWorker)
     clock = StartClock()
-    runner, swaps = _make_runner(link, clock)
+    runner, swaps, places = _make_runner(link, clock)
+    limits = runner.limits
     if link.spec.config.trace_dir is not None:
         runner = TracedRunner(runner, link.spec)
-    link.tell(Loaded(runner.limits, clock.phases))
+    link.tell(Loaded(limits, clock.phases))
     link.wait_begin()
-    by_itself = runner.limits.device == "cuda" or bool(link.spec.config.null_step_ms)
+    by_itself = limits.device == "cuda" or bool(link.spec.config.null_step_ms)
     answers = make_answers(rank, own.scheduler, by_itself=by_itself)
     copies = None
     if swaps is not None:  # nobody's tokens wait for them
         copies = Copies(swaps, make_answers(rank, own.scheduler, by_itself=by_itself))
+    beside = BesideSteps(link, _gpu_index(link.spec) if limits.device == "cuda" else None, places)
     link.tell(Serving())
-    run_steps(inbox, runner, answers, link, copies)
+    run_steps(inbox, runner, answers, link, beside, copies)
 
 
-def _make_runner(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, PageSwaps | None]:
+def _make_runner(link: SupervisorLink, clock: StartClock) -> _Made:
     config = link.spec.config
     if config.load_format == "null":
         page_bytes = config.page_size * _NULL_BYTES_PER_TOKEN
@@ -68,18 +80,18 @@ def _make_runner(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, P
             raise UnsupportedModel(f"--kv-cache-memory is {config.kv_cache_memory}; want {2 * page_bytes} at least")
         runner = NullRunner(config.max_num_seqs, config.max_model_len, num_pages, config.null_step_ms / 1e3)
         if (size := config.kv_offloading_size) is None:
-            return runner, None
+            return _Made(runner)
         if size < page_bytes:
             raise UnsupportedModel(f"--kv-offloading-size is {size}; want {page_bytes} at least")
         runner.limits = replace(runner.limits, num_host_pages=size // page_bytes, page_bytes=page_bytes)
-        return runner, NullSwaps()
+        return _Made(runner, NullSwaps())
     try:
         return _load_model(link, clock)
     except ValueError as error:  # what the model and the settings ask for does not go together
         raise UnsupportedModel(str(error)) from error
 
 
-def _load_model(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, PageSwaps | None]:
+def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
     # Before torch reads it: threads that spin for each other stand still, by the millisecond, whenever another process
     # holds a core. On two cores with one half busy that made CPU steps ten times slower.
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
@@ -116,7 +128,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, Pa
     group = Group.join(spec.rank, config.tensor_parallel_size, device, meeting, config.startup_timeout)
     clock.ended("device")
     room = HostMemory(config.kv_offloading_size // group.size, device) if config.kv_offloading_size else None
-    decoder, cache_dtype = _load_decoder(link, clock, group)
+    decoder, cache_dtype, places_for_adapters = _load_decoder(link, clock, group)
     settings = RunnerSettings(
         max_num_seqs=config.max_num_seqs,
         max_model_len=decoder.max_model_len,
@@ -159,13 +171,15 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> tuple[StepRunner, Pa
         clock.ended("host memory")
     if on_gpu:
         warn_of_late_compiles()
-    return runner, swaps
+    return _Made(runner, swaps, places_for_adapters)
 
 
-def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "tuple[Decoder, torch.dtype]":
-    """The model's weights and the type of its cache, and on a GPU all kernels, if this is the first start that wants
-    them."""
-    from tercet.model.load import load_decoder
+def _load_decoder(
+    link: SupervisorLink, clock: StartClock, group: "Group"
+) -> "tuple[Decoder, torch.dtype, AdapterPlaces | None]":
+    """The model's weights, the type of its cache and the places of its adapters, and on a GPU all kernels, if this is
+    the first start that wants them."""
+    from tercet.model.load import load_decoder, places_of
     from tercet.model.padded_shapes import Shapes
 
     config, on_gpu = link.spec.config, group.device.type == "cuda"
@@ -196,7 +210,7 @@ def _load_decoder(link: SupervisorLink, clock: StartClock, group: "Group") -> "t
         clock.ended("compilers")
     if on_gpu:
         group.min(0)  # all wait for them: ranks launch the same kernels
-    return decoder, opened.cache_dtype
+    return decoder, opened.cache_dtype, places_of(opened, decoder) if config.max_adapters else None
 
 
 def _start_compilers(

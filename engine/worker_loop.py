@@ -5,6 +5,7 @@ Knows what is launched when; what a runner makes of it, and who waits for result
 
 from typing import NamedTuple
 
+from tercet.engine.beside_steps import BesideSteps
 from tercet.engine.child import SupervisorLink
 from tercet.engine.step_answers import AnyAnswers
 from tercet.engine.step_runner import PageSwaps, StepRunner
@@ -28,6 +29,7 @@ def run_steps(
     runner: StepRunner,
     answers: AnyAnswers,
     link: SupervisorLink,
+    beside: BesideSteps,
     copies: Copies | None = None,
 ) -> None:
     """The step loop. It ends with the process. Plans of an earlier epoch were made for workers that are gone."""
@@ -36,7 +38,8 @@ def run_steps(
     uses_lulls = True
     undrawn: Step | None = None
     while True:
-        message = inbox.receive(_LULL_SECONDS if uses_lulls else link.beat_seconds)
+        message = inbox.receive(beside.patience(_LULL_SECONDS if uses_lulls else link.beat_seconds))
+        beside.work()
         if message is None and uses_lulls and undrawn is None:
             uses_lulls = runner.use_lull()
         if message is not None and message.epoch >= epoch:

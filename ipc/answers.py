@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from tercet.ipc.change_messages import Changed
+
 FinishReason = Literal["stop", "length", "cancelled"]
 ToolFormat = Literal[
     "none",
@@ -162,6 +164,10 @@ class EngineInfo(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_
     num_stored_bytes: int = 0
     """Bytes of pages that were copied to there, and back."""
     num_loaded_bytes: int = 0
+    weights: str = ""
+    """Which ones: the model as it was given at the start, or for the last change."""
+    is_asleep: bool = False
+    """There are no workers, and requests are refused."""
 
 
 class Tokenized(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -246,4 +252,4 @@ class Batch(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkno
     items: tuple[Item, ...]
 
 
-ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized
+ToClient = Batch | Failed | Rejected | EngineInfo | Tokenized | Detokenized | Changed

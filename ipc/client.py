@@ -9,6 +9,7 @@ tokenizer that was killed is a pause.
 from collections.abc import AsyncIterator, Sequence
 
 from tercet.ipc.call import Call, Generation, Piece
+from tercet.ipc.change_messages import LoadAdapter, Sleep, UnloadAdapter, UpdateWeights, WakeUp, WhatRuns
 from tercet.ipc.connected import Connected
 from tercet.ipc.embed_call import Classification, ClassifyCall, EmbedCall, Embedding
 from tercet.ipc.errors import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
@@ -153,3 +154,33 @@ class Client(Connected):
         }  # fmt: skip
         pairs = in_pairs(first, second)
         return await scores(self, pairs, adapter=adapter, cut=truncate_prompt_tokens, **handling)
+
+    async def sleep(self, mode: WhatRuns = "wait") -> None:
+        """End the engine's workers, so that their memory is free; new requests are refused until `wake_up`.
+
+        Those that run end first (`wait`), or are ended (`abort`: they fail as `Overloaded`), or go on once the engine
+        is awake, behind what they have said (`keep`). As all changes of an engine it goes on if the task is cancelled,
+        and takes an engine with `--allow-changes`.
+        """
+        await self._change(Sleep("", mode))
+
+    async def wake_up(self, model: str | None = None) -> None:
+        """Start the workers again: on other weights, if `model` says where (see `update_weights`)."""
+        await self._change(WakeUp("", model))
+
+    async def update_weights(self, model: str, mode: WhatRuns = "wait") -> None:
+        """Go on with other weights of the same model: a folder or .gguf file on the engine's machine, or a hub id.
+
+        What runs ends first, is ended, or goes on with the new weights behind what it has said (`keep`). New requests
+        wait. If this fails, the engine has the weights it had.
+        """
+        await self._change(UpdateWeights("", model, mode))
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Have a LoRA adapter that requests may name, of an engine with `--max-adapters`. `folder`: on the engine's
+        machine, in PEFT's layout, or a hub id; it stays there as long as the adapter is loaded."""
+        await self._change(LoadAdapter("", name, folder))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Nobody may name it from now on; done when those have ended who have named it, and its place is free."""
+        await self._change(UnloadAdapter("", name))

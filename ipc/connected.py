@@ -11,6 +11,7 @@ import msgspec
 
 from tercet.ipc.answers import Batch, Detokenized, EngineInfo, Failed, Rejected, Tokenized
 from tercet.ipc.calls import Calls
+from tercet.ipc.change_messages import Change, Changed
 from tercet.ipc.dialect import Dialect, ForeignEngine
 from tercet.ipc.errors import EngineDied
 from tercet.ipc.head_start import HeadStart
@@ -112,6 +113,12 @@ class Connected:
         self._lose("engine_died", reason)
         self._questions.end(EngineDied("engine_died", reason))
 
+    async def _change(self, change: Change) -> None:
+        """`change` has no name yet."""
+        if not self._is_owed:
+            self._line.last_heard = asyncio.get_running_loop().time()
+        await self._questions.change(msgspec.structs.replace(change, request_id=self._new_name()))
+
     async def _whole(self, call: Pending[Whole]) -> Whole:
         await self._start(call)
         try:
@@ -167,7 +174,7 @@ class Connected:
             case Failed():
                 if not self._questions.fail(message):
                     self._calls.take(message)
-            case Tokenized() | Detokenized():
+            case Tokenized() | Detokenized() | Changed():
                 self._questions.take(message)
             case Rejected(request_id=name, code=code):
                 if not self._questions.fail(Failed(name or "", code, message.message)):
@@ -186,10 +193,15 @@ class Connected:
                 if now - lost_at > self._reconnect_timeout:
                     gone = f"the engine at {self._address} is gone for {now - lost_at:.0f} s"
                     self._lose("engine_died", f"{gone}; {self._line.advice}")
-            elif self._calls and silence >= _SILENCE_S:
+            elif self._is_owed and silence >= _SILENCE_S:
                 self._lose("engine_died", f"the engine at {self._address} has said nothing for {silence:.0f} s")
-            elif self._calls and silence >= _PING_S:
+            elif self._is_owed and silence >= _PING_S:
                 self._send(Hello())
+
+    @property
+    def _is_owed(self) -> bool:
+        """An answer, which may take its time."""
+        return bool(self._calls or self._questions)
 
     def _lose(self, code: str, message: str) -> None:
         self._in_turn.flush()

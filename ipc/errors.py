@@ -39,7 +39,7 @@ class RequestTimedOut(ClientError, TimeoutError):
 
 def error_of(failed: Failed) -> ClientError:
     match failed.code:
-        case "overloaded" | "draining" | "slow_client":
+        case "overloaded" | "draining" | "slow_client" | "asleep" | "aborted":
             return Overloaded(failed.code, failed.message, failed.retry_after)
         case "engine_died":
             return EngineDied(failed.code, failed.message)

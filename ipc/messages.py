@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from tercet.ipc.change_messages import Change
+
 MAX_LOGPROBS = 20
 """Of the likeliest tokens, so many are told at most."""
 
@@ -272,4 +274,4 @@ EmbedRequest = Embed | EmbedIds
 ClassifyRequest = Classify | ClassifyIds
 Request = Continuation | EmbedRequest | ClassifyRequest
 Question = Tokenize | Detokenize
-FromClient = Request | Question | Cancel | Hello
+FromClient = Request | Question | Change | Cancel | Hello

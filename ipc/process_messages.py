@@ -3,6 +3,7 @@
 import msgspec
 
 from tercet.ipc.answers import Classifier
+from tercet.ipc.change_messages import Change
 
 # ----------------------------------------------------------------------- supervisor <-> children (pipes)
 
@@ -54,6 +55,10 @@ class Abandon(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     code: str = "engine_died"
 
 
+class WorkersAway(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the scheduler: there are none, for as long as somebody wants it so. What runs waits for `WorkersRestarted`."""
+
+
 class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """To the scheduler: all workers are new and empty. What ran is to run again, under plans of this epoch."""
 
@@ -81,6 +86,51 @@ class Mending(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     are theirs. Only where there are several."""
 
     replicas: tuple[int, ...]
+
+
+class LoadedAdapter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One that requests may name."""
+
+    name: str
+    place: int
+    """Where its matrices are, on each rank."""
+    load: int
+    """Which load it was of all. No two have the same number, so nothing cached of one is found for another."""
+
+
+class Standing(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer and the HTTP door: what of the engine can be changed while it runs, as it is now."""
+
+    weights: str
+    """As whoever wanted them named them."""
+    is_asleep: bool = False
+    """There are no workers, and nobody misses them."""
+    falls_asleep: bool = False
+    """It will be so once what runs has ended, and takes no new requests."""
+    adapters: tuple[LoadedAdapter, ...] = ()
+
+
+class Outcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To the tokenizer: what has become of an order. Where it was not carried out, why, and all is as it was."""
+
+    number: int
+    code: str | None = None
+    message: str = ""
+
+
+class TryWeights(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To a worker: say whether these could take the place of those it has. It reads no numbers."""
+
+    number: int
+    path: str
+
+
+class PlaceAdapter(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To a worker: put it into this place, which no request has just now."""
+
+    number: int
+    place: int
+    path: str
 
 
 class Impaired(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -115,14 +165,33 @@ class Beat(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     count: int
 
 
+class Order(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """From the tokenizer: somebody wants this changed, and nothing that runs is in the way. Answered with `Outcome`."""
+
+    number: int
+    """Unique for the engine's life."""
+    change: Change
+    only_try: bool = False
+    """Say what is wrong with it, before anything is ended for it; or know that it is going to be done."""
+
+
+class Tried(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """From a worker: what is wrong with what it was asked about, or to do; None: nothing, and it is done."""
+
+    number: int
+    complaint: str | None
+
+
 class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Why this child is about to exit."""
 
     message: str
 
 
-ToChild = Begin | Drain | HandOver | Abandon | WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
-FromChild = Phase | Loaded | Serving | Beat | LastWords
+OfReplicas = WorkersAway | WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
+OfChanges = Standing | Outcome | TryWeights | PlaceAdapter
+ToChild = Begin | Drain | HandOver | Abandon | OfReplicas | OfChanges
+FromChild = Phase | Loaded | Serving | Beat | Order | Tried | LastWords
 
 
 # --------------------------------------------------------------------- supervisor -> its owner (a pipe)

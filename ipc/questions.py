@@ -10,20 +10,21 @@ import anyio
 
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Tokenized
 from tercet.ipc.call import unpack_ids
+from tercet.ipc.change_messages import Change, Changed
 from tercet.ipc.errors import ClientError, EngineDied, error_of
 from tercet.ipc.messages import Continuation, Detokenize, GenerateIds, Hello, Question, Tokenize
 
-Answer = Tokenized | Detokenized
+Answer = Tokenized | Detokenized | Changed
 _DEADLINE_S = 60.0
 
 
 class Questions:
     """The open questions of one client."""
 
-    def __init__(self, send: Callable[[Question | Hello], None]) -> None:
+    def __init__(self, send: Callable[[Question | Change | Hello], None]) -> None:
         self._send = send
         self._info: asyncio.Future[EngineInfo] | None = None
-        self._open: dict[str, tuple[Question, asyncio.Future[Answer]]] = {}
+        self._open: dict[str, tuple[Question | Change, asyncio.Future[Answer]]] = {}
 
     async def tokenize(self, name: str, request: Continuation) -> list[int]:
         """Raises `ClientError`, as all questions do."""
@@ -38,15 +39,22 @@ class Questions:
         assert isinstance(answer, Detokenized)
         return answer.text
 
-    async def _ask(self, question: Question) -> Answer:
+    async def change(self, change: Change) -> None:
+        """It takes as long as what runs, and the workers' start: only an engine that is gone ends the wait."""
+        await self._ask(change, None)
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    async def _ask(self, question: Question | Change, within: float | None = _DEADLINE_S) -> Answer:
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._open[question.request_id] = question, answer
         try:
             self._send(question)
-            with anyio.fail_after(_DEADLINE_S):
+            with anyio.fail_after(within):
                 return await answer
         except TimeoutError:
-            raise EngineDied("no_answer", f"the engine has not answered within {_DEADLINE_S:g} s") from None
+            raise EngineDied("no_answer", f"the engine has not answered within {within:g} s") from None
         finally:
             self._open.pop(question.request_id, None)
 

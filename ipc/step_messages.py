@@ -64,7 +64,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     embedding: Embedding | None = None
     """It is wanted; the one token that is sampled behind the prompt is nobody's."""
     adapter: int = -1
-    """Which one's weights are added, among those that the engine was started with; -1: none."""
+    """In which place are the weights that are added, and which load of an adapter that was; -1: none are."""
+    adapter_load: int = -1
 
 
 class Sibling(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -264,7 +265,6 @@ class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     index: int
     token_ids: bytes
     epoch: int = 0
-    """Of the plan."""
     logs: Logs | None = None
     prompt_logs: tuple[PromptLogs, ...] = ()
     vectors: tuple[Vector, ...] = ()

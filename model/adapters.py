@@ -147,16 +147,19 @@ def empty_adapters(
 
 
 def load_adapters(
-    adapters: Sequence[AdapterFile], ranks: Ranks, config: ModelConfig, *, rank: int, size: int, dtype: torch.dtype,
-    device: torch.device, interleaved: bool,
+    adapters: Sequence[AdapterFile | None], ranks: Ranks, config: ModelConfig, *, rank: int, size: int,
+    dtype: torch.dtype, device: torch.device, interleaved: bool,
 ) -> tuple[LayerAdapters, ...]:  # fmt: skip
-    """The same, read from their files, of which `ranks` are. Scales go into the second matrix of each pair."""
+    """The same, read from their files, for which `ranks` have room; None: a place with nothing in it. Scales go into
+    the second matrix of each pair."""
     sizes = {"rank": rank, "size": size}
     layers = empty_adapters(ranks, config, **sizes, dtype=dtype, device=device, interleaved=interleaved)
     for layer, places in enumerate(layers):
         for name, product in _products(config, layer, **sizes, interleaved=interleaved).items():
             if (low_rank := getattr(places, name)) is not None:
                 for index, adapter in enumerate(adapters):
+                    if adapter is None:
+                        continue
                     _fill_product(adapter, index, layer, product, ranks, low_rank)
     return layers
 

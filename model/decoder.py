@@ -81,6 +81,7 @@ class Decoder:
             weights.final_norm_D, weights.lm_head_VD, config.stream_eps, config.vocab_size, config.logit_softcap, group,
             deterministic,
         )  # fmt: skip
+        self.adapters = adapters
         self.num_adapters = max((layer.count for layer in adapters), default=0)
         # To a fused kernel other rows of the step are no keys. Where a token's bits are its own, one kernel serves all.
         self._fuses = not (deterministic and guesses) and not config.gated_attention

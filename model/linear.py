@@ -41,8 +41,8 @@ from tercet.triton_kernels.scaled_weight import Weight
 class ReorderedPairs:
     """A `LowRank` for the CPU, each adapter's matrices reordered: so a row's bits do not depend on M there either."""
 
-    downs: tuple[Tensor, ...]
-    ups: tuple[Tensor, ...]
+    downs: list[Tensor]
+    ups: list[Tensor]
 
     def __len__(self) -> int:
         return len(self.downs)
@@ -86,8 +86,8 @@ def reorder_for_cpu(weight_NK: Tensor) -> Tensor:
 
 def reorder_pairs(low_rank: LowRank) -> Pairs:
     """The same for low ranks."""
-    downs = tuple(map(reorder_for_cpu, low_rank.down_ARK))
-    ups = tuple(reorder_for_cpu(low_rank.whole_up(adapter)) for adapter in range(len(downs)))
+    downs = list(map(reorder_for_cpu, low_rank.down_ARK))
+    ups = [reorder_for_cpu(low_rank.whole_up(adapter)) for adapter in range(len(downs))]
     return ReorderedPairs(downs, ups) if is_reordered(downs[0]) else low_rank
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tercet.model.adapter_file import AdapterFile
+from tercet.model.adapter_places import AdapterPlaces, Reserved, check_fits, reserved_ranks
 from tercet.model.adapters import LayerAdapters, Ranks, adapters_for_cpu, load_adapters, ranks_of
 from tercet.model.checkpoint import open_model, read_settings
 from tercet.model.config import DTYPES, ModelConfig
@@ -24,6 +25,7 @@ from tercet.model.parallel import Group
 from tercet.model.reordered import reordered_for_cpu
 from tercet.model.rounded_checkpoint import RoundedCheckpoint, round_checkpoint
 from tercet.model.rounded_rows import check_rounding, with_rounded_rows
+from tercet.model.same_model import check_same
 from tercet.model.scaled_rows import Kept
 from tercet.model.states import check_for_gpu
 from tercet.model.weights import Checkpoint, Progress, ScaledCheckpoint, load_weights
@@ -50,7 +52,8 @@ class Opened:
     max_model_len: int
     kept: Kept
     """As stored: what is so."""
-    adapters: tuple[AdapterFile, ...] = ()
+    adapters: tuple[AdapterFile | None, ...] = ()
+    """None: a place with nothing in it."""
     ranks: Ranks | None = None
     """Of adapters, if there are any."""
     eagle: OpenedEagle | None = None
@@ -77,25 +80,29 @@ def open_for(
     max_model_len: int | None = None,
     dummy_seed: int | None = None,
     tensor_parallel_size: int = 1,
-    adapters: Sequence[Path] = (),
+    adapters: Sequence[Path | None] = (),
+    reserved: Reserved | None = None,
     label_tokens: Sequence[str] = (),
     guesses: bool = False,
     eagle: Path | None = None,
+    like: Path | None = None,
 ) -> Opened:
     """Read what there is to know before weights. `dummy_seed`: random weights instead of the checkpoint's (only its
-    config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters;
-    `label_tokens`: by which a model classifies; `guesses`: the layer behind the last is wanted, which guesses tokens;
-    `eagle`: folder of a checkpoint with one that guesses in its place.
+    config.json is needed). On the number of ranks depends what is kept. `adapters`: folders of LoRA adapters, by place;
+    `reserved`: the places, if they may come and go; `label_tokens`: by which a model classifies; `guesses`: the layer
+    behind the last is wanted, which guesses tokens; `eagle`: folder of a checkpoint with one that guesses in its place;
+    `like`: of which model these are other weights.
     ValueError names what is wrong with the model, with the settings for this model, or with an adapter for it."""
     tensors: Checkpoint
+    first = None if like is None else check_same(path, like, has_weights=dummy_seed is None)
     if dummy_seed is None:
         config, tensors = open_model(path, device)
         config = with_guesser(config) if guesses else config
-        torch_dtype = resolve_dtype(dtype, config, device)
+        torch_dtype = resolve_dtype(dtype, first or config, device)
     else:
         config, stored_as = read_settings(path)
         config = with_guesser(config) if guesses else config
-        torch_dtype = resolve_dtype(dtype, config, device)
+        torch_dtype = resolve_dtype(dtype, first or config, device)
         tensors = DummyCheckpoint(config, dummy_seed, torch_dtype, device, stored_as)
     if quantization != "auto":
         tensors = round_checkpoint(tensors, torch_dtype, device)
@@ -103,7 +110,7 @@ def open_for(
     if guessing is not None:
         config = replace(config, guesses=True, guesser=None)
     if label_tokens:
-        config = with_label_tokens(config, path, label_tokens)
+        config = with_label_tokens(config, like or path, label_tokens)
     if state_dtype != "auto":
         config = with_state_dtype(config, state_dtype)
     if config.carried is not None and device.type == "cuda":
@@ -113,12 +120,18 @@ def open_for(
     kept = kept_as_stored(tensors, torch_dtype, device, size=tensor_parallel_size)
     if activation_dtype != "auto":
         check_rounding(kept, torch_dtype, device)
-    if adapters and any(".linear_attn." in name for name in kept):  # what fades states is a product of its own then
+    is_split = any(".linear_attn." in name for name in kept)  # what fades states is a product of its own then
+    if is_split and (adapters or reserved):
         raise ValueError(
             f"--adapter: quantized models of family {config.family} take none; want plain weights, or none"
         )
-    files = tuple(AdapterFile(folder, pinned=device.type == "cuda") for folder in adapters)
-    ranks = ranks_of(files, config) if files else None  # what does not fit is better known before weights are read
+    files = tuple(None if one is None else AdapterFile(one, pinned=device.type == "cuda") for one in adapters)
+    given = [file for file in files if file is not None]
+    ranks = ranks_of(given, config) if given else None  # what does not fit is better known before weights are read
+    if reserved is not None:
+        ranks = reserved_ranks(reserved, config)
+        for file in given:
+            check_fits(file, ranks, config)
     return Opened(
         config, tensors, torch_dtype, in_cache, length, kept, files, ranks, guessing, activation_dtype != "auto"
     )
@@ -173,6 +186,16 @@ def load_decoder(
     return Decoder(
         config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
         adapters=adapters,
+    )  # fmt: skip
+
+
+def places_of(opened: Opened, decoder: Decoder) -> AdapterPlaces | None:
+    """Where its adapters are, if it has some."""
+    if opened.ranks is None:
+        return None
+    group, on_gpu = decoder.group, decoder.group.device.type == "cuda"
+    return AdapterPlaces(
+        decoder.adapters, opened.ranks, opened.config, group.rank, group.size, opened.dtype, on_gpu
     )  # fmt: skip
 
 

@@ -118,19 +118,24 @@ def load_weights(
     """
     interleaved = interleaved and config.gates_in_product
     config.check_tensor_parallel(size)
-    shapes = checkpoint.shapes()
-    # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
-    tied = config.tie_word_embeddings and LM_HEAD not in shapes
-    # Before there is memory for any: sizes that the files do not have may be beyond it.
-    expected = expected_shapes(replace(config, tie_word_embeddings=tied))
-    found = {name: shape for name, shape in shapes.items() if name in expected or not _guesses(name, config)}
-    check_names(checkpoint.source, expected, found)
+    tied = check_tensors(checkpoint, config)  # before there is memory for any: sizes may be beyond it
     builder = ShardBuilder(config, rank, size, dtype, device, kept or {})
     weights = builder.weights(interleaved, tied)
     carry_out(builder.moves, checkpoint, progress)
     if config.tie_word_embeddings and not tied and torch.equal(weights.embedding_VD, weights.lm_head_VD):
         return replace(weights, lm_head_VD=weights.embedding_VD)
     return weights
+
+
+def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> bool:
+    """Whether embedding and output are one tensor. ValueError names those that are missing, surplus or misshapen."""
+    shapes = checkpoint.shapes()
+    # Some files hold both although config.json ties them: as in transformers, they count as tied only when equal.
+    tied = config.tie_word_embeddings and LM_HEAD not in shapes
+    expected = expected_shapes(replace(config, tie_word_embeddings=tied))
+    found = {name: shape for name, shape in shapes.items() if name in expected or not _guesses(name, config)}
+    check_names(checkpoint.source, expected, found)
+    return tied
 
 
 def carry_out(moves: Sequence[Move], checkpoint: Checkpoint, progress: Progress | None = None) -> None:

@@ -61,6 +61,8 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=FOLDER",
     )
+    flag("max-adapters", "places for adapters that come and go while the engine runs, --adapter's included", type=int)
+    flag("max-adapter-rank", "highest rank of what is in such a place; memory is taken for as much", type=int)
     flag(
         "classifier-tokens",
         "classify by these tokens' logits, as rerankers do: the last one's, less the other's, as in: no yes",
@@ -143,6 +145,11 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
     )
     flag("enforce-eager", "no CUDA graphs", action=argparse.BooleanOptionalAction)
+    flag(
+        "allow-changes",
+        "clients may put the engine to sleep and wake it up, and exchange its weights",
+        action=argparse.BooleanOptionalAction,
+    )
     flag(
         "keep-cores-awake",
         "while a first token, or few of a grammar, are awaited, by processes of the idle class; "

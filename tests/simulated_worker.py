@@ -25,7 +25,7 @@ def next_token(seed: int, prefix: bytes) -> int:
 
 def root(sampling: Sampling) -> bytes:
     """An adapter makes other keys and values of the same tokens."""
-    return b"" if sampling.adapter < 0 else b"%d" % sampling.adapter
+    return b"" if sampling.adapter_load < 0 else b"%d" % sampling.adapter_load
 
 
 def undisturbed(prompt: list[int], sampling: Sampling) -> list[int]:

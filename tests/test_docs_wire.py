@@ -54,7 +54,7 @@ def test_the_document_s_own_program_runs_without_tercet(engine: TokenizerProcess
 
 def test_every_kind_of_request(engine: TokenizerProcess, raw: RawClient) -> None:
     raw.ask("Hello")
-    formats, more = ["none", "none", [EOS]], [0, 0, 0, [], None, [], 0, 0, 0, 0]
+    formats, more = ["none", "none", [EOS]], [0, 0, 0, [], None, [], 0, 0, 0, 0, "tiny", False]
     assert raw.receive() == ["EngineInfo", "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, *formats, *more]
     ids = struct.pack("<3i", 5, 6, 7)
     requests = [

@@ -64,7 +64,7 @@ async def test_the_scheduler_hears_its_place(engine: TokenizerProcess, client: C
 
 async def test_a_name_that_no_adapter_has(engine: TokenizerProcess, client: Client, shared: TokenizerProcess) -> None:
     async with Client(shared.address) as without:
-        for asked, wanted in ((client, "one of 'sql', 'poems', or nothing"), (without, "nothing: the engine was")):
+        for asked, wanted in ((client, "one of 'sql', 'poems', or nothing"), (without, "nothing: the engine has no")):
             for asking in (
                 asked.generate("hi", SamplingParams(adapter="prose")),
                 asked.embed("hi", EmbeddingParams(adapter="prose")),

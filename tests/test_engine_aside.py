@@ -19,7 +19,7 @@ from tercet.engine.preparation import Prepared
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import load_codec
-from tercet.engine.tokenizer import Tokenizer
+from tercet.engine.tokenizer_loop import Tokenizer
 from tercet.ipc.answers import Detokenized, Failed, ToClient, Tokenized
 from tercet.ipc.front_door import Delivery
 from tercet.ipc.messages import (

@@ -214,7 +214,7 @@ async def test_leaving_cancels(daemon: Daemon, aclient: AsyncOpenAI) -> None:
 
 def test_models_tokens_and_versions(client: OpenAI, raw: httpx.Client) -> None:
     (model,) = client.models.list().data
-    assert (model.id, model.model_extra) == ("tiny", {"max_model_len": 512})
+    assert (model.id, model.model_extra) == ("tiny", {"max_model_len": 512, "root": str(checkpoint("llama"))})
     assert client.models.retrieve("tiny") == model
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other/model")

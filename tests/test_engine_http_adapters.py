@@ -117,7 +117,8 @@ def test_the_list_of_models(client: OpenAI) -> None:
     base, *adapters = client.models.list().data
     assert base.id == "tiny"
     assert base.model_extra is not None
-    assert {"root", "parent"}.isdisjoint(base.model_extra)
+    assert base.model_extra["root"] == str(checkpoint("llama"))
+    assert "parent" not in base.model_extra
     assert [one.id for one in adapters] == ["sql", "poems"]
     for one in adapters:
         assert one.model_extra == {**base.model_extra, "root": "tiny", "parent": "tiny"}

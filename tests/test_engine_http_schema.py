@@ -32,6 +32,15 @@ POSTS: dict[str, dict[str, Any]] = {
 }
 """Each with a body that is surely right."""
 OTHER_NAMES = {"/v2/rerank": "/v1/rerank", "/rerank": "/v1/rerank", "/score": "/v1/score"}
+CHANGES = {
+    "/sleep": {"level": 1, "mode": "keep"},
+    "/wake_up": {},
+    "/v1/load_lora_adapter": {"lora_name": "a", "lora_path": "/any"},
+    "/v1/unload_lora_adapter": {"lora_name": "a"},
+    "/update_weights": {"model": "/any"},
+    "/update_weights_from_disk": {"model_path": "/any"},
+}
+"""Of the engine, which takes none."""
 FUZZ = settings(
     max_examples=60,
     deadline=None,
@@ -97,7 +106,11 @@ def test_the_document_is_valid(document: dict[str, Any], http: httpx.Client) -> 
             check(document, "get", path, http.get(path.replace("{model}", "tiny")))
             assert http.post(path).status_code == 405
     posts = {path: operations["post"] for path, operations in document["paths"].items() if "post" in operations}
-    assert posts.keys() == POSTS.keys() | OTHER_NAMES.keys()
+    assert posts.keys() == POSTS.keys() | OTHER_NAMES.keys() | CHANGES.keys()
+    for path, body in CHANGES.items():
+        answer = http.post(path, json=body)
+        assert answer.status_code == 403
+        check(document, "post", path, answer)
     for path, known in OTHER_NAMES.items():
         assert {**posts[path], "operationId": posts[known]["operationId"]} == posts[known]
         check(document, "post", path, http.post(path, json=POSTS[known]))

@@ -134,7 +134,7 @@ def test_random_loads_say_what_undisturbed_requests_say(seed: int) -> None:
             number,
             prompt,
             salt=draw.choice(["", "", "other"]),
-            adapter=draw.choice([-1, -1, 0, 1]),
+            adapter_load=draw.choice([-1, -1, 0, 1]),
             seed=draw.randrange(3),
             max_tokens=draw.randint(1, 18),
             min_tokens=draw.choice([0, 0, 4]),
@@ -172,7 +172,7 @@ def test_prefix_hits_partial_full_by_salt_and_by_adapter() -> None:
     asked = [(prompt, "", -1), (prompt, "", -1), ([*prompt[:9], 40], "", -1), (prompt, "secret", -1)]
     asked += [(prompt, "", 0), (prompt, "", 1), (prompt, "1", -1), (prompt, "", 1), (prompt, "secret", 1)]
     for number, (ids, salt, adapter) in enumerate(asked):
-        run.planner.submit(submit(number, ids, salt, adapter=adapter), 0.0)
+        run.planner.submit(submit(number, ids, salt, adapter_load=adapter), 0.0)
         run.finish()
     # A full hit still computes the last token, so its page is not taken from the cache.
     assert [run.ended[number].usage.num_cached_tokens for number in range(9)] == [0, 12, 8, 0, 0, 0, 0, 12, 0]

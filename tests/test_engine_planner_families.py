@@ -185,7 +185,7 @@ def test_random_loads_say_what_single_answers_say(seed: int) -> None:
             draw.choice(stems) + [draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 1, 3, 9]))],
             draw.choice([1, 2, 3, 7]),
             salt=draw.choice(["", "other"]),
-            adapter=draw.choice([-1, 0]),
+            adapter_load=draw.choice([-1, 0]),
             seed=draw.randrange(3),
             max_tokens=draw.randint(1, 18),
             stops=[draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 2]))],

@@ -92,7 +92,7 @@ def test_the_same_prompt_again_begins_from_the_state() -> None:
     run.finish()
     load = run.planner.load()
     assert (load.num_prefix_queries, load.num_prefix_hits) == (60, 24)
-    assert ask(run, 3, prompt, adapter=1) == 0
+    assert ask(run, 3, prompt, adapter_load=1) == 0
     assert ask(run, 4, prompt[:29]) == 24
     assert ask(run, 5, prompt[:24]) == 0, "its last token has to be computed, and at 16 there is no state"
     assert ask(run, 6, prompt[:24]) == 16

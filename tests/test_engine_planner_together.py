@@ -26,7 +26,7 @@ def random_request(draw: random.Random, number: int, stems: list[list[int]]) -> 
         number,
         draw.choice(stems) + [draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 1, 3, 9]))],
         salt=draw.choice(["", "other"]),
-        adapter=draw.choice([-1, 0]),
+        adapter_load=draw.choice([-1, 0]),
         seed=draw.randrange(3),
         max_tokens=draw.randint(1, 18),
         stops=[draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 2]))],

@@ -19,7 +19,7 @@ from tercet.engine.front_desk import FrontDesk
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
 from tercet.engine.text_codec import load_codec
-from tercet.engine.tokenizer import Tokenizer
+from tercet.engine.tokenizer_loop import Tokenizer
 from tercet.ipc.answers import Rejected
 from tercet.ipc.messages import FromClient, GenerateIds, Handling, SamplingParams, Structured
 from tercet.ipc.process_messages import Limits

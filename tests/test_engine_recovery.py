@@ -206,7 +206,7 @@ def test_whoever_dies_every_answer_is_said_once(seed: int) -> None:
     for name in range(draw.choice([5, 12])):
         stops = array("i", [draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 2]))]).tobytes()
         sampling = Sampling(
-            0.0, 0, 1.0, 0.0, draw.randrange(1000), draw.randint(1, 18), 0, stops, adapter=draw.choice([-1, 0, 1])
+            0.0, 0, 1.0, 0.0, draw.randrange(1000), draw.randint(1, 18), 0, stops, adapter_load=draw.choice([-1, 0, 1])
         )
         prompt = [draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 12))]
         questions.append(Question(str(name), prompt, draw.choice([1, 1, 2, 4]), sampling))

@@ -28,7 +28,7 @@ from tercet.engine.request_check import (
 )
 from tercet.engine.rules import make_rules
 from tercet.ipc.messages import EmbeddingParams, EmbedIds, Generate, SamplingParams, Structured
-from tercet.ipc.process_messages import Limits
+from tercet.ipc.process_messages import Limits, LoadedAdapter
 from tercet.ipc.step_messages import Sampling
 from test_engine_planner import settings, submit
 
@@ -41,6 +41,7 @@ RULES = Rules(
     takes_text=True,
     page_size=1,
     pooling=Pooling(),
+    adapters={},
 )
 NAN, INF = math.nan, math.inf
 
@@ -88,7 +89,7 @@ NAN, INF = math.nan, math.inf
         ("logprobs", -1, ["logprobs", "-1", "0 to 20"]),
         ("prompt_logprobs", 21, ["prompt_logprobs", "21", "0 to 20"]),
         ("spaces_between_special_tokens", False, ["spaces_between_special_tokens", "False"]),
-        ("adapter", "sql", ["adapter is 'sql'; want nothing", "without adapters"]),
+        ("adapter", "sql", ["adapter is 'sql'; want nothing", "has no adapters"]),
         ("adapter", "", ["adapter is ''; want nothing"]),
     ],
 )
@@ -143,10 +144,11 @@ def test_every_parameter_is_either_honoured_or_refused() -> None:
 
 def test_an_adapter_is_named_and_becomes_its_place() -> None:
     """For embeddings as for answers."""
-    rules = replace(RULES, adapters=("sql", "poems"))
+    rules = replace(RULES, adapters={"sql": LoadedAdapter("sql", 0, 0), "poems": LoadedAdapter("poems", 1, 5)})
     assert [resolve(SamplingParams(adapter=name), 4, 1, rules).adapter for name in (None, "sql", "poems")] == [-1, 0, 1]
     embed = EmbedIds("x", b"", EmbeddingParams(adapter="poems"))
-    assert prepare(embed, [5], 1, None, rules).sampling.adapter == 1
+    sampling = prepare(embed, [5], 1, None, rules).sampling
+    assert (sampling.adapter, sampling.adapter_load) == (1, 5)
     for check in (
         lambda: check_params(SamplingParams(adapter="prose"), rules),
         lambda: check_made(EmbedIds("x", b"", EmbeddingParams(adapter="prose")), rules),

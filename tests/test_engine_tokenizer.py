@@ -17,7 +17,7 @@ from tercet.engine.front_desk import FrontDesk
 from tercet.engine.live import Client, Live
 from tercet.engine.preparation import Prepared
 from tercet.engine.refusal import Refusal
-from tercet.engine.tokenizer import Tokenizer
+from tercet.engine.tokenizer_loop import Tokenizer
 from tercet.ipc.answers import Batch, EngineInfo, Failed, Finished, ToClient
 from tercet.ipc.front_door import Delivery
 from tercet.ipc.messages import Cancel, Chat, ChatMessage, Generate, GenerateIds, Hello, SamplingParams
@@ -37,10 +37,12 @@ from wire_peer import Peer
 
 def test_who_is_there(shared: TokenizerProcess, peer: Peer) -> None:
     peer.ask(Hello())
-    assert peer.receive() == EngineInfo("tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, eos_ids=(EOS,))
+    assert peer.receive() == EngineInfo(
+        "tiny", "0.1.0", 512, 257, 0, 0, 99, 100, 0, 0, 0, 0, eos_ids=(EOS,), weights="tiny"
+    )
     shared.send(Load(3, 4, 5, 6, 7, 8, 9, 10))
     info = None
-    while info != EngineInfo("tiny", "0.1.0", 512, 257, 3, 4, 5, 6, 7, 8, 9, 10, eos_ids=(EOS,)):
+    while info != EngineInfo("tiny", "0.1.0", 512, 257, 3, 4, 5, 6, 7, 8, 9, 10, eos_ids=(EOS,), weights="tiny"):
         peer.ask(Hello())
         info = peer.receive()
 
@@ -127,7 +129,7 @@ class SlowReception:
         self.may_go_on = threading.Event()
         self.draining = False
 
-    def admit(self, client: Client, request: Generate) -> Live | None:
+    def admit(self, client: Client, request: Generate, asleep: str | None) -> Live | None:
         return self._desk.open(client, request.request_id)
 
     def is_quick(self, request: Generate) -> bool:

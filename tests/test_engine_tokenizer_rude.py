@@ -13,7 +13,7 @@ import zmq
 
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.reception import MAX_LIVE_REQUESTS
-from tercet.engine.tokenizer import Tokenizer
+from tercet.engine.tokenizer_loop import Tokenizer
 from tercet.ipc.answers import Batch, Detokenized, Failed, Finished, ToClient, Tokenized
 from tercet.ipc.front_door import Delivery
 from tercet.ipc.messages import Cancel, Generate
@@ -32,7 +32,7 @@ def test_who_asks_without_end_and_reads_nothing_takes_no_memory_without_end() ->
     tokenizer = Tokenizer(door, Mock(), FrontDesk(None), Mock(draining=False), Mock(), Mock())
     for count in (5, MAX_LIVE_REQUESTS, 5):
         tokenizer._post(b"client", Batch(tuple(Failed(str(name), "invalid_request", "why") for name in range(count))))
-    assert len(tokenizer._owed[b"client"]) == MAX_LIVE_REQUESTS
+    assert len(tokenizer._owed._of[b"client"]) == MAX_LIVE_REQUESTS
 
 
 def test_a_question_whose_answer_has_no_room_fails() -> None:
@@ -41,7 +41,7 @@ def test_a_question_whose_answer_has_no_room_fails() -> None:
     tokenizer = Tokenizer(door, Mock(), FrontDesk(None), Mock(draining=False), Mock(), Mock())
     tokenizer._post(b"client", Tokenized("a", b""))
     tokenizer._post(b"client", Detokenized("b", ""))
-    assert [(one.request_id, one.code) for one in tokenizer._owed[b"client"] if isinstance(one, Failed)] == [
+    assert [(one.request_id, one.code) for one in tokenizer._owed._of[b"client"] if isinstance(one, Failed)] == [
         ("a", "slow_client"),
         ("b", "slow_client"),
     ]

@@ -19,6 +19,7 @@ from tercet.ipc.process_messages import (
     Mending,
     NewLimits,
     SchedulerRestarted,
+    WorkersAway,
     WorkersRestarted,
 )
 
@@ -168,3 +169,59 @@ def test_workers_that_come_back_with_fewer_pages_are_told_of(crew: Crew, watch: 
         "scheduler": [WorkersRestarted(1, fewer, None)],
         "tokenizer": [NewLimits(fewer)],
     }
+
+
+def test_nobody_misses_workers_that_were_sent_away() -> None:
+    two = Two()
+    two.watch.send_away()
+    assert two.watch.lacks_workers
+    assert not two.crew.of(Post("worker", 0)) + two.crew.of(Post("worker", 1))
+    two.dies(Post("scheduler", 0))
+    assert two.spawned == [Post("scheduler", 0)], "its ranks would know different plans, but there are none"
+    two.is_back(Post("scheduler", 0))
+    assert two.told[HTTP] == [], "whoever asks is told that it sleeps"
+    two.spawned.clear()
+    two.watch.send_for(on_trial=True)
+    two.watch.turn(0.0)
+    assert two.spawned == both("worker")
+    assert two.told[TOKENIZER][-1] == Mending((0, 1))
+    for post in both("worker"):
+        assert two.watch.lacks_workers
+        two.is_back(post)
+    assert not two.watch.lacks_workers
+    assert two.watch.failure is None
+    assert two.told[Post("scheduler", 0)] == [WorkersAway(), WorkersAway(), WorkersRestarted(4, LIMITS, None)]
+    assert two.told[Post("scheduler", 1)] == [WorkersAway(), WorkersRestarted(5, LIMITS, None)]
+    two.dies(Post("worker", 0))
+    assert two.spawned[2:] == [Post("worker", 0)], "it has served, and is replaced as ever"
+
+
+def test_workers_on_trial_are_not_tried_again() -> None:
+    two = Two()
+    two.watch.send_away()
+    two.watch.send_for(on_trial=True)
+    two.watch.turn(0.0)
+    two.dies(Post("worker", 1))
+    assert two.watch.failure == "it died"
+    two.watch.turn(0.0)
+    assert two.spawned == both("worker")
+    two.watch.send_away()
+    two.watch.send_for(on_trial=False)
+    assert two.watch.failure is None
+    two.watch.turn(0.0)
+    two.dies(Post("worker", 1))
+    two.watch.turn(0.0)
+    assert two.spawned[2:] == [*both("worker"), Post("worker", 1)]
+
+
+def test_workers_on_trial_have_to_serve_in_time(crew: Crew, watch: Watch) -> None:
+    watch.send_for(on_trial=True)
+    watch._due.clear()
+    watch._arriving[Post("worker")] = 600.0
+    late = SimpleNamespace(
+        post=Post("worker"), loaded=None, begun=False, serving=False,
+        process=SimpleNamespace(kill=lambda: None), reap=lambda selector: None,
+    )  # fmt: skip
+    crew.children.append(late)  # type: ignore[arg-type]
+    watch._help_to_arrive(Post("worker"), 601.0)
+    assert watch.failure == "worker did not come back within --startup-timeout 600 s"

@@ -14,7 +14,7 @@ class End(Exception):
 
 
 class Script:
-    """Inbox, runner, answers and link at once: gives the plans of a script, and notes what the loop does."""
+    """All that the loop has, at once: gives the plans of a script, and notes what the loop does."""
 
     def __init__(self, plans: str, lulls: int) -> None:
         """`plans`: "p" is a plan of one step, "w" one that awaits masks, "m" some of them, "d" the rest; "-" a wait in
@@ -68,6 +68,12 @@ class Script:
     def beat(self, count: int) -> None:
         pass
 
+    def patience(self, seconds: float) -> float:
+        return seconds
+
+    def work(self) -> None:
+        pass
+
 
 @pytest.mark.parametrize(
     ("plans", "lulls", "noted"),
@@ -76,7 +82,7 @@ class Script:
 def test_lulls(plans: str, lulls: int, noted: str) -> None:
     script = cast(Any, Script(plans, lulls))
     with pytest.raises(End):
-        run_steps(script, script, script, script)
+        run_steps(script, script, script, script, script)
     assert script.noted == noted
     # It looks often while there is something to do, and then rests as long as it did before.
     assert script.waits[0] < 0.1
@@ -97,11 +103,11 @@ def test_a_plan_that_awaits_masks(plans: str, noted: str) -> None:
     """Until its draw there is no lull, however long that takes. A new scheduler's plans come instead of it."""
     script = cast(Any, Script(plans, 9))
     with pytest.raises(End):
-        run_steps(script, script, script, script)
+        run_steps(script, script, script, script, script)
     assert script.noted == noted
 
 
 def test_a_draw_that_nothing_awaits() -> None:
     script = cast(Any, Script("pd", 9))
     with pytest.raises(AssertionError, match="step 1 is to draw, and awaits nothing"):
-        run_steps(script, script, script, script)
+        run_steps(script, script, script, script, script)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from checkpoints import checkpoint
+from checkpoints import checkpoint, make_checkpoint
 from covering import covering
 from hub_latents import DEEPSEEK_V3
 from paged_sequences import Sequences
@@ -81,6 +82,27 @@ def test_dummy_needs_no_weights(tmp_path: Path) -> None:
     assert Sequences(decoder, 1).step({}, {0: [5, 6, 7]}).isfinite().all()
     with pytest.raises(ValueError, match=r"no .safetensors file"):
         open_for(tmp_path, CPU)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_other_weights_are_read_as_the_first_ones_were(named: bool, tmp_path: Path) -> None:
+    """Whatever they are stored as: trainers keep 32 bits."""
+    first, other = tmp_path / "first", make_checkpoint("llama", tmp_path / "other", seed=1)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("llama"), dtype=torch.bfloat16)
+    model.save_pretrained(first)
+    config = json.loads((first / "config.json").read_text())
+    if not named:
+        del config["dtype"]
+        (first / "config.json").write_text(json.dumps(config))
+    assert open_for(other, META).dtype is torch.float32
+    assert open_for(other, META, like=first).dtype is torch.bfloat16
+    assert open_for(other, META, dtype="float16", like=first).dtype is torch.float16
+    assert open_for(other, CPU, like=first).dtype is torch.float32
+    (first / "model.safetensors").unlink()
+    assert open_for(other, META, dummy_seed=0, like=first).dtype is (torch.bfloat16 if named else torch.float32)
+    (first / "config.json").write_text(json.dumps({**config, "rope_theta": 5e4, "rope_parameters": None}))
+    with pytest.raises(ValueError, match=f"{other}: rope of its configuration is .*; want .*, as of {first}"):
+        open_for(other, CPU, like=first)
 
 
 def test_too_long_and_too_many() -> None:
