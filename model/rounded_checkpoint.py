@@ -78,6 +78,7 @@ def round_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.d
 
 def _rounded(rows_RI: Tensor) -> ScaledRows:
     wide_RI = rows_RI.float()
+    most = wide_RI.new_full((1, 1), FP8_MOST)  # by a number GPUs do not divide, they multiply by its reciprocal
     # Rows of zeros, as padding has them, are zeros times this.
-    scales_R1 = wide_RI.abs().amax(1, keepdim=True).div_(FP8_MOST).clamp_min_(torch.finfo(torch.float32).tiny)
+    scales_R1 = (wide_RI.abs().amax(1, keepdim=True) / most).clamp_min_(torch.finfo(torch.float32).tiny)
     return ScaledRows((wide_RI / scales_R1).to(FP8), scales_R1, None)

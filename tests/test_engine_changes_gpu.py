@@ -69,9 +69,9 @@ def test_adapters_come_and_go(family: str, options: dict[str, Any], tmp_path: Pa
             }
             for name, folder in folders.items():
                 llm.load_adapter(name, folder)
-            names = [(None, "a", "b")[index % 3] for index in range(len(PROMPTS))]
+            names = [(None, "a", "bb")[index % 3] for index in range(len(PROMPTS))]
             answers = generate(llm, PROMPTS, [asked(name) for name in names])
-            models = {name: merged_model(path, folders.get(name or "")) for name in (None, "a", "b")}
+            models = {name: merged_model(path, folders.get(name or "")) for name in (None, "a", "bb")}
             for name, prompt, answer in zip(names, PROMPTS, answers, strict=True):
                 assert says(models[name], prompt, answer), (turn, name)
             for name in folders:

@@ -20,7 +20,8 @@ from tercet.triton_kernels.checks import FLOATS, FP8, check_contiguous, check_dt
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.tiles import next_power_of_2
 
-NUM_PROGRAMS = 16
+NUM_PROGRAMS = 4
+"""So few bring what the way to the host takes, and leave the other multiprocessors to the steps beside them."""
 _BLOCK_BYTES = 32768
 """On its way at a time, of each program."""
 _SIZES = ["P", "SOURCE_ITEM", "SOURCE_RUN", "TARGET_ITEM", "TARGET_RUN"]
