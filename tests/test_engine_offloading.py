@@ -4,16 +4,21 @@ Their processes are the real ones, around a tiny checkpoint on the CPU, where co
 """
 
 import functools
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import httpx
 import msgspec
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
+from safetensors.torch import load_file, save_file
 
+from checkpoints import checkpoint, reference_greedy
 from covering import long
 from daemon import free_port
 from engine_children import children
@@ -186,3 +191,25 @@ def test_of_other_engines(options: dict[str, Any]) -> None:
         assert now.num_loaded_bytes or now.num_host_pages < 7
         assert llm._engine.limits.page_bytes == bytes_of_pages(FAMILY, 1)
         assert now.num_stored_bytes % bytes_of_pages(FAMILY, 1) == 0
+
+
+@pytest.mark.long
+def test_pages_are_of_the_weights_that_made_them(tmp_path: Path) -> None:
+    """Other weights find nothing of what the first ones left there, nor these of theirs."""
+    prompts, wanted = cases()
+    other = Path(shutil.copytree(checkpoint(FAMILY), tmp_path / "other"))
+    file, generator = other / "model.safetensors", torch.Generator().manual_seed(1)
+    tensors = {
+        name: tensor + 0.3 * tensor.std() * torch.randn(tensor.shape, generator=generator) * (tensor.ndim > 1)
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    theirs = reference_greedy(other, prompts, NUM_TOKENS)
+    with small_engine() as llm:
+        for change, says in ((None, wanted), (other, theirs), (checkpoint(FAMILY), wanted)):
+            if change is not None:
+                llm.update_weights(change)
+            hits = info(llm.address).num_host_hits
+            for _ in range(2):
+                assert generate(llm, prompts, [GREEDY] * len(prompts)) == says
+            assert info(llm.address).num_host_hits > hits
