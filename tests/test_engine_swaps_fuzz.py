@@ -60,7 +60,7 @@ def random_load(seed: int, *, dies: bool, constrains: bool) -> Counter[str]:
                 100 * left,
                 stem + [draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 1, 3]))],
                 **({"n": draw.choice([1, 1, 1, 2, 4])} if make is several else {}),
-                adapter=draw.choice([-1, -1, -1, 0]),
+                adapter_load=draw.choice([-1, -1, -1, 0]),
                 seed=draw.randrange(3),
                 max_tokens=draw.randint(1, 18),
                 stops=[draw.randrange(VOCABULARY) for _ in range(draw.choice([0, 0, 2]))],
