@@ -34,7 +34,7 @@ def told(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> li
     ("family", "overrides"),
     [
         ("qwen3", {}),
-        ("deepseek-v3", SIGMOIDS),
+        long("deepseek-v3", SIGMOIDS),
         *(long(one, {}) for one in ("gemma2", "minicpm3", "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "gpt-oss")),
         *(long(one, {}) for one in ("deepseek-v2", "deepseek-v2-groups")),
         *(long(one, SIGMOIDS) for one in ("glm4-moe", "dots1", "glm4-moe-lite")),

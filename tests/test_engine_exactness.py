@@ -128,7 +128,7 @@ def test_chunks_of_a_tiny_budget(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "caching"), [("qwen3", False), ("mistral", True), long("llama3", True), long("deepseek-v3", True)]
+    ("family", "caching"), [("qwen3", False), long("mistral", True), long("llama3", True), long("deepseek-v3", True)]
 )
 def test_preempted(family: str, caching: bool) -> None:
     prompts, answers = some_cases(family)

@@ -43,7 +43,7 @@ def cases(nan_memory: None) -> Cases:
     return prompts, params, said
 
 
-@pytest.mark.parametrize("how", [long("alone"), "deterministic", "preempted", long("ahead")])
+@pytest.mark.parametrize("how", [long("alone"), long("deterministic"), "preempted", long("ahead")])
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     prompts, params, said = cases
     with tiny_engine(repetitive(), speculative_config=THREE, **DISTURBED[how]) as llm:

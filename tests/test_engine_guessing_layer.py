@@ -47,7 +47,7 @@ def cases(nan_memory: None, tmp_path_factory: pytest.TempPathFactory) -> Cases:
         return path, prompts, params, answers(llm, prompts, params)
 
 
-@pytest.mark.parametrize("how", [long("deterministic"), "preempted", long("ranks")])
+@pytest.mark.parametrize("how", [long("deterministic"), long("preempted"), long("ranks")])
 def test_answers_are_those_of_an_engine_that_guesses_nothing(how: str, cases: Cases) -> None:
     path, prompts, params, said = cases
     with tiny_engine(path, **{"speculative_config": TWO, **DISTURBED[how]}) as llm:

@@ -113,6 +113,7 @@ def test_who_reads_slowly_gets_all(start: Start) -> None:
         assert len(token_ids) == _NUM_TOKENS
 
 
+@pytest.mark.long
 def test_who_never_reads_is_cut_at_the_deadline(start: Start, tmp_path: Path) -> None:
     with start("--drain-timeout", "3") as daemon:
         processes = psutil.Process(daemon.process.pid).children(recursive=True)
@@ -142,7 +143,9 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
         assert not is_alive(door)
 
 
-@pytest.mark.parametrize(("number", "words"), [long(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "hung")])
+@pytest.mark.parametrize(
+    ("number", "words"), [long(signal.SIGKILL, "was killed by SIGKILL"), long(signal.SIGSTOP, "hung")]
+)
 def test_a_door_that_dies_is_not_replaced(start: Start, tmp_path: Path, number: signal.Signals, words: str) -> None:
     with start("--heartbeat-timeout", "2") as daemon, ask(daemon):
         door = drain(daemon)

@@ -135,7 +135,11 @@ def poisoned(ids_only_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.mark.parametrize(
     ("token_id", "words"),
-    [(6660, "was killed by SIGABRT"), long(6661, "ArithmeticError: NaN everywhere"), (6662, "hung: it said nothing")],
+    [
+        (6660, "was killed by SIGABRT"),
+        long(6661, "ArithmeticError: NaN everywhere"),
+        long(6662, "hung: it said nothing"),
+    ],
 )
 async def test_a_request_that_kills_workers_is_refused_after_two_tries(
     poisoned: EngineProcess, token_id: int, words: str

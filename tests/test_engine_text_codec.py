@@ -36,6 +36,7 @@ def rewrite(file: Path, changes: dict[str, Any]) -> None:
     file.write_text(json.dumps(content | changes))
 
 
+@pytest.mark.long
 def test_demo_model_s_ids_are_transformers_ids() -> None:
     path = demo_model()
     codec = load_codec(path)

@@ -197,7 +197,7 @@ _MOUNTED = 'mount -t tmpfs -o size=$0 none "$1" && shift && exec "$@"'
     or subprocess.run([*_ON_A_SMALL_DISK, _MOUNTED, "64k", "/mnt", "true"], capture_output=True).returncode != 0,
     reason="needs namespaces of its own",
 )
-@pytest.mark.parametrize("size", ["64k", long("900k")])
+@pytest.mark.parametrize("size", [long("64k"), long("900k")])
 async def test_a_full_disk_ends_the_record_and_nothing_else(size: str, ids_only_model: Path, tmp_path: Path) -> None:
     """From the first span on, and later; who is told of it is told once, also by the process that replaces another."""
     disk = tmp_path / "disk"

@@ -53,6 +53,7 @@ def ranks(size: int, folder: Path, leaves: str = "stays") -> list[subprocess.Pop
     ]
 
 
+@pytest.mark.long
 def test_three_ranks(tmp_path: Path) -> None:
     processes = ranks(3, tmp_path)
     answers = [json.loads(process.communicate(timeout=60)[0]) for process in processes]

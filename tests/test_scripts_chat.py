@@ -36,6 +36,7 @@ def test_one_shot_says_only_the_answer() -> None:
     assert "ready in" in done.stderr
 
 
+@pytest.mark.long
 def test_each_line_of_a_pipe_is_a_turn() -> None:
     turns = f"{CAPITAL}\n\n{AND_THEN}\n".encode() + b"\xff is no UTF-8\n"
     command = [*CHAT, "demo", "--max-tokens", "40"]
