@@ -73,9 +73,18 @@ def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:
 
 
 def says(model: Any, prompt: list[int], answer: list[int]) -> bool:
-    """Whether each token of an answer is the likeliest, or next to it as sums in another order may have it."""
+    """Whether each token of an answer is the likeliest, or next to it as sums in another order may have it. In models of
+    many experts such a sum may choose another expert: what is read a millionth off may then say the same."""
+    ids = torch.tensor([[*prompt, *answer]])
     with torch.inference_mode():
-        logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
+        read = model.get_input_embeddings()(ids)
+        return _are_likeliest(model(ids), answer) or any(
+            _are_likeliest(model(inputs_embeds=read * (1 + 1e-6 * torch.randn_like(read))), answer) for _ in range(9)
+        )
+
+
+def _are_likeliest(output: Any, answer: list[int]) -> bool:
+    logits = output.logits[0, -len(answer) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(answer)[:, None])[:, 0]
     return bool((logits.max(1).values - chosen <= 1e-4 * logits.abs().max()).all())
 
