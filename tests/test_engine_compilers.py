@@ -107,6 +107,7 @@ def test_they_compile_for_weights_as_the_worker_has_them(
     assert [(way.bits, way.group) for way in steps.kept.values()] == ([(bits, 128)] * 7 * 36 if bits else [])
 
 
+@pytest.mark.long
 def test_of_those_that_want_the_same_one_compiles(cache: Path) -> None:
     """As soon as that is through, or dead, the others go on; and who comes then has nothing to do."""
     failing, told = spec_of(EngineConfig(model="not there")), list[tuple[int, int]]()

@@ -56,7 +56,7 @@ def tools(*, strict: bool = False) -> list[Any]:
     ]
 
 
-@pytest.fixture(scope="module", params=["listed", "named"])
+@pytest.fixture(scope="module", params=["listed", pytest.param("named", marks=pytest.mark.long)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param) / "model"
     make_checkpoint("mistral", folder, max_position_embeddings=4096)

@@ -67,7 +67,7 @@ with LLM(sys.argv[1], device='cpu', kv_cache_memory=4 << 20) as llm:
 """
 
 
-@pytest.mark.parametrize("closed", [long("2>&-"), "<&- 2>&-"])
+@pytest.mark.parametrize("closed", [long("2>&-"), long("<&- 2>&-")])
 async def test_standard_error_is_closed(closed: str, tmp_path: Path) -> None:
     """Of a daemon, and of a program with an engine of its own."""
     run = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable]

@@ -107,7 +107,7 @@ def test_every_form_among_free_requests(engine: LLM) -> None:
     "options",
     [
         long({"max_num_batched_tokens": 7, "max_num_seqs": 5, "run_ahead": 3, "max_lease": 8}),
-        {"kv_cache_memory": bytes_of_pages(FAMILY, 16), "max_num_seqs": 32, "max_num_batched_tokens": 64},
+        long({"kv_cache_memory": bytes_of_pages(FAMILY, 16), "max_num_seqs": 32, "max_num_batched_tokens": 64}),
         long({"deterministic": True, "tensor_parallel_size": 2}),
     ],
     ids=["chunks", "preempted", "ranks"],

@@ -49,7 +49,7 @@ def undisturbed(llm: LLM) -> list[list[int]]:
         long("worker", signal.SIGKILL),
         ("worker", signal.SIGSTOP),
         ("scheduler", signal.SIGKILL),
-        ("tokenizer", signal.SIGSTOP),
+        long("tokenizer", signal.SIGSTOP),
     ],
 )
 async def test_streams_go_on(llm: LLM, undisturbed: list[list[int]], name: str, number: signal.Signals) -> None:
