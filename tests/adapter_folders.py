@@ -73,8 +73,8 @@ def linear_modules(model_path: Path) -> dict[str, tuple[int, int]]:
 
 
 def says(model: Any, prompt: list[int], answer: list[int]) -> bool:
-    """Whether each token of an answer is the likeliest, or next to it as sums in another order may have it. In models of
-    many experts such a sum may choose another expert: what is read a millionth off may then say the same."""
+    """Whether each token of an answer is the likeliest, or next to it as sums in another order may have it. Where there
+    are many experts such a sum may choose another: what is read a millionth off may then say the same."""
     ids = torch.tensor([[*prompt, *answer]])
     with torch.inference_mode():
         read = model.get_input_embeddings()(ids)

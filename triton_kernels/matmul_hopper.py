@@ -1,7 +1,8 @@
 """Products for many rows on Hopper: a warp that only loads, and two warp groups that only multiply, in Gluon.
 
 The loading warp runs ahead through a ring of shared memory, over the ends of tiles too, so that the matrix units find
-the next tile ready while a group stores the last one. K in plain order: the same bits as the portable kernels.
+the next tile ready while a group stores the last one. K in plain order: the same bits as the portable kernels. Rows and
+weights may both be in FP8, a scale beside each row of either (`round_rows.py`).
 
 Shape suffixes: M rows, K reduced size, N output size.
 """
