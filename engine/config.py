@@ -81,8 +81,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """fp8: plain weights of layers are rounded to 8 bits while they are read, a scale for each row; auto: they are as
     the checkpoint has them."""
     activation_dtype: ActivationDType = "auto"
-    """fp8: where a step has many rows, products with weights in FP8 round those to 8 bits, too, a scale for each 128
-    numbers; auto: rows are multiplied as they are. On Hopper GPUs."""
+    """fp8: where a step has many rows, products with weights in FP8 round those to 8 bits, too; auto: rows are
+    multiplied as they are. On Hopper GPUs."""
     kept_states: int = 64
     """Copies of states that later prompts may begin from; only for models that carry a state."""
     run_ahead: int = 2
@@ -96,7 +96,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     enforce_eager: bool = False
     """No CUDA graphs."""
     allow_changes: bool = False
-    """Clients may put the engine to sleep and wake it up, and exchange its weights, while it runs."""
+    """Clients may put the engine to sleep and wake it up, exchange its weights, and load and unload adapters, while it
+    runs."""
     speculative_config: SpeculativeConfig | None = None
     """Try tokens that may come next, several in a step; a map of its fields will do. The tokens are the same."""
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tercet.model.kv_cache import FP8_CAPABILITY
 from tercet.model.rank_weights import GuesserWeights, Weights
-from tercet.triton_kernels.checks import FP8, FP8_MOST
+from tercet.model.scaled_rows import rounded
+from tercet.triton_kernels.checks import FP8
 from tercet.triton_kernels.dispatch import INTERPRETED, gpu_of
 from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, stored
 
@@ -22,7 +23,7 @@ LEAST_NUMBERS = 2**26
 saved. What is lost is the draw in the product's own kernel: the norm, and scores of logits in memory, are launches of
 their own, of two or three us each. Of half as many numbers the two would be about the same."""
 _AT_ONCE = 2**24
-"""Numbers that are rounded at a time: in fp32 they are 64 MiB, twice, and a head of 2^30 takes 64 rounds."""
+"""Numbers that are rounded at a time: in fp32 they are 64 MiB, three times, and a head of 2^30 takes 64 rounds."""
 
 
 def with_guess_head(weights: Weights, least: int = LEAST_NUMBERS) -> Weights:
@@ -40,19 +41,13 @@ def with_guess_head(weights: Weights, least: int = LEAST_NUMBERS) -> Weights:
 
 
 def in_fp8(w_VD: Tensor) -> ScaledWeight:
-    """Each number rounded to the nearest in FP8, times its row's scale, by which the row's largest is FP8's largest.
-
-    One scale for all columns, which kernels read once: the numbers of FP8 have exponents, so those of smaller groups
-    would be no nearer, but for some that are thousands of times smaller than others in their row.
-    """
+    """A scale for each row."""
     numbers_VD = torch.empty(w_VD.shape, dtype=FP8, device=w_VD.device)
     scales_1V = torch.empty(1, len(w_VD), dtype=torch.float32, device=w_VD.device)
     num_rows = max(1, _AT_ONCE // w_VD.shape[1])
     for first in range(0, 0 if w_VD.is_meta else len(w_VD), num_rows):  # which has no numbers, and takes its time
         some = slice(first, first + num_rows)
-        wide_RD = w_VD[some].float()
-        # Rows of zeros, as padding has them, are zeros times this.
-        scales_R = wide_RD.abs().amax(1).div_(FP8_MOST).clamp_min_(torch.finfo(torch.float32).tiny)
-        scales_1V[0, some] = scales_R
-        numbers_VD[some] = stored(wide_RD.div_(scales_R[:, None]).to(FP8))
+        rows = rounded(w_VD[some])
+        scales_1V[0, some] = rows.scales_RG[:, 0]
+        numbers_VD[some] = stored(rows.numbers_RI)
     return ScaledWeight(numbers_VD, scales_1V, w_VD.dtype)

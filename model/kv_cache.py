@@ -32,11 +32,7 @@ def cache_dtype(wanted: str, dtype: torch.dtype, device: torch.device) -> torch.
         return dtype
     if (gpu := gpu_of(device)) is not None:
         if gpu.capability < FP8_CAPABILITY:
-            capability = "{}.{}".format(*divmod(gpu.capability, 10))
-            raise ValueError(
-                f"--kv-cache-dtype got {wanted!r} for {gpu.name or 'a GPU'} of compute capability {capability}; want "
-                "a GPU of 8.9 or more, or auto"
-            )
+            raise ValueError(f"--kv-cache-dtype got {wanted!r} for {gpu.in_words}; want a GPU of 8.9 or more, or auto")
         if dtype == torch.float32:  # which other kernels would have to multiply
             raise ValueError(
                 f"--kv-cache-dtype got {wanted!r} for a model in float32; want --dtype bfloat16 or float16, or auto"

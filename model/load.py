@@ -219,10 +219,10 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
     if dtype.itemsize != 2:  # products in fp32 would expand weights at each step
         return {}
     kept = {name: way for name, way in kept.items() if gpu.capability >= _LEAST_CAPABILITY[way.bits]}
-    shapes, experts = tensors.shapes(), {name for name in kept if _OF_EXPERTS.search(name)}  # small ones, but many
-    parts = {name: 1 if name.endswith(OF_ALL_RANKS) else size for name in kept.keys() - experts}
     if isinstance(tensors, RoundedCheckpoint):  # somebody wants it
         return kept
+    shapes, experts = tensors.shapes(), {name for name in kept if _OF_EXPERTS.search(name)}  # small ones, but many
+    parts = {name: 1 if name.endswith(OF_ALL_RANKS) else size for name in kept.keys() - experts}
     pays = sum(math.prod(shapes[name]) / ranks for name, ranks in parts.items()) >= _LEAST_NUMBERS * len(parts)
     return kept if pays else {name: way for name, way in kept.items() if name in experts}
 

@@ -1,8 +1,7 @@
 """A checkpoint of plain numbers as one in FP8, which it rounds them to while they are read: `--quantization fp8`.
 
-Each row of a layer's linear modules, experts' too, has a scale, by which its largest number is FP8's largest: FP8 has
-exponents, so scales of smaller groups would bring numbers hardly nearer. Embeddings, heads, routers and norms stay as
-they are, and so does what makes heads of latents. Knows names; where numbers go is `weights.py`'s matter.
+Each row of a layer's linear modules, experts' too, has a scale. Embeddings, heads, routers and norms stay as they are,
+and so does what makes heads of latents. Knows names; where numbers go is `weights.py`'s matter.
 """
 
 import re
@@ -13,9 +12,8 @@ from torch import Tensor
 
 from tercet.model.kv_cache import FP8_CAPABILITY
 from tercet.model.latent_shard import OF_HEADS
-from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs
+from tercet.model.scaled_rows import Kept, ScaledRows, StoredAs, rounded
 from tercet.model.weights import Checkpoint, ScaledCheckpoint
-from tercet.triton_kernels.checks import FP8, FP8_MOST
 from tercet.triton_kernels.dispatch import gpu_of
 
 _LINEAR = re.compile(r"^(model\.layers\.|mtp\.).*(_proj|_proj_with_mqa|_proj_qkvz?|_proj_z|\.w[123])\.weight$")
@@ -56,8 +54,8 @@ class RoundedCheckpoint:
         """A row's scale is that of all its columns, whichever are wanted."""
         rows = (start, stop) if dim == 0 else (0, self.shapes()[name][0])
         for piece in self._checkpoint.read(name, 0, *rows):
-            rounded = _rounded(piece.to(self._device))
-            yield rounded if dim == 0 else rounded.columns(start, stop)
+            scaled = rounded(piece.to(self._device))
+            yield scaled if dim == 0 else scaled.columns(start, stop)
 
 
 def round_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> RoundedCheckpoint:
@@ -67,18 +65,7 @@ def round_checkpoint(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.d
         raise ValueError(f"--quantization got 'fp8', and {checkpoint.source} is quantized already; want auto")
     gpu = gpu_of(device)
     if gpu is not None and gpu.capability < FP8_CAPABILITY:
-        raise ValueError(
-            f"--quantization got 'fp8' for {gpu.name or 'a GPU'} of compute capability {gpu.capability / 10}; want a "
-            "GPU of 8.9 or more, or auto"
-        )
+        raise ValueError(f"--quantization got 'fp8' for {gpu.in_words}; want a GPU of 8.9 or more, or auto")
     if gpu is not None and dtype.itemsize != 2:
         raise ValueError("--quantization got 'fp8' for a model in float32 on a GPU; want --dtype bfloat16 or float16")
     return RoundedCheckpoint(checkpoint, device)
-
-
-def _rounded(rows_RI: Tensor) -> ScaledRows:
-    wide_RI = rows_RI.float()
-    most = wide_RI.new_full((1, 1), FP8_MOST)  # by a number GPUs do not divide, they multiply by its reciprocal
-    # Rows of zeros, as padding has them, are zeros times this.
-    scales_R1 = (wide_RI.abs().amax(1, keepdim=True) / most).clamp_min_(torch.finfo(torch.float32).tiny)
-    return ScaledRows((wide_RI / scales_R1).to(FP8), scales_R1, None)

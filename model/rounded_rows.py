@@ -22,7 +22,7 @@ def check_rounding(kept: Kept, dtype: torch.dtype, device: torch.device) -> None
     """ValueError where no product could: known before weights are read. `kept`: which are as stored."""
     if not is_hopper(device):
         gpu = gpu_of(device)
-        got = "the CPU" if gpu is None else f"{gpu.name or 'a GPU'} of compute capability {gpu.capability / 10}"
+        got = "the CPU" if gpu is None else gpu.in_words
         raise ValueError(f"--activation-dtype got 'fp8' for {got}; want a GPU of 9.0, or auto")
     if dtype.itemsize != 2:
         raise ValueError("--activation-dtype got 'fp8' for a model in float32; want --dtype bfloat16 or float16")

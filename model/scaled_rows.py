@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.checks import FP8, FP8_MOST
 from tercet.triton_kernels.scaled_weight import E8M0, mx_numbers
 
 
@@ -63,3 +63,16 @@ class ScaledRows(NamedTuple):
             scales, zeros = scales[:, group_I], None if zeros is None else zeros[:, group_I]
         expanded: Tensor = (numbers if zeros is None else numbers - zeros) * scales
         return expanded.reshape(self.numbers_RI.shape)
+
+
+def rounded(rows_RI: Tensor) -> ScaledRows:
+    """Each number rounded to the nearest in FP8, times its row's scale, by which the row's largest is FP8's largest.
+
+    One scale for all columns, which kernels read once: the numbers of FP8 have exponents, so those of smaller groups
+    would be no nearer, but for some that are thousands of times smaller than others in their row.
+    """
+    wide_RI = rows_RI.float()
+    most = wide_RI.new_full((1, 1), FP8_MOST)  # by a number GPUs do not divide, they multiply by its reciprocal
+    # Rows of zeros, as padding has them, are zeros times this.
+    scales_R1 = (wide_RI.abs().amax(1, keepdim=True) / most).clamp_min_(torch.finfo(torch.float32).tiny)
+    return ScaledRows((wide_RI / scales_R1).to(FP8), scales_R1, None)

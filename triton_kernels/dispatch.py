@@ -26,6 +26,11 @@ class Gpu(NamedTuple):
     """90 for Hopper."""
     multiprocessors: int
 
+    @property
+    def in_words(self) -> str:
+        """As messages call it."""
+        return "{} of compute capability {}.{}".format(self.name or "a GPU", *divmod(self.capability, 10))
+
 
 _SHARED_KIB = {75: 64, 80: 163, 87: 163, 90: 227, 100: 227, 103: 227}
 _LITTLE_SHARED_KIB = 99

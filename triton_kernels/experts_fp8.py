@@ -14,10 +14,11 @@ from triton.experimental.gluon import language as gl
 
 from tercet.triton_kernels.dispatch import multiprocessors
 from tercet.triton_kernels.expert_work import ExpertWork
-from tercet.triton_kernels.experts_hopper import experts_hopper_kernel, send
+from tercet.triton_kernels.experts_hopper import experts_hopper_kernel, out_layout, send
 from tercet.triton_kernels.gather_rows import gather_stages, make_gathered_ring
 from tercet.triton_kernels.matmul_epilogue import GATE, gate_pairs
 from tercet.triton_kernels.matmul_fp8 import OWN, SIZE, add_scaled, begin, end, stage_scales
+from tercet.triton_kernels.matmul_hopper import sums_layout
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.round_rows import LONGEST, round_rows, round_whole_rows
 from tercet.triton_kernels.scaled_weight import TILE, ScaledWeight
@@ -37,9 +38,9 @@ def _multiply(
 ):  # fmt: skip
     """One warp group: half of each tile's places, in the ring from ROW on, from the first product to the store."""
     BLOCK_N: gl.constexpr = w_ring.shape[1]
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    SUMS: gl.constexpr = sums_layout(BLOCK_N, 8)
     WIDTH: gl.constexpr = BLOCK_N // 2 if EPILOGUE == GATE else BLOCK_N
-    OUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+    OUT: gl.constexpr = out_layout(WIDTH)
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     num_k: gl.constexpr = K // SIZE
     wait_for_previous(PDL)

@@ -15,7 +15,7 @@ from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 
 
 @gluon.constexpr_function
-def _out_layout(columns):
+def out_layout(columns):
     return gl.BlockedLayout([1, 8], [256 // columns, columns // 8], [4, 1], [1, 0])
 
 
@@ -23,7 +23,7 @@ def _out_layout(columns):
 def send(y, staging, out_ptr, pairs, column, WIDTH: gl.constexpr):
     """Round a part of the tile and send it out through `staging`, whole rows by neighbouring threads."""
     COLUMNS: gl.constexpr = y.shape[1]
-    LAYOUT: gl.constexpr = _out_layout(COLUMNS)
+    LAYOUT: gl.constexpr = out_layout(COLUMNS)
     staging.store(y.to(staging.dtype))
     columns = column + gl.arange(0, COLUMNS, gl.SliceLayout(0, LAYOUT))
     places = out_ptr + pairs.to(gl.int64)[:, None] * WIDTH + columns[None, :]
@@ -43,7 +43,7 @@ def _multiply(
     num_n: gl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     num_k: gl.constexpr = (K + x_ring.shape[2] - 1) // x_ring.shape[2]
     wait_for_previous(PDL)
-    places = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, _out_layout(HALF)))
+    places = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, out_layout(HALF)))
     ACC: gl.constexpr = sums_layout(BLOCK_N, x_ring.dtype.primitive_bitwidth)
     own_places = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, ACC))
     count = 0

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from tercet.triton_kernels.matmul_epilogue import ADD, GATE, gate_pairs
-from tercet.triton_kernels.matmul_hopper import tile_of
+from tercet.triton_kernels.matmul_hopper import sums_layout, tile_of
 from tercet.triton_kernels.overlap import let_next_start, wait_for_previous
 from tercet.triton_kernels.ring import make_barriers
 
@@ -91,8 +91,7 @@ def add_scaled(acc, part, of_rows, even, odd):
 def _send(acc, out_desc, staging, row, column, EPILOGUE: gl.constexpr):
     """Gate what is in turns, round, and send it out."""
     if EPILOGUE == GATE:
-        HALF: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, acc.shape[1] // 2, 16])
-        y = gl.convert_layout(gate_pairs(acc, OWN, acc.shape[1]), HALF)
+        y = gl.convert_layout(gate_pairs(acc, OWN, acc.shape[1]), sums_layout(acc.shape[1] // 2))
         column = column // 2
     else:
         y = acc
@@ -104,13 +103,13 @@ def _send(acc, out_desc, staging, row, column, EPILOGUE: gl.constexpr):
 @gluon.jit
 def _multiply(
     x_ring, w_ring, free, full, x_scales_ptr, w_scales_ptr, bias_ptr, out_desc, staging, held, M, num_m, num_n,
-    num_k: gl.constexpr, N: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr,
-    GROUP_M: gl.constexpr, EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, AHEAD: gl.constexpr, ROW: gl.constexpr,
-    START: gl.constexpr, COLUMN: gl.constexpr,
+    num_k: gl.constexpr, N: gl.constexpr, HEIGHT: gl.constexpr, WIDTH: gl.constexpr, GROUP_M: gl.constexpr,
+    EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, AHEAD: gl.constexpr, ROW: gl.constexpr, START: gl.constexpr,
+    COLUMN: gl.constexpr,
 ):  # fmt: skip
     """One warp group: 64 rows of each tile from START on, in the ring from ROW on; WIDTH columns from COLUMN on."""
     BLOCK_N: gl.constexpr = w_ring.shape[1]
-    SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
+    SUMS: gl.constexpr = sums_layout(WIDTH, 8)
     never = M < 0  # which the compiler does not know: so sums stay in one place
     count = 0
     phase = 0
@@ -168,8 +167,7 @@ def fp8_kernel(
     EPILOGUE: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Grid (programs,): one program a multiprocessor walks over output tiles; TMA clips what lies outside. A TALL tile
-    has half as many rows again, of `tail_desc`, for a third warp group; one of 64 rows is divided by columns.
-    """
+    has half as many rows again, of `tail_desc`, for a third warp group; one of 64 rows is divided by columns."""
     rows = M
     if HAS_ROWS:  # how many there are in truth
         rows = gl.minimum(M, gl.load(rows_ptr))

@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tercet.triton_kernels.checks import FLOATS, FP8, check_contiguous, check_dtype, check_indices, check_shape
+from tercet.triton_kernels.checks import check_contiguous, check_dtype, check_indices, check_shape
+from tercet.triton_kernels.copy_pages import check_cache
 from tercet.triton_kernels.dispatch import use_kernels
 from tercet.triton_kernels.tiles import next_power_of_2
 
@@ -112,11 +113,8 @@ def load_pages_reference(kv_cache: Tensor, host_pages: Tensor, pairs_P2: Tensor)
 
 
 def _check(kv_cache: Tensor, host_pages: Tensor, pairs_P2: Tensor) -> None:
-    parts = 1 if kv_cache.ndim == 6 and kv_cache.shape[1] == 1 else 2
-    check_shape("kv_cache", kv_cache, None, parts, None, None, None, None)
+    check_cache(kv_cache)
     check_shape("host_pages", host_pages, None, *kv_cache.shape[:2], *kv_cache.shape[3:])
-    check_dtype("kv_cache", kv_cache, *FLOATS, FP8)
     check_dtype("host_pages", host_pages, kv_cache.dtype)
-    check_contiguous("kv_cache", kv_cache)
     check_contiguous("host_pages", host_pages)
     check_indices("pairs", pairs_P2, kv_cache, None, 2)
