@@ -61,7 +61,6 @@ def steps_of(config: EngineConfig, opened: "Opened") -> "Steps":
         adapters=opened.ranks,
         kept=opened.kept,
         rounds_rows=opened.rounds_rows,
-        swaps=config.kv_offloading_size is not None,
         num_landings=num_landings(config.run_ahead, config.max_lease),
     )
 

@@ -45,7 +45,6 @@ from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.dispatch import Gpu
 from tercet.triton_kernels.inbox import WordInboxes
 from tercet.triton_kernels.sample import TokenRing
-from tercet.triton_kernels.swap_pages import store_pages
 from tercet.triton_kernels.write_plan import RunSizes, write_plan, write_small_plan
 
 _META = torch.device("meta")
@@ -74,8 +73,6 @@ class Steps:
     adapters: Ranks | None
     rounds_rows: bool
     """As `Opened` has it."""
-    swaps: bool
-    """Pages are copied to the host's memory and back."""
     num_landings: int
     """Places for the tokens of steps, as `num_landings` in landings.py has it."""
 
@@ -160,7 +157,6 @@ def launch_all(steps: Steps, rank: int) -> None:
     guesses = steps.guesses
     ways: dict[str, Any] = {"deterministic": steps.deterministic, "guesses": guesses is not None, "adapters": adapters}
     decoder = Decoder(config, weights, group, steps.max_model_len, **ways)
-    cells: dict[str, Any] = {**where, "dtype": steps.cache_dtype}
     kv_cache = make_kv_cache(config, _NUM_PAGES, steps.page_size, steps.cache_dtype, _META, size)
     table = make_slot_table(max_rows, steps.max_model_len, steps.page_size, _META)
     trials = None if guesses is None else TrialShapes(guesses)
@@ -184,10 +180,6 @@ def launch_all(steps: Steps, rank: int) -> None:
     write_small_plan(words_W, words_W, base, table, _NUM_PAGES)
     pairs_P2 = words_W[base : base + 2].view(-1, 2)
     copy_pages(kv_cache, pairs_P2)
-    if steps.swaps:
-        num_layers, parts, _, *page = kv_cache.shape
-        host_pages = torch.empty(_NUM_PAGES, num_layers, parts, *page, **cells)
-        store_pages(kv_cache, host_pages, torch.empty_like(pairs_P2))
     if states is not None:
         states.copy(pairs_P2)
     extras.apply(words_W, base, 1)

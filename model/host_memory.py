@@ -17,8 +17,8 @@ from tercet.model.config import ModelConfig
 from tercet.model.kv_cache import size_text
 from tercet.model.parallel import Group
 
-_PIECE = 2**30
-"""Pinned at a time: meanwhile the rest of the process may have to wait for memory."""
+PIECE = 2**30
+"""Bytes that are pinned at a time: meanwhile the rest of the process may have to wait for memory."""
 
 
 class HostMemory:
@@ -41,23 +41,27 @@ class HostMemory:
     def pages(self, config: ModelConfig, page_size: int, dtype: torch.dtype, group: Group) -> Tensor:
         """As many places for pages as every rank has room for, once the memory is there: [place, layer, k/v, kv head,
         token, dim]. ValueError where the system has too little, or this is too little for one."""
-        if self._thread is not None:
-            self._thread.join()
-            if self._num_pinned < len(self._bytes):
-                pinned = f"{size_text(self._num_pinned)} could be pinned (CUDA error {self._error})"
-                raise ValueError(f"{_wanted(len(self._bytes))}, of which {pinned}; want less")
         num_layers, parts, _, *rest = config.cache_shape(1, page_size, group.size)
         shape = num_layers, parts, *rest
         page_bytes = prod(shape) * dtype.itemsize
         if not (num_places := group.min(len(self._bytes) // page_bytes)):
             page = f"a page of {page_size} tokens takes {size_text(page_bytes)}"
             raise ValueError(f"{_wanted(len(self._bytes))}, and {page}: want room for one at least, as in 64GiB")
-        return self._bytes[: num_places * page_bytes].view(dtype).view(num_places, *shape)
+        return self.places((num_places, *shape), dtype)
+
+    def places(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The first of the memory, once all of it is there. ValueError where the system has too little."""
+        if self._thread is not None:
+            self._thread.join()
+            if self._num_pinned < len(self._bytes):
+                pinned = f"{size_text(self._num_pinned)} could be pinned (CUDA error {self._error})"
+                raise ValueError(f"{_wanted(len(self._bytes))}, of which {pinned}; want less")
+        return self._bytes[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
 
     def _pin(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
         while (left := len(self._bytes) - self._num_pinned) and not self._error:
-            first, size = self._bytes.data_ptr() + self._num_pinned, min(left, _PIECE)
+            first, size = self._bytes.data_ptr() + self._num_pinned, min(left, PIECE)
             self._error = int(torch.cuda.cudart().cudaHostRegister(first, size, 0))
             self._num_pinned += 0 if self._error else size
 

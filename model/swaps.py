@@ -7,8 +7,10 @@ what comes next, though others may be a little later. On the CPU copies are done
 Whose pages they are, and why they are copied, is the scheduler's matter.
 """
 
+import queue
+import threading
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,25 +18,57 @@ from torch import Tensor
 
 from tercet.ipc.step_messages import Step
 from tercet.ipc.swap_messages import Swap
-from tercet.model.host_copies import HostRooms
-from tercet.model.landings import DoneMidway, EventMidway, Midway
-from tercet.triton_kernels.swap_pages import load_pages, store_pages
+from tercet.model.host_memory import PIECE
+from tercet.model.landings import DoneMidway, Midway
+from tercet.model.page_copies import PageCopies
+
+_AT_A_TIME = 2**23
+"""Bytes: what is small and in a hurry, as a prompt on its way to the device, waits for no more than two of these."""
 
 
-class _Made(NamedTuple):
-    """Copies on their way, and the pinned words that say which."""
+class _Made:
+    """Copies that are to be made by the thread."""
 
-    number: int
-    done: torch.cuda.Event
-    room: Tensor
+    def __init__(self, swap: Swap, behind: torch.cuda.Event | None) -> None:
+        self.swap, self.behind = swap, behind
+        self._done = torch.cuda.Event(blocking=True)
+        self._begun = threading.Event()
+        self._error: BaseException | None = None
+
+    def begun(self, error: BaseException | None = None) -> None:
+        """By the thread: all of them are on the current stream, or will never be."""
+        if error is None:
+            self._done.record()
+        self._error = error
+        self._begun.set()
+
+    @property
+    def done(self) -> torch.cuda.Event:
+        """Waits until they are begun, which for those that are made by now does not take long."""
+        self._begun.wait()
+        if self._error is not None:
+            raise self._error
+        return self._done
+
+    @property
+    def is_over(self) -> bool:
+        return self._begun.is_set() and self.done.query()
+
+    def wait(self) -> None:
+        self.done.synchronize()
 
 
 class Swaps:
-    """Of one rank. On a GPU, the thread that runs steps runs these, with the same current stream."""
+    """Of one rank. On a GPU, the thread that runs steps runs these, with the same current stream.
+
+    Copies are begun by a thread, few at a time: engines take all copies in turn, and one that steps need, of whatever
+    stream, would wait for all that is begun.
+    """
 
     def __init__(self, kv_cache: Tensor, host_pages: Tensor, run_ahead: int) -> None:
-        """`host_pages`: [place, layer, k/v, kv head, token, dim], pinned. Compiles what makes copies."""
-        self._kv_cache, self._host_pages = kv_cache, host_pages
+        """`host_pages`: as `HostMemory` has them."""
+        self._copies = PageCopies(kv_cache, host_pages, PIECE)
+        self._pages_at_a_time = max(_AT_A_TIME // host_pages[0].nbytes, 1)
         self._on_gpu = kv_cache.is_cuda
         self._epoch, self._behind = 0, 0
         """`_behind`: the last swap that steps are behind."""
@@ -43,11 +77,8 @@ class Swaps:
             self._ran = [torch.cuda.Event() for _ in range(run_ahead + 2)]
             """Of the last steps: as many plans may be in flight when a swap names the one ahead of them."""
             self._made: deque[_Made] = deque()
-            self._rooms = HostRooms()
-            nowhere = np.zeros(2, np.int32).tobytes()  # page 0, which is padding's, and back
-            for stores, loads in ((nowhere, b""), (b"", nowhere)):
-                self.make(Swap(0, 0, -1, stores, loads))
-            self._stream.synchronize()
+            self._orders: queue.SimpleQueue[_Made] = queue.SimpleQueue()
+            threading.Thread(target=self._run, name="swaps", daemon=True).start()
 
     def precede(self, step: Step) -> None:
         """Before a plan begins: it may read and write whatever was copied by the swaps that it is behind."""
@@ -56,7 +87,7 @@ class Swaps:
             return
         self._behind = step.swapped
         for made in reversed(self._made):
-            if made.number <= step.swapped:
+            if made.swap.number <= step.swapped:
                 torch.cuda.current_stream().wait_event(made.done)
                 break
 
@@ -69,26 +100,41 @@ class Swaps:
         """Begin these copies; when they are made, what is returned is there."""
         self._meet(swap.epoch)
         if not self._on_gpu:
-            self._copy(_pairs(swap), swap)
+            for _ in self._copy(swap):
+                pass
             return DoneMidway()
-        while self._made and self._made[0].done.query():
-            self._rooms.give_back(self._made.popleft().room)
-        words = _pairs(swap)
-        room = self._rooms.take(words.numel())
-        room[: words.numel()] = words.flatten()
-        with torch.cuda.stream(self._stream):
-            if swap.completed >= 0:
-                self._stream.wait_event(self._ran[swap.completed % len(self._ran)])
-            pairs_P2 = room[: words.numel()].view(-1, 2).to(self._kv_cache.device, non_blocking=True)
-            self._copy(pairs_P2, swap)
-            done = torch.cuda.Event()
-            done.record()
-        self._made.append(_Made(swap.number, done, room))
-        return EventMidway(done)
+        while self._made and self._made[0].is_over:
+            self._made.popleft()
+        behind = self._ran[swap.completed % len(self._ran)] if swap.completed >= 0 else None
+        made = _Made(swap, behind)
+        self._made.append(made)
+        self._orders.put(made)
+        return made
 
-    def _copy(self, pairs_P2: Tensor, swap: Swap) -> None:
-        copy = store_pages if swap.stores else load_pages
-        copy(self._kv_cache, self._host_pages, pairs_P2)
+    def _run(self) -> None:
+        """The thread: no more than two copies of a few pages are on their way at a time."""
+        arrivals = [torch.cuda.Event(blocking=True) for _ in range(2)]
+        with torch.cuda.stream(self._stream):
+            while True:
+                made = self._orders.get()
+                try:
+                    if made.behind is not None:
+                        self._stream.wait_event(made.behind)
+                    for copied in self._copy(made.swap):
+                        arrivals[copied % 2].record()
+                        arrivals[(copied + 1) % 2].synchronize()
+                    made.begun()
+                except BaseException as error:  # raised by who waits for it
+                    made.begun(error)
+                    raise
+
+    def _copy(self, swap: Swap) -> Iterator[int]:
+        """A number after each few pages."""
+        pairs: list[list[int]] = np.frombuffer(swap.stores or swap.loads, np.int32).reshape(-1, 2).tolist()
+        copy = self._copies.store if swap.stores else self._copies.load
+        for number, first in enumerate(range(0, len(pairs), self._pages_at_a_time)):
+            copy(pairs[first : first + self._pages_at_a_time])
+            yield number
 
     def _meet(self, epoch: int) -> None:
         """A new scheduler knows nothing of what the last one wanted copied: all of it is over before its first step."""
@@ -96,10 +142,7 @@ class Swaps:
             return
         self._epoch, self._behind = epoch, 0
         if self._on_gpu:
+            for made in self._made:
+                torch.cuda.current_stream().wait_event(made.done)
             torch.cuda.current_stream().wait_stream(self._stream)
             self._stream.wait_stream(torch.cuda.current_stream())
-
-
-def _pairs(swap: Swap) -> Tensor:
-    """int32, one below the other."""
-    return torch.from_numpy(np.frombuffer(swap.stores or swap.loads, np.int32).copy()).view(-1, 2)

@@ -1,6 +1,6 @@
 """Rows of the kernel bench for what moves bytes and computes little: embedding, norms, rotary, gate, pages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,6 @@ from tercet.triton_kernels.copy_pages import copy_pages
 from tercet.triton_kernels.embedding import embedding
 from tercet.triton_kernels.rotary import rotary
 from tercet.triton_kernels.silu_and_mul import silu_and_mul
-from tercet.triton_kernels.swap_pages import load_pages, store_pages
 
 _EPS = 1e-6
 
@@ -79,19 +78,3 @@ def _page_rows() -> Iterator[Row]:
 
         num_bytes = 2.0 * (P + 1) * cache[:, :, 0].numel()
         yield Row("copy_pages", f"P={P} 36 layers", copy, len(pairs), num_bytes)
-    # To the host's memory and back: what bounds these is the way there, of which the ceiling knows nothing.
-    host = torch.zeros(64, 36, 2, 8, 64, 128, dtype=torch.bfloat16, pin_memory=True)
-    for name, swap in (("store_pages", store_pages), ("load_pages", load_pages)):
-        for P in (1, 32):
-            both = torch.arange(P, device="cuda", dtype=torch.int32)[:, None].expand(P, 2).contiguous()
-
-            def move(
-                i: int,
-                cache: torch.Tensor = cache,
-                host: torch.Tensor = host,
-                both: torch.Tensor = both,
-                swap: Callable[..., None] = swap,
-            ) -> None:
-                swap(cache, host, both)
-
-            yield Row(name, f"P={P} 36 layers", move, 1, 2.0 * P * host[0].numel(), nodes=4)

@@ -49,7 +49,6 @@ def steps_of(family: str, **changes: Any) -> Steps:
         "adapters": None,
         "eagle": None,
         "rounds_rows": False,
-        "swaps": False,
         "num_landings": 16,
     }
     return Steps(config=config, **{**few, **changes})
@@ -231,13 +230,6 @@ def test_products_read_what_is_kept_as_stored(way: StoredAs, numbers: str, rank:
     kept = {f"model.layers.{layer}.{matrix}": way for layer in range(3) for matrix in IN_LAYER}
     assert any(numbers in what for what in launches(replace(steps, kept=kept), rank) - without)
     assert not any(numbers in what and "matmul" in what for what in without)
-
-
-@pytest.mark.usefixtures("_cache")
-def test_pages_are_copied_to_the_host_by_one_kernel_more() -> None:
-    steps = steps_of("qwen3", cache_dtype=FP8)
-    (more,) = launches(replace(steps, swaps=True), 0) - launches(steps, 0)
-    assert "swap_pages" in more
 
 
 @pytest.mark.usefixtures("_cache")
