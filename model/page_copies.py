@@ -17,8 +17,6 @@ from torch import Tensor
 
 _ON_HOST, _ON_DEVICE = 1, 2
 """CUmemorytype."""
-_MOST_BYTES_APART = 2**31 - 1
-"""How far the lines of one copy may be from each other, on any GPU."""
 
 
 class PageCopies:
@@ -28,10 +26,8 @@ class PageCopies:
         self._kv_cache, self._host_pages, self._piece = kv_cache, host_pages, piece
         self._num_lines = math.prod(kv_cache.shape[:2])
         self._width = math.prod(kv_cache.shape[3:]) * kv_cache.itemsize
-        self._apart = kv_cache.shape[2] * self._width
-        self._most_lines = self._num_lines if self._apart <= _MOST_BYTES_APART else 1
         if kv_cache.is_cuda:
-            self._copy = ctypes.CDLL("libcuda.so.1").cuMemcpy2DAsync_v2
+            self._copy = ctypes.CDLL("libcuda.so.1").cuMemcpy3DAsync_v2
             self._copy.argtypes = ctypes.POINTER(_Copy), ctypes.c_void_p
 
     def store(self, pairs: Sequence[Sequence[int]]) -> None:
@@ -41,10 +37,9 @@ class PageCopies:
             self._host_pages[places_P] = self._kv_cache[:, :, pages_P].movedim(2, 0)
             return
         stream = torch.cuda.current_stream().cuda_stream
-        copy = _Copy(srcMemoryType=_ON_DEVICE, srcPitch=self._apart, dstMemoryType=_ON_HOST, dstPitch=self._width)
+        copy = _Copy(srcMemoryType=_ON_DEVICE, dstMemoryType=_ON_HOST, **self._lines("src", "dst"))
         for page, place in pairs:
-            for on_device, on_host, copy.WidthInBytes, copy.Height in self._parts(page, place):
-                copy.srcDevice, copy.dstHost = on_device, on_host
+            for copy.srcDevice, copy.dstHost, copy.WidthInBytes, copy.Depth in self._parts(page, place):
                 self._begin(copy, stream)
 
     def load(self, pairs: Sequence[Sequence[int]]) -> None:
@@ -54,37 +49,45 @@ class PageCopies:
             self._kv_cache[:, :, pages_P] = self._host_pages[places_P].movedim(0, 2)
             return
         stream = torch.cuda.current_stream().cuda_stream
-        copy = _Copy(srcMemoryType=_ON_HOST, srcPitch=self._width, dstMemoryType=_ON_DEVICE, dstPitch=self._apart)
+        copy = _Copy(srcMemoryType=_ON_HOST, dstMemoryType=_ON_DEVICE, **self._lines("dst", "src"))
         for place, page in pairs:
-            for on_device, on_host, copy.WidthInBytes, copy.Height in self._parts(page, place):
-                copy.srcHost, copy.dstDevice = on_host, on_device
+            for copy.dstDevice, copy.srcHost, copy.WidthInBytes, copy.Depth in self._parts(page, place):
                 self._begin(copy, stream)
 
+    def _lines(self, on_device: str, on_host: str) -> dict[str, int]:
+        """Each line is a plane of one line: planes may be as far apart as they want, lines of a plane may not."""
+        return {
+            f"{on_device}Pitch": self._width,
+            f"{on_device}Height": self._kv_cache.shape[2],
+            f"{on_host}Pitch": self._width,
+            f"{on_host}Height": 1,
+            "Height": 1,
+        }
+
     def _parts(self, page: int, place: int) -> Iterator[tuple[int, int, int, int]]:
-        """Addresses on the device and on the host, width and height of each copy."""
+        """Of each copy the addresses on the device and on the host, how long its lines are and how many."""
         device = self._kv_cache.data_ptr() + page * self._width
+        apart = self._kv_cache.shape[2] * self._width
         start = place * self._num_lines * self._width
         host = self._host_pages.data_ptr() + start
-        for line, first, width, height in rectangles(
-            start, self._num_lines, self._width, self._piece, self._most_lines
-        ):
-            yield device + line * self._apart + first, host + line * self._width + first, width, height
+        for line, first, width, num_lines in parts_in_pieces(start, self._num_lines, self._width, self._piece):
+            yield device + line * apart + first, host + line * self._width + first, width, num_lines
 
     def _begin(self, copy: "_Copy", stream: int) -> None:
         if error := self._copy(copy, stream):
             raise RuntimeError(f"a copy of a page between device and host could not be begun: CUDA error {error}")
 
 
-class Rectangle(NamedTuple):
-    """`height` lines of a page from `line` on, of each the bytes from `first` on, `width` of them."""
+class Part(NamedTuple):
+    """`num_lines` lines of a page from `line` on, of each the bytes from `first` on, `width` of them."""
 
     line: int
     first: int
     width: int
-    height: int
+    num_lines: int
 
 
-def rectangles(start: int, num_lines: int, width: int, piece: int, most_lines: int) -> Iterator[Rectangle]:
+def parts_in_pieces(start: int, num_lines: int, width: int, piece: int) -> Iterator[Part]:
     """What a page is copied in: each of these lies in one pinned piece of the host's memory, for a copy may not go over
     two. The page begins at byte `start` of that, and has `num_lines` lines of `width` bytes."""
     at, end = start, start + num_lines * width
@@ -92,31 +95,40 @@ def rectangles(start: int, num_lines: int, width: int, piece: int, most_lines: i
         line, first = divmod(at - start, width)
         left = min(end, (at // piece + 1) * piece) - at
         if not first and left >= width:
-            part = Rectangle(line, 0, width, min(left // width, most_lines))
+            part = Part(line, 0, width, left // width)
         else:
-            part = Rectangle(line, first, min(left, width - first), 1)
+            part = Part(line, first, min(left, width - first), 1)
         yield part
-        at += part.width * part.height
+        at += part.width * part.num_lines
 
 
 class _Copy(ctypes.Structure):
-    """CUDA_MEMCPY2D_v2."""
+    """CUDA_MEMCPY3D_v2."""
 
     _fields_ = (
         ("srcXInBytes", ctypes.c_size_t),
         ("srcY", ctypes.c_size_t),
+        ("srcZ", ctypes.c_size_t),
+        ("srcLOD", ctypes.c_size_t),
         ("srcMemoryType", ctypes.c_uint),
         ("srcHost", ctypes.c_void_p),
         ("srcDevice", ctypes.c_uint64),
         ("srcArray", ctypes.c_void_p),
+        ("reserved0", ctypes.c_void_p),
         ("srcPitch", ctypes.c_size_t),
+        ("srcHeight", ctypes.c_size_t),
         ("dstXInBytes", ctypes.c_size_t),
         ("dstY", ctypes.c_size_t),
+        ("dstZ", ctypes.c_size_t),
+        ("dstLOD", ctypes.c_size_t),
         ("dstMemoryType", ctypes.c_uint),
         ("dstHost", ctypes.c_void_p),
         ("dstDevice", ctypes.c_uint64),
         ("dstArray", ctypes.c_void_p),
+        ("reserved1", ctypes.c_void_p),
         ("dstPitch", ctypes.c_size_t),
+        ("dstHeight", ctypes.c_size_t),
         ("WidthInBytes", ctypes.c_size_t),
         ("Height", ctypes.c_size_t),
+        ("Depth", ctypes.c_size_t),
     )

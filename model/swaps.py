@@ -23,7 +23,9 @@ from tercet.model.landings import DoneMidway, Midway
 from tercet.model.page_copies import PageCopies
 
 _AT_A_TIME = 2**23
-"""Bytes: what is small and in a hurry, as a prompt on its way to the device, waits for no more than two of these."""
+"""Bytes, or a page where that is more."""
+_ON_THEIR_WAY = 4
+"""Times as much: what is small and in a hurry, as a prompt on its way to the device, waits for no more, 0.7 ms."""
 
 
 class _Made:
@@ -79,6 +81,9 @@ class Swaps:
             self._made: deque[_Made] = deque()
             self._orders: queue.SimpleQueue[_Made] = queue.SimpleQueue()
             threading.Thread(target=self._run, name="swaps", daemon=True).start()
+            nowhere = np.zeros(2, np.int32).tobytes()  # page 0, which is padding's, and back: a first copy takes longer
+            for stores, loads in ((nowhere, b""), (b"", nowhere)):
+                self.make(Swap(0, 0, -1, stores, loads)).wait()
 
     def precede(self, step: Step) -> None:
         """Before a plan begins: it may read and write whatever was copied by the swaps that it is behind."""
@@ -112,8 +117,8 @@ class Swaps:
         return made
 
     def _run(self) -> None:
-        """The thread: no more than two copies of a few pages are on their way at a time."""
-        arrivals = [torch.cuda.Event(blocking=True) for _ in range(2)]
+        """The thread."""
+        arrivals = [torch.cuda.Event(blocking=True) for _ in range(_ON_THEIR_WAY)]
         with torch.cuda.stream(self._stream):
             while True:
                 made = self._orders.get()
@@ -121,8 +126,8 @@ class Swaps:
                     if made.behind is not None:
                         self._stream.wait_event(made.behind)
                     for copied in self._copy(made.swap):
-                        arrivals[copied % 2].record()
-                        arrivals[(copied + 1) % 2].synchronize()
+                        arrivals[copied % _ON_THEIR_WAY].record()
+                        arrivals[(copied + 1) % _ON_THEIR_WAY].synchronize()
                     made.begun()
                 except BaseException as error:  # raised by who waits for it
                     made.begun(error)

@@ -10,7 +10,7 @@ from torch import Tensor
 import tercet.model.host_memory
 from covering import long
 from tercet.model.host_memory import HostMemory
-from tercet.model.page_copies import PageCopies, Rectangle, rectangles
+from tercet.model.page_copies import PageCopies, Part, parts_in_pieces
 from tercet.triton_kernels.checks import FP8
 from test_triton_kernels_copy_pages import bits, random_cache
 
@@ -51,17 +51,7 @@ def drawn(count: int, *tops: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, FP8], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("far_apart", [False, True])
-def test_there_and_back(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    far_apart: bool,
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`far_apart`: as if lines of a page were too far apart for one copy."""
-    if far_apart:
-        monkeypatch.setattr("tercet.model.page_copies._MOST_BYTES_APART", 1)
+def test_there_and_back(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
     cache = random_cache(shape, dtype, str(device))
     host = random_host(cache)
     copies = PageCopies(cache, host, PIECE)
@@ -87,17 +77,16 @@ def test_parts_of_a_page() -> None:
     """Each lies in one piece, and together they are the page, in its order."""
     for _ in range(2000):
         width, num_lines, piece = random.randint(1, 40), random.randint(1, 9), random.randint(1, 200)
-        start, most_lines = random.randint(0, 400), random.choice([1, num_lines])
+        start = random.randint(0, 400)
         seen: list[int] = []
-        for part in rectangles(start, num_lines, width, piece, most_lines):
-            assert part.height <= most_lines
-            assert part.height == 1 or part.width == width
+        for part in parts_in_pieces(start, num_lines, width, piece):
+            assert part.num_lines == 1 or part.width == width
             first = start + part.line * width + part.first
-            end = first + (part.height - 1) * width + part.width
+            end = first + (part.num_lines - 1) * width + part.width
             assert first // piece == (end - 1) // piece
             seen += range(first, end)
         assert seen == list(range(start, start + num_lines * width))
 
 
 def test_a_page_in_one_piece_is_one_copy() -> None:
-    assert list(rectangles(7 * 72 * 100, 72, 100, 2**20, 72)) == [Rectangle(0, 0, 100, 72)]
+    assert list(parts_in_pieces(7 * 72 * 100, 72, 100, 2**20)) == [Part(0, 0, 100, 72)]
