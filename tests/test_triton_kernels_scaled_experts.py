@@ -15,6 +15,8 @@ from tercet.triton_kernels.clamped_gate import ClampedGate
 from tercet.triton_kernels.compile_only import compiling_for
 from tercet.triton_kernels.dispatch import INTERPRETED
 from tercet.triton_kernels.expert_work import ExpertWork, deal_out
+from tercet.triton_kernels.experts_placed import launch_placed
+from tercet.triton_kernels.matmul_epilogue import STORE
 from tercet.triton_kernels.matmul_experts import expert_tile, matmul_experts, matmul_experts_gated
 from test_triton_kernels_experts import exact_rows
 
@@ -66,6 +68,28 @@ def test_products(
             )
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="others run it as it is launched")
+@pytest.mark.parametrize("four", [False, True])
+@pytest.mark.parametrize("tile", [16, 32])
+def test_tiles_by_the_copy_engine(tile: int, four: bool) -> None:
+    """Of a card that has none, too: rows of weights that fill no tile, the last block of columns not whole."""
+    tokens, num_experts, each, inner, width = 9, 3, 2, 136, 192
+    columns = 256 if four else width
+    x = torch.randn(tokens, columns).half()
+    experts = torch.stack([torch.randperm(num_experts)[:each] for _ in range(tokens)]).int()
+    experts[tokens // 2 + 1 :] = num_experts
+    w = scaled(num_experts * inner, columns, columns // 128 or 1, torch.float16, "cpu", four=four)
+    work = deal_out(experts, num_experts, tile)
+    out = torch.full((tokens * each, inner), float("nan")).half()
+    fixed = {"bias_ptr": x, "limit": 0.0, "slope": 0.0, "out_ptr": out, "PER_ROW": each, "N": inner}
+    fixed |= {"K": w.stored_columns, "EPILOGUE": STORE.value, "BLOCK_M": tile, "PDL": False}
+    launch_placed(x, w, work, fixed)
+    there = experts.flatten() < num_experts
+    exact = exact_rows(x, meant(w).view(num_experts, inner, columns), experts, each)
+    torch.testing.assert_close(out[there].double(), exact[there], rtol=6e-3, atol=6e-3)
+    assert out[~there].isnan().all()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not HAVE_GPU, reason="needs a CUDA device")
 @pytest.mark.parametrize(
@@ -114,7 +138,7 @@ def test_few_pairs_of_mxfp4_are_alone() -> None:
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
 @pytest.mark.parametrize(
     ("pairs_each", "tile", "names"),
-    [(12, 16, ["_place", "mx_experts"]), (32, 32, ["_place", "mx_experts"]), (33, 64, ["experts_groups"])],
+    [(12, 16, ["_place", "placed_experts"]), (32, 32, ["_place", "placed_experts"]), (33, 64, ["experts_groups"])],
 )
 def test_tiles_of_mxfp4(pairs_each: int, tile: int, names: list[str]) -> None:
     x, w = torch.empty(pairs_each, 256, dtype=torch.bfloat16, device=META), on_meta(mx(2 * 256, 256))
@@ -148,8 +172,7 @@ def test_compile(tile: int, four: bool, capability: int) -> None:
     pairs, experts = (torch.empty(size, dtype=torch.int32, device=META) for size in (32 * tile, 32))
     with compiling_for(capability) as kernels:
         matmul_experts_gated(x, of_meta(16 * 1536, 2048, 16, four=four), ExpertWork(pairs, experts, tile, 16), 8)
-    (kernel,) = kernels
-    check_tiles(kernel, capability, "8" if four else "4")
+    check_tiles(kernels[-1], capability, "8" if four else "4")
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
@@ -196,8 +219,9 @@ def test_compile_alone(capability: int, four: bool) -> None:
 @pytest.mark.parametrize(
     ("capability", "pairs_each", "names"),
     [
-        (90, 8, ["scaled_experts"]),
-        (90, 9, ["experts_groups"]),
+        (90, 8, ["_place", "placed_experts"]),
+        (90, 24, ["_place", "placed_experts"]),
+        (90, 25, ["experts_groups"]),
         (90, 1000, ["experts_groups"]),
         (89, 192, ["scaled_experts"]),
         (89, 200, ["_expand", "experts"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tercet.triton_kernels.dispatch import has_little_shared_memory, is_hopper
+from tercet.triton_kernels.dispatch import has_little_shared_memory
 from tercet.triton_kernels.scaled_weight import ScaledWeight
 from tercet.triton_kernels.tiles import cdiv, next_power_of_2
 
@@ -35,11 +35,7 @@ def blocks_of(tile: int, x: Tensor) -> Blocks:
 
 
 def scaled_blocks_of(tile: int, w_RK: ScaledWeight) -> Blocks:
-    """Fewer bytes a column leave room for more of them."""
-    if is_hopper(w_RK.device):
-        if w_RK.four_bits and w_RK.widest == 128:  # no wider tiles: higher ones
-            return Blocks(n=128, k=128, warps=8 if tile == 16 else 4, stages=4)
-        return Blocks(n=64, k=min(w_RK.widest, 256), warps=4, stages=4 if w_RK.four_bits else 3)
+    """Where the copy engine cannot bring them (`experts_placed.py`)."""
     stages = 3 if has_little_shared_memory(w_RK.device) or tile == 128 else 4
     return Blocks(n=64, k=min(w_RK.widest, 128), warps=4, stages=stages)
 

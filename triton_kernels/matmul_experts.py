@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tercet.triton_kernels.checks import FLOATS, check_dtype, check_same, check_shape
 from tercet.triton_kernels.choose_scaled import can_be_vector
@@ -27,14 +26,14 @@ from tercet.triton_kernels.experts_blocks import Blocks, blocks_of, scaled_block
 from tercet.triton_kernels.experts_fp8 import can_round, launch_experts_fp8
 from tercet.triton_kernels.experts_groups import GROUPS_WIDTH, experts_groups_kernel
 from tercet.triton_kernels.experts_hopper import experts_hopper_kernel
-from tercet.triton_kernels.experts_mx import MX_WIDTH, mx_experts_kernel, place_rows
+from tercet.triton_kernels.experts_placed import launch_placed
 from tercet.triton_kernels.experts_tile import experts_kernel, scaled_experts_kernel
 from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_vector_scaled_kernel
 from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, SQUARED, STORE
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
 from tercet.triton_kernels.relu_squared import relu_squared_reference
-from tercet.triton_kernels.scaled_weight import BYTES, ScaledWeight, Weight, check_weight
+from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout
 from tercet.triton_kernels.widen import plain
@@ -44,8 +43,8 @@ _TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
 the experts of Qwen3-30B-A3B and of Mixtral-8x7B, on an H200 (docs/tried.md)."""
 _TILES_OF_MX = ((16, 12), (32, 32), (64, 128))
 """The same of MXFP4, of the experts of gpt-oss-20b."""
-_LEAST_OF_GROUPS, _LEAST_OF_GROUPS_OF_MX = 32, 64
-"""Places; those of smaller tiles wait for weights alone."""
+_LEAST_OF_GROUPS = 64
+"""Places, of a tile that is not a single program's."""
 _RING_BYTES = 224 * 1024
 """Of the kernel of warp groups, for its stages."""
 _MOST_WIDENED = 192
@@ -176,13 +175,12 @@ def _launch(
         if can_round(w_ENK, work, len(out)) and can_use_tma(x_MK, w_ENK.numbers_NJ):
             launch_experts_fp8(x_MK, w_ENK, work, fixed)
             return
-        least = _LEAST_OF_GROUPS_OF_MX if w_ENK.is_mx else _LEAST_OF_GROUPS
-        if x_MK.dtype.itemsize == 2 and work.tile >= least and can_use_tma(x_MK, w_ENK.numbers_NJ):
-            _launch_groups(x_MK, w_ENK, work, fixed)
+        if x_MK.dtype.itemsize == 2 and can_use_tma(x_MK, w_ENK.numbers_NJ):
+            launch = _launch_groups if work.tile >= _LEAST_OF_GROUPS else launch_placed
+            launch(x_MK, w_ENK, work, fixed)
             return
         if x_MK.dtype.itemsize == 2 and pairs_each <= _MOST_WIDENED:
-            launch = _launch_mx if w_ENK.is_mx and is_hopper(x_MK.device) else _launch_scaled
-            launch(x_MK, w_ENK, work, fixed)
+            _launch_scaled(x_MK, w_ENK, work, fixed)
             return
         w_ENK = plain(w_ENK).contiguous()
         fixed["K"] = K = x_MK.shape[1]
@@ -225,15 +223,6 @@ def _launch_scaled(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: di
         x_MK, w_RK.numbers_NJ.view(torch.int32) if w_RK.is_mx else w_RK.numbers_NJ, w_RK.scales_GN, work.pairs_Q,
         work.experts_N, X=x_MK.shape[1], ROWS=len(w_RK), GROUP=w_RK.group, FOUR=w_RK.kind, TOGETHER=together,
         BLOCK_N=blocks.n, BLOCK_K=blocks.k, num_warps=blocks.warps, num_stages=blocks.stages, **fixed,
-    )  # fmt: skip
-
-
-def _launch_mx(x_MK: Tensor, w_RK: ScaledWeight, work: ExpertWork, fixed: dict[str, Any]) -> None:
-    x_QK = place_rows(x_MK, work, fixed.pop("PER_ROW"))
-    mx_experts_kernel[(len(work.experts_N) * cdiv(fixed["N"], MX_WIDTH),)](
-        TensorDescriptor.from_tensor(x_QK, [work.tile, 2 * BYTES]),
-        TensorDescriptor.from_tensor(w_RK.numbers_NJ.view(torch.int32), [MX_WIDTH, BYTES // 4]), w_RK.scales_GN,
-        work.pairs_Q, work.experts_N, ROWS=len(w_RK), num_warps=4, num_stages=4, **fixed,
     )  # fmt: skip
 
 
