@@ -86,6 +86,7 @@ class OnGpu:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.cache, self.host = of_device(self.device)
         self.swaps = Swaps(self.cache, self.host, 2)
+        self.all_of(0)  # loads its kernels, for which the GPU has to be at rest
 
     def fill(self, page: int, value: float, *, late: bool = False) -> None:
         """On the current stream, which comes to it after a while."""
