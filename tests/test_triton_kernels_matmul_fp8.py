@@ -60,9 +60,10 @@ def test_scales_of_rows() -> None:
 def test_which_rows_are_rounded() -> None:
     w = weight(4096, 4096, 32)
     with pretending(H200):
-        assert choose_fp8(meta(128, 4096), w) is None
-        assert choose_fp8(meta(129, 4096), w) is not None
-        assert choose_fp8(meta(129, 4096), replace(w, tile_scales=None)) is None
+        for groups, fewest in ((32, 33), (1, 65)):
+            assert choose_fp8(meta(fewest - 1, 4096), weight(4096, 4096, groups)) is None
+            assert choose_fp8(meta(fewest, 4096), weight(4096, 4096, groups)) is not None
+        assert choose_fp8(meta(300, 4096), replace(w, tile_scales=None)) is None
         assert choose_fp8(meta(300, 16384), weight(1024, 16384, 1)) is not None
         assert choose_fp8(meta(300, 16512), weight(1024, 16512, 1)) is None
         assert choose_fp8(meta(300, 16512), weight(1024, 16512, 129)) is not None

@@ -72,7 +72,7 @@ def test_what_rounding_takes(N: int, K: int, groups: int) -> None:
     w = scaled(N, K, groups, torch.bfloat16, "cuda")
     w = with_blocks(w) if groups > 1 else with_tile_scales(w)
     plain = meant(w)
-    for M in (129, 192, 256, 500, 1024, 3000):
+    for M in (65, 192, 256, 500, 1024, 3000):
         x, residual = (torch.randn(M, size, device="cuda").bfloat16() for size in (K, N))
         wanted = exact(x, plain)
         out = matmul(x, w)

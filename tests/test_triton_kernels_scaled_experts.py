@@ -197,13 +197,16 @@ def check_tiles(kernel: Any, capability: int, together: str) -> None:
 
 
 @pytest.mark.skipif(INTERPRETED, reason="compiles")
-@pytest.mark.parametrize(("capability", "four"), [(80, True), (89, False), (90, False), (90, True)])
-def test_compile_alone(capability: int, four: bool) -> None:
+@pytest.mark.parametrize(
+    ("capability", "four", "most"), [(80, True, 128), (89, False, 128), (90, False, 64), (90, True, 32)]
+)
+def test_compile_alone(capability: int, four: bool, most: int) -> None:
     x, experts = torch.empty(3, 768, dtype=torch.bfloat16, device=META), torch.empty(24, dtype=torch.int32, device=META)
     with compiling_for(capability) as kernels:
         w = of_meta(128 * 1002, 768, 6, four=four)
-        assert [expert_tile(pairs, 128, w) == 1 for pairs in (64, 65)] == [True, False]
-        assert [expert_tile(40, 128, w, again=pairs) == 1 for pairs in (10, 11)] == [True, False]
+        assert [expert_tile(pairs, 128, w) == 1 for pairs in (32, 33, 64, 65)] == [True, most > 32, most > 32, False]
+        assert [expert_tile(pairs, 512, w) == 1 for pairs in (most, most + 1)] == [True, most == 128]
+        assert [expert_tile(24, 128, w, again=pairs) == 1 for pairs in (6, 7)] == [True, False]
         work = ExpertWork(None, experts, 1, 128)
         gated = matmul_experts_gated(x, w, work, 8)
         matmul_experts(x.new_empty(24, 768), w, work)
@@ -220,8 +223,8 @@ def test_compile_alone(capability: int, four: bool) -> None:
     ("capability", "pairs_each", "names"),
     [
         (90, 8, ["_place", "placed_experts"]),
-        (90, 24, ["_place", "placed_experts"]),
-        (90, 25, ["experts_groups"]),
+        (90, 32, ["_place", "placed_experts"]),
+        (90, 33, ["experts_groups"]),
         (90, 1000, ["experts_groups"]),
         (89, 192, ["scaled_experts"]),
         (89, 200, ["_expand", "experts"]),

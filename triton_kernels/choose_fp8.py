@@ -16,8 +16,10 @@ from tercet.triton_kernels.round_rows import LONGEST
 from tercet.triton_kernels.scaled_weight import TILE, ScaledWeight
 from tercet.triton_kernels.tiles import cdiv
 
-_FEWEST, _FEWEST_FOR_PARTS, _FEWEST_OF_ROWS_FOR_PARTS = 129, 257, 193
-"""Rows from which to round them pays: fewer are multiplied as they are, in less time or none more."""
+_FEWEST, _FEWEST_OF_ROWS = 33, 65
+"""Rows from which to round them pays, with scales of blocks and of rows: fewer are multiplied as they are, in less time
+or none more."""
+_FEWEST_FOR_PARTS, _FEWEST_OF_ROWS_FOR_PARTS = 257, 193
 
 
 class _Tile(NamedTuple):
@@ -54,12 +56,15 @@ _TILES_OF_ROWS = (
 
 def choose_fp8(x_MK: Tensor, w_NK: ScaledWeight, *, in_parts: bool = False) -> MatmulConfig | None:
     """None: rows are multiplied as they are. `in_parts`: as they are, K may be divided."""
-    if w_NK.tile_scales is None or len(x_MK) < _FEWEST or x_MK.dtype.itemsize != 2 or not is_hopper(x_MK.device):
+    if w_NK.tile_scales is None or x_MK.dtype.itemsize != 2 or not is_hopper(x_MK.device):
         return None
     if not can_use_tma(x_MK, w_NK.numbers_NJ):
         return None
     of_rows = w_NK.tile_scales.ndim == 1
-    if in_parts and len(x_MK) < (_FEWEST_OF_ROWS_FOR_PARTS if of_rows else _FEWEST_FOR_PARTS):
+    fewest = _FEWEST_OF_ROWS if of_rows else _FEWEST
+    if in_parts:
+        fewest = _FEWEST_OF_ROWS_FOR_PARTS if of_rows else _FEWEST_FOR_PARTS
+    if len(x_MK) < fewest:
         return None
     if of_rows and w_NK.shape[1] > LONGEST:
         return None

@@ -38,11 +38,9 @@ from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout
 from tercet.triton_kernels.widen import plain
 
-_TILES_OF_GROUPS = ((16, 8), (32, 24), (64, 128))
-"""Where warp groups widen weights: places of a tile, and the most pairs of an expert, on average, that it is for. Of
-the experts of Qwen3-30B-A3B and of Mixtral-8x7B, on an H200 (docs/tried.md)."""
-_TILES_OF_MX = ((16, 12), (32, 32), (64, 128))
-"""The same of MXFP4, of the experts of gpt-oss-20b."""
+_TILES = ((16, 12), (32, 32), (64, 128))
+"""Where weights are widened on Hopper: places of a tile, and the most pairs of an expert, on average, that it is for.
+Of the experts of Qwen3-30B-A3B, Mixtral-8x7B, DeepSeek-V3 on eight ranks and gpt-oss-20b, on H200s (docs/tried.md)."""
 _LEAST_OF_GROUPS = 64
 """Places, of a tile that is not a single program's."""
 _RING_BYTES = 224 * 1024
@@ -50,8 +48,8 @@ _RING_BYTES = 224 * 1024
 _MOST_WIDENED = 192
 """Pairs of an expert, on average, beyond which it costs less to expand weights once than to widen them for each tile,
 other than by warp groups."""
-_MOST_ALONE_OF_MX = 8
-"""Pairs by themselves of MXFP4: its numbers take more instructions there, and more pairs more than tiles do."""
+_MOST_ALONE_OF_FP8, _MOST_ALONE_OF_FOUR, _MOST_ALONE_OF_MX = 64, 32, 8
+"""Pairs by themselves: numbers of fewer bits take more instructions there, and more pairs more than tiles do."""
 _ROWS_OF_VECTOR = 8
 """Of weights of eight bits or four, for a pair that is alone."""
 _MANY = 512
@@ -73,8 +71,7 @@ def expert_tile(
         return 1
     w_ENK = weights[0]
     if isinstance(w_ENK, ScaledWeight) and w_ENK.dtype.itemsize == 2 and is_hopper(w_ENK.device):
-        tiles = _TILES_OF_MX if w_ENK.is_mx else _TILES_OF_GROUPS
-        return next((tile for tile, most in tiles if num_pairs <= most * num_experts), 128)
+        return next((tile for tile, most in _TILES if num_pairs <= most * num_experts), 128)
     return next(tile for tile in (16, 32, 64, 128) if tile * num_experts >= 2 * num_pairs or tile == 128)
 
 
@@ -86,9 +83,17 @@ def _are_alone(num_pairs: int, num_experts: int, weights: Sequence[Weight], agai
     """
     for_each = 4 if any(isinstance(w_ENK, Tensor) for w_ENK in weights) else 2
     few = for_each * num_pairs <= num_experts and 2 * for_each * again <= num_pairs
-    if any(isinstance(w_ENK, ScaledWeight) and w_ENK.is_mx for w_ENK in weights):
-        few = few and num_pairs <= _MOST_ALONE_OF_MX
-    return few and all(isinstance(w_ENK, Tensor) or can_be_vector(w_ENK) for w_ENK in weights)
+    return few and all(
+        isinstance(w_ENK, Tensor) or (can_be_vector(w_ENK) and num_pairs <= _most_alone(w_ENK)) for w_ENK in weights
+    )
+
+
+def _most_alone(w_ENK: ScaledWeight) -> float:
+    if w_ENK.is_mx:
+        return _MOST_ALONE_OF_MX
+    if not is_hopper(w_ENK.device):
+        return math.inf
+    return _MOST_ALONE_OF_FOUR if w_ENK.four_bits else _MOST_ALONE_OF_FP8
 
 
 def matmul_experts_gated(
