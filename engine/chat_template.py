@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the template that comes with the checkpoint.
+"""Conversations to prompts, by the template that comes with the checkpoint, or a file of the operator's.
 
 The template is a program in a foreign file: it runs in Jinja's immutable sandbox and sees the messages, the special
 tokens and nothing else. Templates never come from requests.
@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jinja2
@@ -49,10 +50,17 @@ class _CallWish(NamedTuple):
 class ChatTemplate:
     """One checkpoint's template, or two: some have one of their own for conversations with tools."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str], tool_use: str | None = None) -> None:
-        """`special_tokens`: such as `bos_token`, for the template to name. `tool_use`: the source where tools come."""
-        self._template = compiled(source, "the checkpoint's chat template")
-        self._tool_use = self._template if tool_use is None else compiled(tool_use, "the checkpoint's chat template")
+    def __init__(
+        self,
+        source: str,
+        special_tokens: dict[str, str],
+        tool_use: str | None = None,
+        what: str = "the checkpoint's chat template",
+    ) -> None:
+        """`special_tokens`: such as `bos_token`, for the template to name. `tool_use`: the source where tools come.
+        `what`: whose it is, to say of one that cannot be used."""
+        self._template = compiled(source, what)
+        self._tool_use = self._template if tool_use is None else compiled(tool_use, what)
         self._special_tokens = special_tokens
         with_tools = source if tool_use is None else tool_use
         self._takes_tools = "tools" in with_tools
@@ -150,6 +158,14 @@ class ChatTemplate:
         except TemplateRefused:
             return False
         return prompt.rstrip().endswith("<think>")
+
+
+def read_template(file: str, flag: str) -> str:
+    """What is in a file of the operator's. Raises `UnsupportedModel`, of `flag`."""
+    try:
+        return Path(file).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnsupportedModel(f"{flag}: {file} cannot be read: {error}") from None
 
 
 def compiled(source: str, what: str) -> jinja2.Template:

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 import msgspec
 
 from tercet.engine.adapter_names import read_adapters
-from tercet.engine.http_address import check_http
+from tercet.engine.generation_defaults import GenerationDefaults, own_defaults
+from tercet.engine.http_address import check_http, check_origins
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.addresses import check_listen_address
 from tercet.ipc.answers import ToolFormat
@@ -20,6 +21,7 @@ KvCacheDType = Literal["auto", "fp8", "fp8_e4m3"]
 StateDType = Literal["auto", "float32", "bfloat16", "float16"]
 Quantization = Literal["auto", "fp8"]
 ActivationDType = Literal["auto", "fp8"]
+GenerationConfig = Literal["auto", "none"]
 LoadFormat = Literal["auto", "dummy", "null"]
 ToolCallParser = Literal["auto", ToolFormat]
 ReasoningParser = Literal["auto", "none", "think"]
@@ -41,6 +43,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Of what is in a place. Memory is taken for as much, whatever is there."""
     classifier_tokens: tuple[str, ...] = ()
     """One token or two, by which a model that writes text classifies: the last one's logit, less the other's."""
+    chat_template: str | None = None
+    """File: what makes prompts of conversations, in Jinja; None: as the checkpoint has it."""
+    generation_config: GenerationConfig = "auto"
+    """auto: where a request says nothing, what the checkpoint wants; none: neutral values."""
+    override_generation_config: GenerationDefaults | None = None
+    """In place of what either wants; a map of its fields will do."""
     pair_template: str | None = None
     """File: what is written around two texts that are classified as a pair, in Jinja; None: as the tokenizer has it."""
     device: Device = "auto"
@@ -118,6 +126,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """HOST:PORT of the OpenAI-compatible HTTP door; None: no such door."""
     api_key: tuple[str, ...] = ()
     """Each of these opens the HTTP door; empty: whoever reaches it may come in."""
+    allowed_origins: tuple[str, ...] = ()
+    """Pages of these may read what the HTTP door says, as https://chat.example.com, or `*`: of all; empty: of none."""
     tool_call_parser: ToolCallParser = "auto"
     """How the model writes tool calls; auto: as its chat template shows."""
     reasoning_parser: ReasoningParser = "auto"
@@ -140,6 +150,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "speculative_config", speculative_config(self.speculative_config))
+        own = own_defaults(self.override_generation_config)
+        msgspec.structs.force_setattr(self, "override_generation_config", own)
         for name in ("model", "served_model_name"):
             if getattr(self, name) == "":
                 raise ValueError(f"{_flag(name)} is empty; want a name")
@@ -149,6 +161,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_choice("state-dtype", self.state_dtype, get_args(StateDType))
         _check_choice("quantization", self.quantization, get_args(Quantization))
         _check_choice("activation-dtype", self.activation_dtype, get_args(ActivationDType))
+        _check_choice("generation-config", self.generation_config, get_args(GenerationConfig))
         _check_choice("load-format", self.load_format, get_args(LoadFormat))
         _check_choice("tool-call-parser", self.tool_call_parser, get_args(ToolCallParser))
         _check_choice("reasoning-parser", self.reasoning_parser, get_args(ReasoningParser))
@@ -202,6 +215,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.listen_key is not None:
             check_key(self.listen_key)
         check_http(self.http, self.api_key)
+        check_origins(self.allowed_origins, self.http)
         if f"tcp://{self.http}" in self.listen:
             raise ValueError(f"--http got {self.http!r}, where --listen is; want another port for one of them")
         if len(self.classifier_tokens) > 2 or not all(self.classifier_tokens):

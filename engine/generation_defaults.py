@@ -30,6 +30,7 @@ _UNUSED = (
     "typical_p",
 )
 """Of generation_config.json: transformers would write other tokens with them."""
+_FLAG = "--override-generation-config"
 _GGUF = "general.sampling."
 _GGUF_NAMES = {
     "temp": "temperature",
@@ -65,6 +66,25 @@ def defaults_of_gguf(metadata: Mapping[str, Any], file: str) -> GenerationDefaul
     said = {name.removeprefix(_GGUF): value for name, value in metadata.items() if name.startswith(_GGUF)}
     _warn("general.sampling", [name for name in _UNUSED_GGUF if said.get(name) not in (None, 0, -1, "")])
     return _read({ours: said.get(theirs) for theirs, ours in _GGUF_NAMES.items()}, f"{file}: general.sampling")
+
+
+def own_defaults(given: object) -> GenerationDefaults | None:
+    """From what a flag or a program says: such defaults, or a map of some. ValueError names what is wrong."""
+    if given is None or isinstance(given, GenerationDefaults):
+        return given
+    known = GenerationDefaults.__struct_fields__
+    try:
+        if unknown := [name for name in msgspec.convert(given, dict[str, Any]) if name not in known]:
+            raise ValueError(f"{_FLAG} got {', '.join(map(repr, unknown))}; want some of {', '.join(known)}")
+        return msgspec.convert(given, GenerationDefaults)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{_FLAG} got {given!r}: {error}; want such as {{'temperature': 0.6}}") from None
+
+
+def in_place(own: GenerationDefaults | None, of: GenerationDefaults) -> GenerationDefaults:
+    """These, but those that `own` has."""
+    said = {} if own is None else msgspec.structs.asdict(own)
+    return msgspec.structs.replace(of, **{name: value for name, value in said.items() if value is not None})
 
 
 def _read(said: Mapping[str, Any], where: str) -> GenerationDefaults:

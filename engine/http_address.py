@@ -1,6 +1,10 @@
-"""Where the HTTP door may be, by what name it may be asked, and with what keys. It opens no socket."""
+"""Where the HTTP door may be, by what name it may be asked, and with what keys, for pages of
+which origins. It opens no socket."""
 
 import ipaddress
+import re
+
+_ORIGIN = re.compile(r"https?://[^\s/?#@*,]+")
 
 
 def parse_http_address(address: str) -> tuple[str, int]:
@@ -34,6 +38,15 @@ def check_http(address: str | None, api_keys: tuple[str, ...]) -> None:
             f"--http got {address!r}, which others can reach; want a loopback address, as in 127.0.0.1:8000, "
             "or an --api-key"
         )
+
+
+def check_origins(origins: tuple[str, ...], address: str | None) -> None:
+    """Refuse, with a `ValueError`, what is no origin."""
+    if origins and address is None:
+        raise ValueError("--allowed-origins is about the HTTP door, and there is none; want --http HOST:PORT as well")
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(f"--allowed-origins got {origin!r}; want such as https://chat.example.com, or * for all")
 
 
 def is_domain(host: str) -> bool:

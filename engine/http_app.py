@@ -114,12 +114,15 @@ class _Guard:
                 self._door.unanswered.discard(task)
                 names = (b"x-request-id", b"request-id") if speaks_anthropics(record.path) else (b"x-request-id",)
                 named = [(name, request_id.encode()) for name in names]
-                message["headers"] = [*message.get("headers", ()), *named]
+                message["headers"] = [*message.get("headers", ()), *named, *self._door.origins.headers(headers)]
             await send(message)
 
         try:
-            refusal = self._refusal(scope["path"], headers)
-            if refusal is not None:
+            refusal = self._of_host(headers)
+            ahead = self._door.origins.answer_ahead(record.method, headers)
+            if refusal is None and ahead is not None:  # no browser sends a key with that
+                await ahead(scope, receive, send_named)
+            elif (refusal := refusal or self._of_key(scope["path"], headers)) is not None:
                 await _refused(refusal, scope)(scope, receive, send_named)
             elif handler is not None:
                 await self._answer(handler, Request(scope, receive), send_named)
@@ -143,12 +146,16 @@ class _Guard:
             self._door.metrics.answers[path, record.status] += 1
             self._door.log.write(record, began)
 
-    def _refusal(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
-        """Of who has no key, or where none is asked for, of who has been led here."""
-        names = (b"host", b"authorization", b"x-api-key")
-        host, *keys = (headers.get(name, b"").decode("latin-1") for name in names)
+    def _of_host(self, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        """The refusal of who has been led here, where no key is asked for."""
+        host = headers.get(b"host", b"").decode("latin-1")
         if not self._door.is_guarded and is_domain(host):
             return ApiError(403, f"Host is {host[:200]!r}; want an address or a name without dots, or an --api-key")
+        return None
+
+    def _of_key(self, path: str, headers: Mapping[bytes, bytes]) -> ApiError | None:
+        """The refusal of who has none."""
+        keys = (headers.get(name, b"").decode("latin-1") for name in (b"authorization", b"x-api-key"))
         if not (path in PAGE_PATHS or self._door.admits(*keys)):
             return ApiError(
                 401, "want the header `Authorization: Bearer KEY` or `x-api-key: KEY`, with a key of this engine"

@@ -14,6 +14,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
+from tercet.engine.http_origins import Origins
 from tercet.engine.lark import Marks
 from tercet.engine.metrics import Metrics
 from tercet.engine.refusal import ASLEEP, SHUTTING_DOWN, TAKES_NO_MORE
@@ -66,6 +67,7 @@ class Door:
         self.log = RequestLog(config.log_requests)
         self.unanswered: set[asyncio.Task[Any]] = set()
         """At work for requests whose answers have not begun."""
+        self.origins = Origins(config.allowed_origins)
         self._keys = [_digest(key) for key in config.api_key]
 
     @property

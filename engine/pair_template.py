@@ -5,21 +5,17 @@ them, and the special tokens. It is the operator's file and runs in the sandbox 
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 
-from tercet.engine.chat_template import compiled, rendered
+from tercet.engine.chat_template import compiled, read_template, rendered
 from tercet.engine.errors import UnsupportedModel
 
 
 class PairTemplate:
     """One file's."""
 
-    def __init__(self, file: Path, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, file: str, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens`: such as `bos_token`, for the template to name."""
-        try:
-            self.source = file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UnsupportedModel(f"--pair-template: {file} cannot be read: {error}") from None
+        self.source = read_template(file, "--pair-template")
         self._template = compiled(self.source, f"--pair-template: {file}")
         self._special_tokens = special_tokens
         shown = self.render("a query", "a document")

@@ -10,6 +10,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.first_standing import first_standing
+from tercet.engine.generation_defaults import GenerationDefaults, in_place
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import MAX_STOP_IDS, Rules, check_defaults
 from tercet.engine.text_codec import TextCodec
@@ -33,13 +34,18 @@ def make_rules(codec: TextCodec, limits: Limits, config: EngineConfig) -> Rules:
         )
     of_text = codec.longest_token, codec.tokenizer is not None
     adapters = {one.name: one for one in first_standing(config).adapters}
-    rules = Rules(limits, codec.defaults, eos_ids, config.seed, *of_text, config.page_size, codec.pooling, adapters)
+    of_checkpoint = codec.defaults if config.generation_config == "auto" else GenerationDefaults()
+    own = config.override_generation_config
+    defaults = in_place(own, of_checkpoint)
+    rules = Rules(limits, defaults, eos_ids, config.seed, *of_text, config.page_size, codec.pooling, adapters)
     try:
         check_defaults(rules)
     except Refusal as refusal:
-        raise UnsupportedModel(f"the checkpoint's defaults: {refusal}") from None
-    given = {name: value for name, value in msgspec.structs.asdict(codec.defaults).items() if value is not None}
+        whose = "the checkpoint's defaults" if own is None else "--override-generation-config"
+        raise UnsupportedModel(f"{whose}: {refusal}") from None
+    given = {name: value for name, value in msgspec.structs.asdict(defaults).items() if value is not None}
     if given:
         listed = ", ".join(f"{n} {v:g}" if isinstance(v, float) else f"{n} {v}" for n, v in given.items())
-        print(f"defaults of the checkpoint: {listed} (what a request says wins)", file=sys.stderr)
+        whose = "of the checkpoint" if own is None else "with --override-generation-config"
+        print(f"defaults {whose}: {listed} (what a request says wins)", file=sys.stderr)
     return rules

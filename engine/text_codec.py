@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
 
-from tercet.engine.chat_template import ChatTemplate
+from tercet.engine.chat_template import ChatTemplate, read_template
 from tercet.engine.errors import UnsupportedModel
 from tercet.engine.generation_defaults import GenerationDefaults, defaults_of_config, defaults_of_gguf
 from tercet.engine.gguf_metadata import read_metadata
@@ -42,6 +42,16 @@ _OTHER_TOKENIZERS = ("tekken.json", "tokenizer.model", "vocab.json", "tokenizer_
 
 _MOST_IDS = 2**24
 """Far more than any vocabulary has; the library takes memory for all ids up to the last."""
+
+
+class OwnTemplates(NamedTuple):
+    """Files of the operator's: `--chat-template` and `--pair-template`. None: as the checkpoint has it."""
+
+    chat: str | None = None
+    pair: str | None = None
+
+
+_NONE = OwnTemplates()
 
 
 class TextRefused(ValueError):
@@ -129,12 +139,12 @@ def _encode(
         raise TextRefused(f"the tokenizer refused the prompt: {error}") from None
 
 
-def load_codec(model_path: Path, pair_template: str | None = None) -> TextCodec:
+def load_codec(model_path: Path, own: OwnTemplates = _NONE) -> TextCodec:
     """Read what `model_path`, a folder or a GGUF file, says about text."""
-    return _from_gguf(model_path, pair_template) if model_path.is_file() else _from_folder(model_path, pair_template)
+    return _from_gguf(model_path, own) if model_path.is_file() else _from_folder(model_path, own)
 
 
-def _from_gguf(path: Path, pair_template: str | None) -> TextCodec:
+def _from_gguf(path: Path, own: OwnTemplates) -> TextCodec:
     metadata = read_metadata(path)
     count = metadata.get("split.count", 1)
     if isinstance(count, int) and count > 1:  # only the first part has the tokenizer
@@ -163,7 +173,7 @@ def _from_gguf(path: Path, pair_template: str | None) -> TextCodec:
         tuple(dict.fromkeys(end for end in ends if isinstance(end, int))),
         defaults_of_gguf(metadata, str(path)),
         pooling_of_gguf(metadata, path),
-        pair_template,
+        own,
     )
 
 
@@ -173,7 +183,7 @@ def _ends_of_config(config: dict[str, Any]) -> Any:
     return part.get("eos_token_id") if said is None and isinstance(part, dict) else said
 
 
-def _from_folder(folder: Path, pair_template: str | None) -> TextCodec:
+def _from_folder(folder: Path, own: OwnTemplates) -> TextCodec:
     generation = read_object(folder / "generation_config.json")
     said = generation.get("eos_token_id")
     ends = _ids(_ends_of_config(read_object(folder / "config.json")) if said is None else said)
@@ -186,6 +196,8 @@ def _from_folder(folder: Path, pair_template: str | None) -> TextCodec:
                 f"{folder} has {', '.join(others)} but no tokenizer.json; want tokenizer.json, the only form of a "
                 "tokenizer that can be read"
             )
+        if own.chat is not None:
+            raise UnsupportedModel(f"--chat-template: {folder} has no tokenizer; want none of both, or both")
         print(f"{folder} has no tokenizer: only prompts of token ids are served", file=sys.stderr)
         defaults = msgspec.structs.replace(defaults, stop_strings=None)
         return TextCodec(None, None, None, None, None, tuple(ends), defaults, None, read_pooling(folder))
@@ -200,7 +212,7 @@ def _from_folder(folder: Path, pair_template: str | None) -> TextCodec:
     own_end = tokenizer.token_to_id(names["eos_token"]) if "eos_token" in names else None
     if own_end is not None and own_end not in ends:
         ends.append(own_end)
-    how = defaults, read_pooling(folder), pair_template
+    how = defaults, read_pooling(folder), own
     return _codec(tokenizer, _templates(folder, settings), names, tuple(ends), *how)
 
 
@@ -211,7 +223,7 @@ def _codec(
     eos_ids: tuple[int, ...],
     defaults: GenerationDefaults,
     pooling: Pooling,
-    pair_template: str | None,
+    own: OwnTemplates,
 ) -> TextCodec:
     vocabulary = tokenizer.get_vocab()
     if not vocabulary or max(vocabulary.values()) >= _MOST_IDS:
@@ -224,12 +236,15 @@ def _codec(
     pieces = Pieces(tokenizer)
     # Elsewhere a token may stand for a word of any length that the vocabulary lacks.
     bounded = pieces.byte_level and "BPE" in type(tokenizer.model).__name__
-    pair = None if pair_template is None else PairTemplate(Path(pair_template), names)
+    pair = None if own.pair is None else PairTemplate(own.pair, names)
+    what = "the checkpoint's chat template"
+    if own.chat is not None:
+        templates, what = {"default": read_template(own.chat, "--chat-template")}, f"--chat-template: {own.chat}"
     sources = [*templates.values(), *names.values(), *(() if pair is None else (pair.source,))]
     tokens = cut_tokens(tokenizer, sources)
     return TextCodec(
         tokenizer,
-        ChatTemplate(templates["default"], names, templates.get("tool_use")) if "default" in templates else None,
+        ChatTemplate(templates["default"], names, templates.get("tool_use"), what) if "default" in templates else None,
         TextParts(partial(_encode, tokenizer, add_special_tokens=False), tokens),
         frame(tokenizer),
         pieces,

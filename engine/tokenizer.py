@@ -18,7 +18,7 @@ from tercet.engine.live import Client
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
 from tercet.engine.schedulers import make_schedulers
-from tercet.engine.text_codec import load_codec
+from tercet.engine.text_codec import OwnTemplates, load_codec
 from tercet.engine.tokenizer_loop import NUMBER_BITS, Tokenizer
 from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.process_messages import Limits, Loaded
@@ -52,7 +52,7 @@ def main(link: SupervisorLink) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     context.set(zmq.MAX_SOCKETS, 65_536)
     doors = Doors(link, partial(bind_front_door, spec.addresses.listen, context, spec.config.listen_key))
-    codec = load_codec(Path(spec.paths.model), spec.config.pair_template)
+    codec = load_codec(Path(spec.paths.model), OwnTemplates(spec.config.chat_template, spec.config.pair_template))
     link.tell(Loaded())
     limits = link.wait_begin()
     rules = make_rules(codec, limits, spec.config)

@@ -16,6 +16,7 @@ from tercet.engine.config import (
     Device,
     DType,
     EngineConfig,
+    GenerationConfig,
     KvCacheDType,
     LoadFormat,
     Quantization,
@@ -69,7 +70,25 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="TOKEN",
     )
+    flag("chat-template", "a file, in Jinja, in place of the checkpoint's chat template", metavar="FILE")
+    flag(
+        "generation-config",
+        "what holds where a request says nothing; auto: what the checkpoint wants; none: neutral values",
+        choices=get_args(GenerationConfig),
+    )
+    flag(
+        "override-generation-config",
+        'some of it, whatever the checkpoint wants: JSON such as {"temperature": 0.6, "max_new_tokens": 4096}',
+        type=json_map,
+        metavar="JSON",
+    )
     flag("pair-template", "a file: what is written around a query and a document, in Jinja", metavar="FILE")
+    flag(
+        "allowed-origins",
+        "pages of these may read what the HTTP door says, as https://chat.example.com, or *; default: of none",
+        nargs="+",
+        metavar="ORIGIN",
+    )
     flag("device", "where to run", choices=get_args(Device))
     flag(
         "dtype",
