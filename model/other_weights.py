@@ -61,6 +61,8 @@ def exchange_weights(
     for made, old in _pairs(finish(filled), there, checkpoint.source):
         old.copy_(made)
     _settle(rank.device)
+    if rank.device.type == "cuda":
+        torch.cuda.empty_cache()  # what reading took is more than the engine has planned for
 
 
 def _settle(device: torch.device) -> None:
