@@ -39,7 +39,7 @@ class BesideSteps:
         self._decoder = decoder
         self._places = places
         self.reads_weights = False
-        """No step runs then, and nothing may be captured."""
+        """Said by the step loop where it comes to that among its plans. Nothing is launched then, nor captured."""
         self._read: queue.SimpleQueue[_Read] = queue.SimpleQueue()
         self._putting: tuple[int, Iterator[None]] | None = None
         link.subscribe(self._obey)
@@ -64,8 +64,7 @@ class BesideSteps:
             self._link.tell(Tried(number, None))
 
     def read_weights(self, order: ReadWeights) -> None:
-        """Called by the step loop where it has come to that among its plans."""
-        self.reads_weights = True
+        """Called once nothing needs those that there are: steps that were launched before may still run."""
         self._in_thread(order.number, lambda: self._read_weights(order.path))
 
     def _obey(self, command: ToChild) -> None:

@@ -81,7 +81,13 @@ class StepLoop:
         self._wakes_at: float | None = None
         """When there is something to do for the planner, whether or not a message comes."""
         self._commands: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
-        link.subscribe(self._commands.put)
+        self._own_inbox = Outbox(link.spec.own.scheduler)
+        link.subscribe(self._hear)
+
+    def _hear(self, command: ToChild) -> None:
+        """In the link's thread. Whoever waits for a message is to look at once: here is one, of nobody's end."""
+        self._commands.put(command)
+        self._own_inbox.send(Abort(b""))
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
         seconds = _RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds)

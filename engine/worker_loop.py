@@ -3,6 +3,7 @@
 Knows what is launched when; what a runner makes of it, and who waits for results, is theirs.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from tercet.engine.beside_steps import BesideSteps
@@ -70,6 +71,7 @@ def run_steps(
                     assert copies is not None, f"swap {swap.number} is to be made, and there is nowhere to copy to"
                     copies.answers.tell_swapped(swap, copies.swaps.make(swap))
                 case ReadWeights() as order:
-                    beside.read_weights(order)
+                    beside.reads_weights = True
+                    answers.then(partial(beside.read_weights, order))
         if not answers.overdue(hang) and not (copies is not None and copies.answers.overdue(hang)):
             link.beat(num_steps)

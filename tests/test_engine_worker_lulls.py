@@ -1,5 +1,6 @@
 """The worker's step loop: plans, draws of those that await masks, and a little of what starting left out in lulls."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -82,9 +83,12 @@ class Script:
     def work(self) -> None:
         pass
 
+    def then(self, call: Callable[[], None]) -> None:
+        assert self.reads_weights
+        call()
+
     def read_weights(self, order: ReadWeights) -> None:
         self.noted += "r"
-        self.reads_weights = True
 
 
 @pytest.mark.parametrize(
