@@ -110,7 +110,10 @@ class BesideSteps:
         """Weights that may take the place of the model's."""
         import torch
 
-        device = torch.device("cpu") if self._gpu is None else torch.device("cuda", self._gpu)
+        device = torch.device("cpu")
+        if self._gpu is not None:
+            device = torch.device("cuda", self._gpu)
+            torch.cuda.set_device(device)  # of this thread: whatever names none would else open the first one
         paths = msgspec.structs.replace(self._link.spec.paths, weights=path)
         return open_configured(self._link.spec.config, paths, device)
 

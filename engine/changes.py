@@ -136,10 +136,11 @@ class Changes:
 
     def _exchange(self, watch: Watch, number: int, path: str, name: str) -> Waits:
         """Those that wait go on with whatever weights there are in the end."""
+        yield from self._all_there(watch)
         before, self.paths = self.paths, msgspec.structs.replace(self.paths, weights=path)
         failure = yield from self._read_in_place(watch, ExchangeWeights(number, path))
         if failure is not None:
-            log_line(f"tercet: the workers do not read other weights, others are started on them: {failure}")
+            log_line(f"tercet: new workers are started on other weights, which those there are do not read: {failure}")
             watch.send_away()
             failure = yield from self._started(watch)
         if failure is not None:
@@ -152,10 +153,13 @@ class Changes:
         self._stands(weights=name)
         log_line(f"tercet: the weights are those of {name!r}")
 
-    def _read_in_place(self, watch: Watch, question: ExchangeWeights) -> Generator[None, None, str | None]:
-        """All workers have read them, and schedulers know it; or why not, and then nobody knows what a worker has."""
+    def _all_there(self, watch: Watch) -> Waits:
+        """Nobody is being replaced who computes or plans."""
         while watch.lacks_workers or len(self._of("scheduler")) < self._config.data_parallel_size:
             yield
+
+    def _read_in_place(self, watch: Watch, question: ExchangeWeights) -> Generator[None, None, str | None]:
+        """All workers have read them, and schedulers know it; or why not, and then nobody knows what a worker has."""
         schedulers, workers = self._of("scheduler"), self._of("worker")
         watch.put_on_trial()
         for scheduler in schedulers:
@@ -175,7 +179,7 @@ class Changes:
                 watch.begin_anew()
                 return None
             if time.monotonic() > deadline:
-                return f"that took longer than --startup-timeout {self._config.startup_timeout:g} s"
+                return f"it takes longer than --startup-timeout {self._config.startup_timeout:g} s"
             yield
 
     def _of(self, role: str) -> list[Child]:

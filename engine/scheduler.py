@@ -87,7 +87,7 @@ class StepLoop:
     def _hear(self, command: ToChild) -> None:
         """In the link's thread. Whoever waits for a message is to look at once: here is one, of nobody's end."""
         self._commands.put(command)
-        self._own_inbox.send(Abort(b""))
+        self._own_inbox.try_send(Abort(b""))
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
         seconds = _RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds)

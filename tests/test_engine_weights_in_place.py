@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType
 from msgspec.structs import replace
 
 from adapter_folders import make_adapter, merged_model, says
-from checkpoints import make_checkpoint, random_prompts, reference_greedy, reference_model
+from checkpoints import checkpoint, make_checkpoint, random_prompts, reference_greedy, reference_model
 from converted import convert, rounded
 from covering import long
 from engine_children import children
@@ -172,6 +172,29 @@ def likeliest(path: Path, prompt: list[int], answer: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         logits = reference_model(path)(torch.tensor([[*prompt, *answer]])).logits[0]
     return logits[len(prompt) - 1 : -1].argmax(1)
+
+
+async def test_plans_go_on_where_they_stopped() -> None:
+    """Of workers whose steps others compute: here nobody, and a token is its position."""
+    options: dict[str, Any] = {"load_format": "null", "null_step_ms": 2.0, "run_ahead": 3, **RANKS, **REPLICAS}
+    params = SamplingParams(max_tokens=300)
+    with tiny_engine("qwen3", **options) as llm, anyio.fail_after(60):
+        workers = children(llm._engine.process.pid, "worker")
+        async with Client(llm.address) as client, anyio.create_task_group() as tasks:
+            answers: list[list[int]] = []
+
+            async def ask(prompt: list[int]) -> None:
+                answers.append((await client.generate(prompt, params)).token_ids)
+
+            for number in range(6):
+                tasks.start_soon(ask, [5] * (10 + number))
+            for _ in range(5):
+                await anyio.sleep(0.05)
+                await client.update_weights(str(checkpoint("qwen3")), "keep")
+            assert not answers
+        assert sorted(answer[0] for answer in answers) == list(range(1010, 1016))
+        assert all(answer == [*range(answer[0], answer[0] + 300)] for answer in answers)
+        assert children(llm._engine.process.pid, "worker") == workers
 
 
 @pytest.mark.long
