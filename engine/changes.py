@@ -1,10 +1,12 @@
 """What of an engine is changed while it runs, as its supervisor does it: one order of the tokenizer's after the other.
 
 Asleep, an engine has no workers: their end frees all that they had, and they are started again as those are that died.
-Other weights are other workers. It knows nothing of requests.
+Other weights are read by the workers there are, between two steps; if they cannot, by others in their place. It knows
+nothing of requests.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Generator
 
@@ -20,7 +22,15 @@ from tercet.engine.log_line import log_line
 from tercet.engine.model_files import locate
 from tercet.engine.watch import HTTP, TOKENIZER, Watch
 from tercet.ipc.change_messages import LoadAdapter, Sleep, UnloadAdapter, UpdateWeights, WakeUp
-from tercet.ipc.process_messages import LoadedAdapter, Order, Outcome, PlaceAdapter, Tried, TryWeights
+from tercet.ipc.process_messages import (
+    ExchangeWeights,
+    LoadedAdapter,
+    Order,
+    Outcome,
+    PlaceAdapter,
+    Tried,
+    TryWeights,
+)
 
 Waits = Generator[None, None, None]
 """A change in the making, which goes on when anything has happened."""
@@ -39,6 +49,7 @@ class Changes:
 
     def __init__(self, config: EngineConfig, crew: Crew, paths: Paths) -> None:
         self._crew = crew
+        self._config = config
         more = max(config.max_adapters - len(paths.adapters), 0)
         self.paths = msgspec.structs.replace(paths, adapters=(*paths.adapters, *(None,) * more))
         self.standing = first_standing(config)
@@ -108,7 +119,7 @@ class Changes:
                     yield from self._asked(watch, TryWeights(order.number, path), of_all=False)
                 else:
                     path = self._found.pop(model, "") or (yield from self._located(model))
-                    yield from self._exchange(watch, path, model)
+                    yield from self._exchange(watch, order.number, path, model)
             case LoadAdapter(name=name, folder=folder):
                 yield from self._load(watch, order.number, name, folder)
             case UnloadAdapter(name=name):
@@ -123,11 +134,15 @@ class Changes:
             raise _Refused("change_failed", f"the engine is asleep as before: {failure}")
         self._stands(is_asleep=False, weights=name)
 
-    def _exchange(self, watch: Watch, path: str, name: str) -> Waits:
+    def _exchange(self, watch: Watch, number: int, path: str, name: str) -> Waits:
         """Those that wait go on with whatever weights there are in the end."""
+        yield from self._all_there(watch)
         before, self.paths = self.paths, msgspec.structs.replace(self.paths, weights=path)
-        watch.send_away()
-        failure = yield from self._started(watch)
+        failure = yield from self._read_in_place(watch, ExchangeWeights(number, path))
+        if failure is not None:
+            log_line(f"tercet: new workers are started on other weights, which those there are do not read: {failure}")
+            watch.send_away()
+            failure = yield from self._started(watch)
         if failure is not None:
             self.paths = before
             watch.send_away()
@@ -137,6 +152,38 @@ class Changes:
             raise _Refused("change_failed", f"the weights are those of {self.standing.weights!r} as before: {failure}")
         self._stands(weights=name)
         log_line(f"tercet: the weights are those of {name!r}")
+
+    def _all_there(self, watch: Watch) -> Waits:
+        """Nobody is being replaced who computes or plans."""
+        while watch.lacks_workers or len(self._of("scheduler")) < self._config.data_parallel_size:
+            yield
+
+    def _read_in_place(self, watch: Watch, question: ExchangeWeights) -> Generator[None, None, str | None]:
+        """All workers have read them, and schedulers know it; or why not, and then nobody knows what a worker has."""
+        schedulers, workers = self._of("scheduler"), self._of("worker")
+        watch.put_on_trial()
+        for scheduler in schedulers:
+            scheduler.tell(question)
+        deadline = time.monotonic() + self._config.startup_timeout
+        while True:
+            if watch.failure is not None:
+                return watch.failure
+            for scheduler in schedulers:  # its successor would plan steps while weights are read
+                if scheduler not in self._crew.children:
+                    return f"{scheduler.name} died meanwhile"
+            answers = [self._tried.get((worker, question.number)) for worker in workers]
+            for answer in answers:
+                if answer is not None and answer.complaint is not None:
+                    return answer.complaint
+            if None not in answers:
+                watch.begin_anew()
+                return None
+            if time.monotonic() > deadline:
+                return f"it takes longer than --startup-timeout {self._config.startup_timeout:g} s"
+            yield
+
+    def _of(self, role: str) -> list[Child]:
+        return [child for child in self._crew.children if child.post.role == role]
 
     def _started(self, watch: Watch) -> Generator[None, None, str | None]:
         """All workers serve; or why they do not."""
@@ -200,7 +247,7 @@ class Changes:
         """One worker, which knows its model, or all of them find nothing wrong."""
         while watch.lacks_workers:
             yield
-        workers = [child for child in self._crew.children if child.post.role == "worker"]
+        workers = self._of("worker")
         asked = workers if of_all else workers[:1]
         for worker in asked:
             worker.tell(question)

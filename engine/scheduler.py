@@ -18,7 +18,7 @@ from tercet.engine.planner import Planner
 from tercet.engine.planner_settings import make_settings
 from tercet.engine.trace import Span, open_lanes, record_collections
 from tercet.ipc.grammar_messages import Allowed, Disallowed
-from tercet.ipc.process_messages import Loaded, Serving, ToChild, WorkersAway, WorkersRestarted
+from tercet.ipc.process_messages import ExchangeWeights, Loaded, Serving, ToChild, WorkersAway, WorkersRestarted
 from tercet.ipc.sockets import Inbox, Outbox
 from tercet.ipc.step_messages import (
     Abort,
@@ -26,6 +26,7 @@ from tercet.ipc.step_messages import (
     Draw,
     Forget,
     Load,
+    ReadWeights,
     Sampled,
     Step,
     Submit,
@@ -76,10 +77,17 @@ class StepLoop:
         self._unsent: deque[Tokens | Unservable] = deque()
         """News for a tokenizer that is far behind: nothing is planned until it has them."""
         self._has_workers = True
+        """That take plans: they are not away, and read no weights."""
         self._wakes_at: float | None = None
         """When there is something to do for the planner, whether or not a message comes."""
         self._commands: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
-        link.subscribe(self._commands.put)
+        self._own_inbox = Outbox(link.spec.own.scheduler)
+        link.subscribe(self._hear)
+
+    def _hear(self, command: ToChild) -> None:
+        """In the link's thread. Whoever waits for a message is to look at once: here is one, of nobody's end."""
+        self._commands.put(command)
+        self._own_inbox.try_send(Abort(b""))
 
     def turn(self, inbox: Inbox[ToScheduler]) -> None:
         seconds = _RETRY_SECONDS if self._unsent else min(_LOAD_SECONDS, self._link.beat_seconds)
@@ -102,9 +110,10 @@ class StepLoop:
         self._cores.look(now, wanted=self._planner.is_awaited and self._has_workers, idle=idle)
         while self._unsent and self._tokenizer.try_send(self._unsent[0]):
             self._unsent.popleft()
-        while not self._unsent and (self._draw(now) or self._swap() or self._plan(now)) is not None:
+        plans = self._has_workers and not self._unsent
+        while plans and not self._unsent and (self._draw(now) or self._swap() or self._plan(now)) is not None:
             pass
-        self._wakes_at = None if self._unsent else self._planner.wakes_at(now)
+        self._wakes_at = self._planner.wakes_at(now) if plans and not self._unsent else None
         self._tell(now)
 
     def _plan(self, now: float) -> Step | None:
@@ -125,7 +134,7 @@ class StepLoop:
             self._order(swap)
         return swap
 
-    def _order(self, message: Step | Draw | Swap) -> None:
+    def _order(self, message: Step | Draw | Swap | ReadWeights) -> None:
         encoded = self._encoder.encode(message)
         for worker in self._workers:
             worker.send_encoded(encoded)
@@ -157,6 +166,9 @@ class StepLoop:
         match command:
             case WorkersAway():
                 self._has_workers = False
+            case ExchangeWeights(number=number, path=path):
+                self._has_workers = False
+                self._order(ReadWeights(number, self._planner.epoch, path))
             case WorkersRestarted():
                 self._has_workers = True
                 for unservable in self._planner.restart(command, now):

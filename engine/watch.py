@@ -62,7 +62,8 @@ class Watch:
         self._away = False
         """The workers have been sent away, and nobody misses them."""
         self._on_trial: set[Post] = set()
-        """Workers that were sent for and have not served since. If one dies before, none of them is tried again."""
+        """Workers that were sent for and have not served since, or that read other weights. If one dies meanwhile, none
+        of them is tried again."""
         self.failure: str | None = None
         """Why that was."""
         self._last_turn = 0.0
@@ -128,6 +129,18 @@ class Watch:
         for post in self._workers:
             self._due[post], self._blame[post.replica] = now, None
         self._on_trial = set(self._workers) if on_trial else set()
+
+    def put_on_trial(self) -> None:
+        """Those that serve, too: one that dies before `begin_anew` is not replaced."""
+        self._on_trial, self.failure = set(self._workers), None
+
+    def begin_anew(self) -> None:
+        """All workers compute with other weights: what ran is to run again."""
+        self._on_trial.clear()
+        for replica, limits in enumerate(self._limits):
+            if (scheduler := self._crew.only(Post("scheduler", replica))) is not None:
+                self._incarnation += 1
+                scheduler.tell(WorkersRestarted(self._incarnation, limits, None))
 
     @property
     def _workers(self) -> list[Post]:

@@ -43,9 +43,11 @@ _NULL_BYTES_PER_TOKEN = 1024
 
 
 class _Made(NamedTuple):
-    """`swaps`: of pages, where there is room for them in the host's memory; `places`: for adapters that come and go."""
+    """`decoder`: the model that the runner runs, if it has one; `swaps`: of pages, where there is room for them in the
+    host's memory; `places`: for adapters that come and go."""
 
     runner: StepRunner
+    decoder: "Decoder | None" = None
     swaps: PageSwaps | None = None
     places: "AdapterPlaces | None" = None
 
@@ -55,7 +57,7 @@ def main(link: SupervisorLink) -> None:
     own = link.spec.own
     inbox: Inbox[ToWorker] = Inbox(own.workers[rank], ToWorker)
     clock = StartClock()
-    runner, swaps, places = _make_runner(link, clock)
+    runner, decoder, swaps, places = _make_runner(link, clock)
     limits = runner.limits
     if link.spec.config.trace_dir is not None:
         runner = TracedRunner(runner, link.spec)
@@ -66,7 +68,8 @@ def main(link: SupervisorLink) -> None:
     copies = None
     if swaps is not None:  # nobody's tokens wait for them
         copies = Copies(swaps, make_answers(rank, own.scheduler, by_itself=by_itself))
-    beside = BesideSteps(link, _gpu_index(link.spec) if limits.device == "cuda" else None, places)
+    gpu = _gpu_index(link.spec) if limits.device == "cuda" else None
+    beside = BesideSteps(link, gpu, decoder, places)
     link.tell(Serving())
     run_steps(inbox, runner, answers, link, beside, copies)
 
@@ -84,7 +87,7 @@ def _make_runner(link: SupervisorLink, clock: StartClock) -> _Made:
         if size < page_bytes:
             raise UnsupportedModel(f"--kv-offloading-size is {size}; want {page_bytes} at least")
         runner.limits = replace(runner.limits, num_host_pages=size // page_bytes, page_bytes=page_bytes)
-        return _Made(runner, NullSwaps())
+        return _Made(runner, swaps=NullSwaps())
     try:
         return _load_model(link, clock)
     except ValueError as error:  # what the model and the settings ask for does not go together
@@ -171,7 +174,7 @@ def _load_model(link: SupervisorLink, clock: StartClock) -> _Made:
         clock.ended("host memory")
     if on_gpu:
         warn_of_late_compiles()
-    return _Made(runner, swaps, places_for_adapters)
+    return _Made(runner, decoder, swaps, places_for_adapters)
 
 
 def _load_decoder(

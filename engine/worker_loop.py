@@ -3,6 +3,7 @@
 Knows what is launched when; what a runner makes of it, and who waits for results, is theirs.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from tercet.engine.beside_steps import BesideSteps
@@ -10,7 +11,7 @@ from tercet.engine.child import SupervisorLink
 from tercet.engine.step_answers import AnyAnswers
 from tercet.engine.step_runner import PageSwaps, StepRunner
 from tercet.ipc.sockets import Inbox
-from tercet.ipc.step_messages import Draw, Step, ToWorker
+from tercet.ipc.step_messages import Draw, ReadWeights, Step, ToWorker
 from tercet.ipc.swap_messages import Swap
 
 _LULL_SECONDS = 0.05
@@ -40,7 +41,7 @@ def run_steps(
     while True:
         message = inbox.receive(beside.patience(_LULL_SECONDS if uses_lulls else link.beat_seconds))
         beside.work()
-        if message is None and uses_lulls and undrawn is None:
+        if message is None and uses_lulls and undrawn is None and not beside.reads_weights:
             uses_lulls = runner.use_lull()
         if message is not None and message.epoch >= epoch:
             epoch = message.epoch
@@ -69,5 +70,8 @@ def run_steps(
                 case Swap() as swap:
                     assert copies is not None, f"swap {swap.number} is to be made, and there is nowhere to copy to"
                     copies.answers.tell_swapped(swap, copies.swaps.make(swap))
+                case ReadWeights() as order:
+                    beside.reads_weights = True
+                    answers.then(partial(beside.read_weights, order))
         if not answers.overdue(hang) and not (copies is not None and copies.answers.overdue(hang)):
             link.beat(num_steps)

@@ -60,7 +60,8 @@ class WorkersAway(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
 
 
 class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """To the scheduler: all workers are new and empty. What ran is to run again, under plans of this epoch."""
+    """To the scheduler: all workers are new and empty, or have other weights. What ran is to run again, under plans of
+    this epoch."""
 
     epoch: int
     limits: Limits
@@ -120,6 +121,14 @@ class Outcome(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
 
 class TryWeights(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """To a worker: say whether these could take the place of those it has. It reads no numbers."""
+
+    number: int
+    path: str
+
+
+class ExchangeWeights(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """To a scheduler: have its workers read other weights behind all that is planned, and plan nothing more until
+    `WorkersRestarted`. They answer with `Tried`."""
 
     number: int
     path: str
@@ -189,7 +198,7 @@ class LastWords(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
 
 
 OfReplicas = WorkersAway | WorkersRestarted | SchedulerRestarted | NewLimits | Mending | Impaired
-OfChanges = Standing | Outcome | TryWeights | PlaceAdapter
+OfChanges = Standing | Outcome | TryWeights | ExchangeWeights | PlaceAdapter
 ToChild = Begin | Drain | HandOver | Abandon | OfReplicas | OfChanges
 FromChild = Phase | Loaded | Serving | Beat | Order | Tried | LastWords
 

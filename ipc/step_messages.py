@@ -257,6 +257,15 @@ class Draw(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknow
     more_come: bool = False
 
 
+class ReadWeights(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """In its place among the plans, so that all ranks stop at the same one: read other weights from here. No plan comes
+    until all workers have said to the supervisor that theirs are read."""
+
+    number: int
+    epoch: int
+    path: str
+
+
 class Sampled(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """Step `index` (0..count-1) of a lease is complete; int32 token per row, -1 where a row sampled none, -2 where it
     was behind a wrong guess."""
@@ -277,5 +286,5 @@ class Computed(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     epoch: int
 
 
-ToWorker = Step | Draw | Swap
+ToWorker = Step | Draw | Swap | ReadWeights
 ToScheduler = Submit | Abort | Forget | Sampled | Computed | Swapped | Allowed | Disallowed

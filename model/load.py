@@ -21,7 +21,9 @@ from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
 from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
+from tercet.model.other_weights import Rank, exchange_weights
 from tercet.model.parallel import Group
+from tercet.model.rank_weights import Weights
 from tercet.model.reordered import reordered_for_cpu
 from tercet.model.rounded_checkpoint import RoundedCheckpoint, round_checkpoint
 from tercet.model.rounded_rows import check_rounding, with_rounded_rows
@@ -177,16 +179,31 @@ def load_decoder(
     weights = load_weights(opened.tensors, config, kept=opened.kept, progress=progress, **on_rank)
     if opened.eagle is not None:
         weights = replace(weights, guesser=load_eagle(opened.eagle, **on_rank))
-    weights = with_guess_head(weights)
-    if opened.rounds_rows:
-        weights = with_rounded_rows(weights)
+    weights = _finished(weights, opened)
     adapters: tuple[LayerAdapters, ...] = ()
     if opened.ranks is not None:
         adapters = adapters_for_cpu(load_adapters(opened.adapters, opened.ranks, config, **on_rank))
     return Decoder(
-        config, reordered_for_cpu(weights), group, opened.max_model_len, deterministic=deterministic, guesses=guesses,
-        adapters=adapters,
+        config, weights, group, opened.max_model_len, deterministic=deterministic, guesses=guesses, adapters=adapters,
     )  # fmt: skip
+
+
+def _finished(weights: Weights, opened: Opened) -> Weights:
+    """What is made of weights once they are read. On the CPU it uses up what it is given."""
+    weights = with_guess_head(weights)
+    if opened.rounds_rows:
+        weights = with_rounded_rows(weights)
+    return reordered_for_cpu(weights)
+
+
+def load_into(decoder: Decoder, opened: Opened) -> None:
+    """Read weights into the tensors of a decoder with others of the same model, between two of its steps. ValueError as
+    of `exchange_weights`: it is no good for anything then, unless nothing was read."""
+    if replace(opened.config, dtype=None) != replace(decoder.config, dtype=None):  # of a head, files decide, too
+        raise ValueError(f"{opened.tensors.source}: its files have a head, or none, otherwise than the model's first")
+    group = decoder.group
+    rank = Rank(group.rank, group.size, decoder.dtype, group.device, opened.kept)
+    exchange_weights(decoder.weights, opened.tensors, opened.config, rank, lambda weights: _finished(weights, opened))
 
 
 def places_of(opened: Opened, decoder: Decoder) -> AdapterPlaces | None:

@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from msgspec import structs
 
 from tercet.engine.changes import Changes
 from tercet.engine.child import Paths
@@ -16,18 +17,28 @@ from tercet.engine.children import Post
 from tercet.engine.config import EngineConfig
 from tercet.engine.watch import HTTP, TOKENIZER
 from tercet.ipc.change_messages import LoadAdapter, Sleep, UnloadAdapter, UpdateWeights, WakeUp
-from tercet.ipc.process_messages import LoadedAdapter, Order, Outcome, PlaceAdapter, Standing, Tried, TryWeights
+from tercet.ipc.process_messages import (
+    ExchangeWeights,
+    LoadedAdapter,
+    Order,
+    Outcome,
+    PlaceAdapter,
+    Standing,
+    Tried,
+    TryWeights,
+)
 
 WORKERS = [Post("worker", 0), Post("worker", 0), Post("worker", 1)]
+SCHEDULERS = [Post("scheduler", 0), Post("scheduler", 1)]
 
 
 class Played:
     """A crew and a watch, played: two ranks of one replica, one of another."""
 
     def __init__(self, max_adapters: int = 2) -> None:
-        self.children = [self.child(post) for post in (*WORKERS, HTTP, TOKENIZER)]
+        self.children = [self.child(post) for post in (*WORKERS, *SCHEDULERS, HTTP, TOKENIZER)]
         self.lacks_workers, self.failure, self.noted = False, None, list[str]()
-        config = EngineConfig(model="m", adapter=("sql=/sql",), max_adapters=max_adapters)
+        config = EngineConfig(model="m", adapter=("sql=/sql",), max_adapters=max_adapters, data_parallel_size=2)
         self.changes = Changes(config, self, Paths("/m", adapters=("/sql",)))  # type: ignore[arg-type]
         self.num_orders = 0
 
@@ -36,6 +47,9 @@ class Played:
         child = Mock(post=post, told=told, tell=told.append)
         child.name = post.role
         return child
+
+    def of(self, posts: list[Post]) -> list[Any]:
+        return [child for child in self.children if child.post in posts]
 
     def only(self, post: Post) -> Any:
         return next((child for child in self.children if child.post == post), None)
@@ -50,6 +64,12 @@ class Played:
     def send_for(self, *, on_trial: bool) -> None:
         self.noted.append("on trial" if on_trial else "back")
         self.failure = None
+
+    def put_on_trial(self) -> None:
+        self.failure = None
+
+    def begin_anew(self) -> None:
+        self.noted.append("anew")
 
     def order(self, change: Any, **more: bool) -> None:
         self.num_orders += 1
@@ -130,14 +150,63 @@ def test_one_worker_looks_at_weights_before_anybody_ends(adapter: str) -> None:
     played.reply(None)
     assert played.outcome == Outcome(2)
     assert not played.noted
+    assert [child.told for child in played.of(SCHEDULERS)] == [[], []]
+
+
+def test_weights_are_those_that_every_worker_has_read(adapter: str) -> None:
+    played = Played()
     played.order(UpdateWeights("", adapter))
-    assert played.noted == ["away", "on trial"]
+    assert [child.told for child in played.of(SCHEDULERS)] == [[ExchangeWeights(1, adapter)]] * 2
     assert played.changes.paths.weights == adapter
+    played.reply(None, None)
+    assert not played.noted
+    assert played.outcome is None
+    played.reply(None, None, None)
+    assert played.noted == ["anew"]
+    assert played.outcome == Outcome(1)
+    assert played.changes.standing.weights == adapter
+
+
+@pytest.mark.parametrize("why", ["refused", "a worker died", "a scheduler died"])
+def test_weights_that_are_not_read_are_other_workers(adapter: str, why: str) -> None:
+    played = Played()
+    played.order(UpdateWeights("", adapter))
+    match why:
+        case "refused":
+            played.reply(None, "they are kept otherwise")
+        case "a worker died":
+            played.failure = "worker 0 was killed"  # type: ignore[assignment]
+        case _:
+            played.children[4] = played.child(SCHEDULERS[1])
+    played.turn()
+    assert played.noted == ["away", "on trial"]
     assert played.outcome is None
     played.lacks_workers = False
     played.turn()
-    assert played.outcome == Outcome(3)
+    assert played.outcome == Outcome(1)
     assert played.changes.standing.weights == adapter
+
+
+def test_nobody_is_told_to_read_while_somebody_is_replaced(adapter: str) -> None:
+    played = Played()
+    scheduler = played.children.pop(4)
+    played.lacks_workers = True
+    played.order(UpdateWeights("", adapter))
+    played.lacks_workers = False
+    played.turn()
+    assert not played.children[3].told
+    played.children.insert(4, scheduler)
+    played.turn()
+    assert [child.told for child in played.of(SCHEDULERS)] == [[ExchangeWeights(1, adapter)]] * 2
+
+
+def test_what_takes_too_long_is_not_waited_for(adapter: str) -> None:
+    played = Played()
+    played.changes._config = structs.replace(played.changes._config, startup_timeout=0.1)
+    played.order(UpdateWeights("", adapter))
+    time.sleep(0.1)
+    played.turn()
+    assert played.noted == ["away", "on trial"]
 
 
 def test_weights_that_fail_go_back(adapter: str) -> None:
@@ -145,6 +214,7 @@ def test_weights_that_fail_go_back(adapter: str) -> None:
     played.order(UpdateWeights("", adapter), only_try=True)
     played.reply(None)
     played.order(UpdateWeights("", adapter))
+    played.reply("the file is shorter than it was")
     played.failure = "worker 0: no memory"  # type: ignore[assignment]
     played.turn()
     assert played.noted == ["away", "on trial", "away", "back"]

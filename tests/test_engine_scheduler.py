@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from simulated_worker import VOCABULARY
 from tercet.engine import scheduler
 from tercet.engine.awake_cores import AwakeCores
 from tercet.engine.child import remove_sockets
 from tercet.engine.planner import Planner
 from tercet.engine.scheduler import StepLoop
 from tercet.ipc.addresses import make_addresses
+from tercet.ipc.process_messages import ExchangeWeights, Limits, WorkersRestarted
 from tercet.ipc.sockets import Inbox
-from tercet.ipc.step_messages import Abort, Forget, Load, Step, ToScheduler, ToTokenizer
+from tercet.ipc.step_messages import Abort, Forget, Load, ReadWeights, Step, ToScheduler, ToTokenizer, ToWorker
 from test_engine_planner import settings, submit
 
 
@@ -56,6 +58,30 @@ def test_plans_go_on_in_a_flood(link: Any) -> None:
     StepLoop(Planner(settings(), b"key"), link, AwakeCores(kept=False)).turn(inbox)
     assert inbox.left
     assert worker.receive(10) is not None
+    worker.close()
+
+
+def test_while_workers_read_weights_nothing_is_planned(link: Any) -> None:
+    worker = Inbox[ToWorker](link.spec.own.workers[0], ToWorker)
+    commands: list[Any] = []
+    link.subscribe = commands.append
+    chosen = settings()
+    limits = Limits(chosen.num_pages, chosen.max_model_len, VOCABULARY, "float32", "cpu", 8)
+    loop = StepLoop(Planner(chosen, b"key"), link, AwakeCores(kept=False))
+    loop.turn(Flood([submit(1, [1, 2, 3])]))
+    (obey,) = commands
+    obey(ExchangeWeights(5, "/other"))
+    loop.turn(Flood([submit(2, [4, 5, 6])]))
+    loop.turn(Flood([]))
+    while isinstance(message := worker.receive(10), Step):
+        pass
+    assert message == ReadWeights(5, 0, "/other")
+    assert worker.receive(0.1) is None
+    obey(WorkersRestarted(1, limits, None))
+    loop.turn(Flood([]))
+    step = worker.receive(10)
+    assert isinstance(step, Step)
+    assert (step.epoch, len(step.enter)) == (1, 2), "what ran runs again, and what came meanwhile with it"
     worker.close()
 
 

@@ -1,12 +1,13 @@
 """The worker's step loop: plans, draws of those that await masks, and a little of what starting left out in lulls."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tercet.engine.worker_loop import run_steps
-from tercet.ipc.step_messages import Draw, Step
+from tercet.ipc.step_messages import Draw, ReadWeights, Step
 
 
 class End(Exception):
@@ -16,9 +17,12 @@ class End(Exception):
 class Script:
     """All that the loop has, at once: gives the plans of a script, and notes what the loop does."""
 
+    reads_weights = False
+
     def __init__(self, plans: str, lulls: int) -> None:
-        """`plans`: "p" is a plan of one step, "w" one that awaits masks, "m" some of them, "d" the rest; "-" a wait in
-        vain. `lulls`: how often there is something to do."""
+        """`plans`: "p" is a plan of one step, "w" one that awaits masks, "m" some of them, "d" the rest; "r" asks for
+        other weights to be read; "-" is a wait in vain, "e" one at whose end they are read. `lulls`: how often there is
+        something to do."""
         self.plans = list(plans)
         self.lulls = lulls
         self.noted = ""
@@ -26,13 +30,18 @@ class Script:
         self.spec = SimpleNamespace(incarnation=0, config=SimpleNamespace(heartbeat_timeout=5.0))
         self.beat_seconds = 1.0
 
-    def receive(self, timeout: float) -> Step | Draw | None:
+    def receive(self, timeout: float) -> Step | Draw | ReadWeights | None:
         self.waits.append(timeout)
         if not self.plans:
             raise End
         match self.plans.pop(0):
             case "-":
                 return None
+            case "e":
+                self.reads_weights = False
+                return None
+            case "r":
+                return ReadWeights(1, 0, "/other")
             case "p" | "w" as kind:
                 return Step(1, 1, b"", (), b"", b"", b"", awaits=kind == "w")
             case kind:
@@ -74,10 +83,23 @@ class Script:
     def work(self) -> None:
         pass
 
+    def then(self, call: Callable[[], None]) -> None:
+        assert self.reads_weights
+        call()
+
+    def read_weights(self, order: ReadWeights) -> None:
+        self.noted += "r"
+
 
 @pytest.mark.parametrize(
     ("plans", "lulls", "noted"),
-    [("ppp", 3, "bla" * 3), ("--p-p--", 3, "uublaubla"), ("p---", 1, "blau"), ("----", 9, "uuuu")],
+    [
+        ("ppp", 3, "bla" * 3),
+        ("--p-p--", 3, "uublaubla"),
+        ("p---", 1, "blau"),
+        ("----", 9, "uuuu"),
+        ("-r--e-p-----", 4, "uruublau"),
+    ],
 )
 def test_lulls(plans: str, lulls: int, noted: str) -> None:
     script = cast(Any, Script(plans, lulls))
