@@ -30,11 +30,23 @@ _WITHOUT_BIAS = ("mistral", "mixtral", "phi3", "minimax_m2", "qwen2", "qwen2_moe
 
 
 def read_config_json(folder: Path) -> dict[str, Any]:
-    """The folder's config.json as it is."""
+    """The folder's config.json as it is; with what ModelOpt has written beside it of quantized weights, where it is
+    silent."""
     try:
-        return read_object(folder / "config.json")
+        raw = read_object(folder / "config.json")
     except FileNotFoundError:
         raise ValueError(f"{folder} has no config.json; want a model folder") from None
+    if "quantization_config" not in raw and (file := folder / "hf_quant_config.json").exists():
+        raw["quantization_config"] = {"quant_method": "modelopt", **part_of(read_object(file), "quantization", file)}
+    return raw
+
+
+def part_of(raw: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+    """An object in a file's object."""
+    part = raw.get(name)
+    if not isinstance(part, dict):
+        raise ValueError(f"{file}: {name} is {part!r}; want an object")
+    return part
 
 
 def read_object(path: Path) -> dict[str, Any]:

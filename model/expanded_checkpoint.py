@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from tercet.model.quantization import Quantization
-from tercet.model.quantized_matrices import PackedMatrix, QuantizedMatrix, ScaledMatrix, TransposedMatrix
+from tercet.model.quantized_matrices import (
+    FourBitFloats,
+    PackedMatrix,
+    QuantizedMatrix,
+    ScaledMatrix,
+    TransposedMatrix,
+)
 from tercet.model.safetensors_files import PLAIN
 from tercet.model.scaled_rows import Kept, ScaledRows
 from tercet.model.weights import Files, misfit
@@ -19,7 +25,7 @@ from tercet.model.weights import Files, misfit
 log = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_OF_ACTIVATIONS = {"input_scale", "activation_scale", "input_zero_point"}
+_OF_ACTIVATIONS = {"input_scale", "input_global_scale", "activation_scale", "input_zero_point"}
 """Not needed: activations keep the model's own type."""
 _OF_THE_CACHE = {"q_scale", "k_scale", "v_scale", "output_scale"}
 
@@ -111,6 +117,8 @@ class _Module:
 def _matrix(module: _Module, quantization: Quantization) -> QuantizedMatrix | None:
     """None: the module's tensors are plain."""
     parts = module.shapes()
+    if "weight_scale_2" in parts or "weight_global_scale" in parts:
+        return FourBitFloats(module)
     match quantization.way:
         case "gptq" | "awq":
             return TransposedMatrix(module, quantization) if "qweight" in parts else None

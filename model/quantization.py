@@ -1,4 +1,4 @@
-"""What a config.json says of quantized weights: which of five ways, and what the tensors alone do not tell.
+"""What a config.json says of quantized weights: which of six ways, and what the tensors alone do not tell.
 
 Knows settings; reads no tensor (`quantized_matrices.py`). What is not supported is refused by name.
 """
@@ -21,7 +21,7 @@ class Quantization:
     `ordered`: columns are of groups here and there, and a tensor must say of which.
     """
 
-    way: Literal["scaled", "compressed", "gptq", "awq", "mxfp4"]
+    way: Literal["scaled", "compressed", "gptq", "awq", "mxfp4", "modelopt"]
     bits: int = 8
     group_size: int = 0
     zero_offset: int = 0
@@ -136,7 +136,10 @@ def _fbgemm_fp8(take: _Settings) -> Quantization:
 
 def _compressed(take: _Settings) -> Quantization:
     take.one_of("quantization_status", None, "compressed")
-    formats = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
+    formats = (
+        *("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized"),
+        "dense",
+    )
     take.one_of("format", *formats, "mixed-precision")
     if (sparse := take.part("sparsity_config")) is not None:
         sparse.one_of("format", None, "dense")
@@ -150,11 +153,11 @@ def _compressed(take: _Settings) -> Quantization:
             continue
         kind = weights.one_of("type", "int", "float")
         # Tensors tell these, too: packed ones their bits by words, others by their type.
-        kinds.add((kind, weights.one_of("num_bits", *((4, 8) if kind == "int" else (8,)))))
+        kinds.add((kind, weights.one_of("num_bits", 4, 8)))
         sizes.add(weights.size("group_size"))
         order = weights.one_of("actorder", None, False, True, "weight", "static", "group", "dynamic")
         orders.add(order in (True, "group", "dynamic"))
-        strategy = weights.one_of("strategy", None, "tensor", "channel", "group", "block")
+        strategy = weights.one_of("strategy", None, "tensor", "channel", "group", "tensor_group", "block")
         if strategy == "block":
             blocks.add(weights.block("block_structure"))
     if len(blocks) > 1 or None in blocks:
@@ -164,6 +167,17 @@ def _compressed(take: _Settings) -> Quantization:
     group_size = sizes.pop() if len(sizes) == 1 else 0
     is_fp8 = kinds == {("float", 8)}
     return Quantization("compressed", bits, group_size, ordered=orders == {True}, block=block, is_fp8=is_fp8)
+
+
+def _modelopt(take: _Settings) -> Quantization:
+    """NVIDIA's: tensors tell of each module which it is."""
+    ways = "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "fp8_pb_wo", "NVFP4", "W4A16_NVFP4", "MIXED_PRECISION"
+    algorithm = take.one_of("quant_algo", *ways)
+    take.one_of("group_size", None, 16, 128)
+    take.drop("ignore", "exclude_modules", "kv_cache_scheme", "kv_cache_quant_algo", "producer", "config_groups")
+    take.drop("quantized_layers")
+    block = (128, 128) if algorithm.upper() == "FP8_PB_WO" else None
+    return Quantization("modelopt", block=block, is_fp8=algorithm.upper().startswith("FP8"))
 
 
 def _gptq(take: _Settings) -> Quantization:
@@ -201,6 +215,7 @@ _WAYS = {
     "fp8": _fp8,
     "fbgemm_fp8": _fbgemm_fp8,
     "compressed-tensors": _compressed,
+    "modelopt": _modelopt,
     "gptq": _gptq,
     "awq": _awq,
     "mxfp4": _mxfp4,

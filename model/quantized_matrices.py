@@ -16,9 +16,11 @@ from torch import Tensor
 from tercet.model.quantization import Quantization
 from tercet.model.scaled_rows import ScaledRows, StoredAs
 from tercet.triton_kernels.checks import FP8
+from tercet.triton_kernels.scaled_weight import MX_NUMBERS
 
 _PIECE_NUMBERS = 2**22
 """Of one piece, unless a row is longer: expanding needs several times their memory."""
+_NVFP4_GROUP = 16
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word AWQ puts eight neighbours."""
 
@@ -134,6 +136,42 @@ class ScaledMatrix(QuantizedMatrix):
             return 1, columns // scale[-1] if len(scale) == 2 else columns
         blocks = "" if block is None else f", or of blocks of {block[0]} x {block[1]}"
         raise self._stored.wrong(self._scale, f"one of all {rows} x {columns} numbers, of rows, of groups{blocks}")
+
+
+class FourBitFloats(QuantizedMatrix):
+    """NVFP4: two numbers of four bits to a byte, a scale in FP8 for 16 of a row, and one for all: scales times that as
+    ModelOpt has it, divided by it as compressed-tensors does."""
+
+    def __init__(self, stored: Stored) -> None:
+        shapes = stored.shapes()
+        self._stored = stored
+        self._numbers = "weight_packed" if "weight_global_scale" in shapes else "weight"
+        self._scale, self._index, self._kept_bits = "weight_scale", None, None
+        self._of_all = "weight_global_scale" if "weight_global_scale" in shapes else "weight_scale_2"
+        self.parts = frozenset({self._numbers, self._scale, self._of_all})
+        if lacking := self.parts - shapes.keys():
+            raise stored.wrong(self._of_all, f"{', '.join(sorted(lacking))} beside it")
+        if stored.dtype(self._numbers) is not torch.uint8:
+            raise stored.wrong(self._numbers, "bytes of type U8")
+        if stored.dtype(self._scale) is not FP8:
+            raise stored.wrong(self._scale, "numbers of type F8_E4M3")
+        rows, half = _two(stored, self._numbers)
+        self.shape, self._group_size = (rows, 2 * half), _NVFP4_GROUP
+        self._groups = 2 * half // _NVFP4_GROUP
+        if 2 * half % _NVFP4_GROUP or shapes[self._scale] != (rows, self._groups):
+            raise stored.wrong(self._scale, f"{rows} rows of one for {_NVFP4_GROUP} of {2 * half} numbers")
+        if shapes[self._of_all] not in ((), (1,)):
+            raise stored.wrong(self._of_all, "one number")
+
+    def scaled_rows(self, start: int, stop: int) -> Iterator[ScaledRows]:
+        of_all = self._stored.slice(self._of_all, 0, 0, 1).float().reshape(1, 1)
+        meant = torch.tensor([*MX_NUMBERS, *(-number for number in MX_NUMBERS)], device=of_all.device)
+        for first, last in _steps(start, stop, self.shape[1]):
+            bytes_RJ = self._stored.slice(self._numbers, 0, first, last)
+            codes_RI = torch.stack((bytes_RJ & 15, bytes_RJ >> 4), 2).flatten(1)
+            scales_RG = self._stored.slice(self._scale, 0, first, last).float()
+            scales_RG = scales_RG / of_all if self._of_all == "weight_global_scale" else scales_RG * of_all
+            yield ScaledRows(meant[codes_RI.int()], scales_RG, None)
 
 
 class PackedMatrix(QuantizedMatrix):

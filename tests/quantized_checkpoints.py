@@ -90,6 +90,32 @@ def fp8(rows: int, columns: int, scale: str = "weight_scale_inv", dtype: torch.d
     return quantize
 
 
+def nvfp4(*, divides: bool) -> Any:
+    """A scale in FP8 for 16 columns of a row, and one in fp32 for all of them, which `divides` or is multiplied by."""
+    most = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+    def quantize(weight: Tensor, rng: np.random.Generator) -> Quantized:
+        of_all = (weight.abs().max() / (6 * 448)).float()
+        told = 1 / of_all if divides else of_all
+        meant, packed = torch.empty_like(weight), torch.zeros(len(weight), weight.shape[1] // 2, dtype=torch.uint8)
+        scales = torch.empty(len(weight), weight.shape[1] // 16, dtype=torch.float8_e4m3fn)
+        for i in range(len(weight)):
+            for j in range(scales.shape[1]):
+                group = weight[i, 16 * j : 16 * j + 16]
+                scales[i, j] = (group.abs().max() / 6 / of_all).to(torch.float8_e4m3fn)
+                scale = scales[i, j].float() / told if divides else scales[i, j].float() * told
+                codes = (group.abs()[:, None] / scale.clamp_min(1e-30) - most).abs().argmin(1)
+                meant[i, 16 * j : 16 * j + 16] = torch.where(group < 0, -most[codes], most[codes]) * scale
+                codes += 8 * (group < 0)
+                packed[i, 8 * j : 8 * j + 8] = codes[0::2] + 16 * codes[1::2]
+        if divides:
+            return {"weight_packed": packed, "weight_scale": scales, "weight_global_scale": told.reshape(1)}, meant
+        parts = {"weight": packed, "weight_scale": scales, "weight_scale_2": told, "input_scale": torch.ones(())}
+        return parts, meant
+
+    return quantize
+
+
 def int8(group: int, asymmetric: bool) -> Any:
     """Rows of groups of columns."""
 

@@ -15,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 _FILE = re.compile(r"(?<![\w./-])[\w*][\w*./-]*\.(?:py|md|json|svg|toml)\b")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+")
-_OF_USERS = {"adapter_config.json", "config.json", "generation_config.json", "picture.svg", "trace.json", "tuned.json"}
+_OF_USERS = {
+    *("adapter_config.json", "config.json", "generation_config.json", "hf_quant_config.json"),
+    *("picture.svg", "trace.json", "tuned.json"),
+}
 """Files that a reader has, or that a command makes."""
 
 

@@ -1,5 +1,6 @@
 """Quantized checkpoints: the numbers that are stored stand for the same in transformers and here."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from checkpoints import checkpoint, random_prompts, reference_greedy
 from loaded_weights import load, tensors_of
-from quantized_checkpoints import Way, awq, fp8, gptq, int8, packed, quantized
+from quantized_checkpoints import Way, awq, fp8, gptq, int8, nvfp4, packed, quantized
 from tercet.engine.llm import LLM
 from tercet.ipc.messages import SamplingParams
 from tercet.model import quantized_matrices
@@ -21,11 +22,12 @@ from whole_engine import ids_of
 
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 GPTQ: dict[str, Any] = {"quant_method": "gptq", "desc_act": True, "sym": False, "group_size": 32}
+MODELOPT: dict[str, Any] = {"quant_method": "modelopt", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
 AWQ: dict[str, Any] = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 
 
 def compressed(form: str, **weights: Any) -> dict[str, Any]:
-    kind = "float" if form == "float-quantized" else "int"
+    kind = "float" if form in ("float-quantized", "nvfp4-pack-quantized") else "int"
     group = {"targets": ["Linear"], "weights": {"type": kind, **weights}, "input_activations": None}
     groups = {"config_groups": {"group_0": group}, "ignore": ["lm_head"]}
     return {"quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed", **groups}
@@ -49,6 +51,13 @@ WAYS = {
         compressed("pack-quantized", num_bits=4, actorder="group"), packed(4, 16, True, ordered=True)
     ),
     "packed 8": Way(compressed("pack-quantized", num_bits=8, strategy="channel"), packed(8, 0, False)),
+    "modelopt": Way({**MODELOPT, "quant_algo": "FP8"}, fp8(0, 0, "weight_scale")),
+    "modelopt, rows": Way({**MODELOPT, "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, fp8(1, 0, "weight_scale")),
+    "modelopt, blocks": Way({**MODELOPT, "quant_algo": "FP8_PB_WO"}, fp8(128, 128, "weight_scale")),
+    "modelopt, nvfp4": Way({**MODELOPT, "quant_algo": "NVFP4", "group_size": 16}, nvfp4(divides=False)),
+    "nvfp4": Way(
+        compressed("nvfp4-pack-quantized", num_bits=4, strategy="tensor_group", group_size=16), nvfp4(divides=True)
+    ),
     "gptq 4": Way({**GPTQ, "bits": 4, "group_size": 32}, gptq(4, 32, 1)),
     "gptq 4, order": Way({**GPTQ, "bits": 4, "group_size": 16}, gptq(4, 16, 1, ordered=True)),
     "gptq 8, version 2": Way({**GPTQ, "bits": 8, "group_size": -1, "checkpoint_format": "gptq_v2"}, gptq(8, 0, 0)),
@@ -128,10 +137,8 @@ def test_an_engine_says_what_transformers_says(tmp_path: Path) -> None:
         ({**GPTQ, "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: none, 'gemm', 'GEMM'"),
         ({**AWQ, "zero_point": False}, "zero_point is False; supported: True"),
-        (
-            compressed("nvfp4-pack-quantized", num_bits=4),
-            "format is 'nvfp4-pack-quantized'; supported: ",
-        ),
+        (compressed("mxfp8-quantized", num_bits=8), "format is 'mxfp8-quantized'; supported: "),
+        ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; supported: 'FP8', "),
         (compressed("pack-quantized", num_bits=3), r"group_0.weights.num_bits is 3; supported: 4, 8"),
         ({**compressed("dense", num_bits=8), "quantization_status": "frozen"}, "quantization_status is 'frozen'"),
         (
@@ -180,6 +187,11 @@ O_PROJ = "model.layers.0.self_attn.o_proj."
             "point is int8 .* words of type I32",
         ),
         ("packed 4, zeros", {"weight_zero_point": torch.ones(8, 2).to(torch.int32)}, "point is .* want 8 x 4 words"),
+        ("nvfp4", {"weight_scale": None}, "weight_global_scale is .* want weight_scale beside it"),
+        ("nvfp4", {"weight_scale": torch.ones(64, 4)}, "scale is float32 .* want numbers of type F8_E4M3"),
+        ("nvfp4", {"weight_packed": torch.zeros(64, 24, dtype=torch.uint8)}, "scale is .* 64 rows of one for 16 of 48"),
+        ("nvfp4", {"weight_packed": torch.zeros(64, 32)}, "packed is float32 .* want bytes of type U8"),
+        ("modelopt, nvfp4", {"weight_scale_2": torch.ones(2)}, r"weight_scale_2 is float32 \[2\]; want one number"),
         ("gptq 4", {"g_idx": None}, "qweight is .* want g_idx beside it"),
         ("gptq 4", {"scales": None}, "qweight is .* want scales beside it"),
         ("gptq 4", {"scales": torch.ones(3, 64)}, r"scales is .* want 2 groups of 64"),
@@ -196,6 +208,26 @@ def test_tensors_that_do_not_fit(way: str, changes: dict[str, Tensor | None], me
     changed = load_file(file) | {O_PROJ + part: tensor for part, tensor in changes.items()}
     save_file({name: tensor for name, tensor in changed.items() if tensor is not None}, file)
     with pytest.raises(ValueError, match=message):
+        load(stored)
+
+
+def test_modelopt_s_own_file(tmp_path: Path) -> None:
+    """It counts where config.json is silent."""
+    stored, plain = quantized(checkpoint("llama"), WAYS["modelopt"], tmp_path)
+    config = json.loads((stored / "config.json").read_text())
+    del config["quantization_config"]
+    (stored / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"is of type F8_E4M3, as quantized weights are; config\.json has no quantization_config"
+    ):
+        load(stored)
+    said = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    file = stored / "hf_quant_config.json"
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": said}))
+    for ours, meant in zip(all_tensors(stored), all_tensors(plain), strict=True):
+        torch.testing.assert_close(ours, meant, rtol=1e-6, atol=0)
+    file.write_text(json.dumps({"quantization": "FP8"}))
+    with pytest.raises(ValueError, match=r"hf_quant_config\.json: quantization is 'FP8'; want an object"):
         load(stored)
 
 
