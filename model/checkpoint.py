@@ -9,7 +9,6 @@ import torch
 
 from tercet.model.config import ModelConfig
 from tercet.model.config_json import parse_config, read_config_json
-from tercet.model.config_mamba import MAMBA_DEFAULTS
 from tercet.model.config_nemotron import blocks
 from tercet.model.expanded_checkpoint import ExpandedCheckpoint
 from tercet.model.gguf_file import GgufCheckpoint
@@ -40,7 +39,7 @@ def parse_settings(raw: Mapping[str, Any]) -> tuple[ModelConfig, Quantization | 
     """The same of a config.json."""
     quantization, plain = quantization_of(raw), without_quantization(raw)
     config = parse_config(text_part_of(plain) if has_text_part(plain) else plain)
-    if quantization is not None and config.family in MAMBA_DEFAULTS:
+    if quantization is not None and config.family == "granitemoehybrid":
         said = f"quantization_config.quant_method is {quantization.method!r}"
         raise ValueError(f"config.json: {said}; supported for {config.family}: none")
     if quantization is not None and (quantization.way == "mxfp4") != has_stacked_experts(config):

@@ -20,12 +20,12 @@ from tercet.model.eagle import OpenedEagle, load_eagle, open_eagle
 from tercet.model.guess_head import with_guess_head
 from tercet.model.kv_cache import FP8_CAPABILITY, cache_dtype
 from tercet.model.label_tokens import with_label_tokens
-from tercet.model.latent_shard import OF_ALL_RANKS, OF_HEADS
+from tercet.model.latent_shard import OF_ALL_RANKS
 from tercet.model.other_weights import Rank, exchange_weights
 from tercet.model.parallel import Group
 from tercet.model.rank_weights import Weights
 from tercet.model.reordered import reordered_for_cpu
-from tercet.model.rounded_checkpoint import RoundedCheckpoint, round_checkpoint
+from tercet.model.rounded_checkpoint import LEFT_PLAIN, RoundedCheckpoint, round_checkpoint
 from tercet.model.rounded_rows import check_rounding, with_rounded_rows
 from tercet.model.same_model import check_same
 from tercet.model.scaled_rows import Kept
@@ -229,7 +229,7 @@ def kept_as_stored(tensors: Checkpoint, dtype: torch.dtype, device: torch.device
     kept = {
         name: way
         for name, way in tensors.stored_as().items()
-        if (way.bits == 8 or way.scales in fitting) and not name.endswith(OF_HEADS)
+        if (way.bits == 8 or way.scales in fitting) and not name.endswith(LEFT_PLAIN)
     }
     if gpu is None:
         return kept

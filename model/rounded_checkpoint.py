@@ -17,7 +17,8 @@ from tercet.model.weights import Checkpoint, ScaledCheckpoint
 from tercet.triton_kernels.dispatch import gpu_of
 
 _LINEAR = re.compile(r"^(model\.layers\.|mtp\.).*(_proj|_proj_with_mqa|_proj_qkvz?|_proj_z|\.w[123])\.weight$")
-_LEFT = (OF_HEADS, "mamba.in_proj.weight", "mamba.out_proj.weight")
+LEFT_PLAIN = (OF_HEADS, "mamba.in_proj.weight", "mamba.out_proj.weight")
+"""How the names end of those whose rows go to more places than one product: kept plain, however they are stored."""
 
 
 class RoundedCheckpoint:
@@ -31,7 +32,7 @@ class RoundedCheckpoint:
         self._rounded = {
             name: StoredAs(8, shape[1], torch.float32)
             for name, shape in checkpoint.shapes().items()
-            if len(shape) == 2 and _LINEAR.match(name) and not name.endswith(_LEFT)
+            if len(shape) == 2 and _LINEAR.match(name) and not name.endswith(LEFT_PLAIN)
         }
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

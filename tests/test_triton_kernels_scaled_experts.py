@@ -56,6 +56,9 @@ def test_products(
         gated = matmul_experts_gated(x, gate_up, work, each)
         exact = torch.nn.functional.silu(both[:, 0::2]) * both[:, 1::2]
         torch.testing.assert_close(gated[there].double(), exact[there], rtol=roundings, atol=roundings)
+        squared = matmul_experts(x, gate_up, work, squared_each=each)
+        exact = both.relu().square()
+        torch.testing.assert_close(squared[there].double(), exact[there], rtol=roundings, atol=roundings)
         given = torch.where(there[:, None], gated, float("nan"))
         exact = exact_rows(given, of_down.view(num_experts, -1, inner), experts, 1)
         projected = matmul_experts(given, down, work)

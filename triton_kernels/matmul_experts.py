@@ -32,7 +32,7 @@ from tercet.triton_kernels.experts_vector import experts_vector_kernel, experts_
 from tercet.triton_kernels.matmul_epilogue import CLAMPED, GATE, SQUARED, STORE
 from tercet.triton_kernels.matmul_launch import can_use_tma
 from tercet.triton_kernels.overlap import overlap_options
-from tercet.triton_kernels.relu_squared import relu_squared_reference
+from tercet.triton_kernels.relu_squared import relu_squared, relu_squared_reference
 from tercet.triton_kernels.scaled_weight import ScaledWeight, Weight, check_weight
 from tercet.triton_kernels.silu_and_mul import silu_and_mul_reference
 from tercet.triton_kernels.tiles import cdiv, hopper_descriptor, hopper_layout
@@ -127,15 +127,16 @@ def matmul_experts_gated(
 
 def matmul_experts(x_PK: Tensor, w_ENK: Weight, work: ExpertWork, *, squared_each: int = 0) -> Tensor:
     """The second product, of each pair's own row: [P, K] x [E, N, K] -> [P, N]. As above. What ran ahead of it knew the
-    pairs' experts. `squared_each`: not 0, it is the first one, of experts without gates and of plain numbers: ReLU,
-    squared, and pair p is of row p // `squared_each`."""
+    pairs' experts. `squared_each`: not 0, it is the first one, of experts without gates: ReLU, squared, and pair p is
+    of row p // `squared_each`."""
     N = _check(x_PK, w_ENK, work)
-    if squared_each and isinstance(w_ENK, ScaledWeight):
-        raise ValueError("w: got one of eight bits or four, wanted plain numbers where there are no gates")
     each = squared_each or 1
     out_PN = x_PK.new_empty(x_PK.shape[0] * each, N)
     if use_kernels(x_PK):
-        _launch(x_PK, w_ENK, work, out_PN, each, SQUARED if squared_each else STORE, None)
+        ends_squared = squared_each and isinstance(w_ENK, Tensor)
+        _launch(x_PK, w_ENK, work, out_PN, each, SQUARED if ends_squared else STORE, None)
+        if squared_each and not ends_squared:
+            out_PN = relu_squared(out_PN)
     else:
         w_ENK = _plain(w_ENK, work)
         for expert, pairs in _by_expert(work):
