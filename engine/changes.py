@@ -127,7 +127,7 @@ class Changes:
 
     def _wake(self, watch: Watch, path: str | None, name: str) -> Waits:
         before, self.paths = self.paths, msgspec.structs.replace(self.paths, weights=path)
-        failure = yield from self._started(watch)
+        failure = yield from self._started(watch, other_weights=self.paths.weights != before.weights)
         if failure is not None:
             self.paths = before
             watch.send_away()
@@ -142,11 +142,11 @@ class Changes:
         if failure is not None:
             log_line(f"tercet: new workers are started on other weights, which those there are do not read: {failure}")
             watch.send_away()
-            failure = yield from self._started(watch)
+            failure = yield from self._started(watch, other_weights=True)
         if failure is not None:
             self.paths = before
             watch.send_away()
-            watch.send_for(on_trial=False)
+            watch.send_for(on_trial=False, other_weights=True)
             while watch.lacks_workers:
                 yield
             raise _Refused("change_failed", f"the weights are those of {self.standing.weights!r} as before: {failure}")
@@ -185,9 +185,9 @@ class Changes:
     def _of(self, role: str) -> list[Child]:
         return [child for child in self._crew.children if child.post.role == role]
 
-    def _started(self, watch: Watch) -> Generator[None, None, str | None]:
+    def _started(self, watch: Watch, *, other_weights: bool) -> Generator[None, None, str | None]:
         """All workers serve; or why they do not."""
-        watch.send_for(on_trial=True)
+        watch.send_for(on_trial=True, other_weights=other_weights)
         while watch.lacks_workers and watch.failure is None:
             yield
         return watch.failure

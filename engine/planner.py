@@ -9,7 +9,6 @@ A slot and its pages are given back when the last plan that may name them is com
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -86,7 +85,7 @@ class Planner:
         full = None if message.again else self._waiting.is_full(message, self._residents.num_free_slots)
         if full is not None:
             return full
-        requests = make_requests(message, self._hasher, now, deterministic=self._settings.deterministic)
+        requests = make_requests(message, self._hasher, now, again=self._settings.generates_again)
         for request in requests:
             if (unservable := make_fit(request, self._settings)) is not None:
                 return unservable
@@ -152,13 +151,14 @@ class Planner:
         back = self._residents.lost()
         for request in back:
             request.is_suspect = request.is_suspect or (message.blame is not None and guilty is None)
-        limits = message.limits
-        self._settings = replace(self._settings, num_pages=limits.num_pages, num_host_pages=limits.num_host_pages)
+        self._settings = self._settings.after(message)
         self.epoch = message.epoch
         self._constraints.end_all()
         self._begin_empty()
         failed = []
         for request in (*back, *self._waiting.remove_if(lambda request: True)):
+            if message.other_weights:
+                request.keep_tokens()
             if request is guilty:
                 text = f"the workers died twice while they computed this request; the last time: {message.blame}"
                 failed.append(Unservable(request.number, KILLS_WORKERS, text))

@@ -1,10 +1,10 @@
 """What of the engine's configuration and the model's limits the planner follows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tercet.engine.config import EngineConfig
 from tercet.engine.speculation import SpeculativeConfig
-from tercet.ipc.process_messages import Limits
+from tercet.ipc.process_messages import Limits, WorkersRestarted
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,12 @@ class PlannerSettings:
     kept_states: int = 0
     num_host_pages: int = 0
     page_bytes: int = 0
+    had_other_weights: bool = False
+
+    @property
+    def generates_again(self) -> bool:
+        """Whether what a request comes back with is generated once more, which gives the same if weights are."""
+        return self.deterministic and not self.had_other_weights
 
     @property
     def looks_back(self) -> bool:
@@ -42,6 +48,14 @@ class PlannerSettings:
     def pages(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
+
+    def after(self, message: WorkersRestarted) -> "PlannerSettings":
+        """With these workers."""
+        had_others = self.had_other_weights or message.other_weights
+        limits = message.limits
+        return replace(
+            self, num_pages=limits.num_pages, num_host_pages=limits.num_host_pages, had_other_weights=had_others
+        )
 
 
 def make_settings(config: EngineConfig, limits: Limits) -> PlannerSettings:

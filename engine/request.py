@@ -82,6 +82,8 @@ class Request:
     """When it has waited for its slot for `queue_timeout`."""
     num_told: int = 0
     """Generated tokens that are out already: when they are generated once more, nobody is told."""
+    keeps_tokens: bool = False
+    """Some of them were generated with other weights, which would generate others."""
     is_suspect: bool = False
     """It ran when the workers died, and has not yet been seen to survive what was planned of it then."""
     num_in_doubt: int = 0
@@ -90,6 +92,10 @@ class Request:
     """Of answers to one prompt; None where there is only one."""
     is_sibling: bool = False
     """Another of its family came first, and will have computed the prompt."""
+
+    def __post_init__(self) -> None:
+        self._all_ids = self.token_ids
+        """With those that are generated once more."""
 
     @property
     def turn(self) -> tuple[bool, int, int]:
@@ -124,7 +130,13 @@ class Request:
         A prompt's kernels do not sum as a decode step's do. What is generated again is the same, token by token.
         """
         self.num_told = max(self.num_told, len(token_ids) - self.num_prompt)
-        self.token_ids = token_ids[: self.num_prompt] if again else token_ids
+        if len(token_ids) > len(self._all_ids):
+            self._all_ids = token_ids
+        self.token_ids = token_ids[: self.num_prompt] if again and not self.keeps_tokens else self._all_ids
+
+    def keep_tokens(self) -> None:
+        """Run from all of them on, now and later."""
+        self.keeps_tokens, self.token_ids = True, self._all_ids
 
     def usage(self, length: int, now: float) -> Usage:
         """What it took, at its end."""
@@ -141,10 +153,8 @@ class Request:
         )
 
 
-def make_requests(
-    message: Submit, hasher: PrefixHasher | None, now: float, *, deterministic: bool = False
-) -> list[Request]:
-    """The answers that a message asks for, with the full pages of what they bring hashed."""
+def make_requests(message: Submit, hasher: PrefixHasher | None, now: float, *, again: bool = False) -> list[Request]:
+    """The answers that a message asks for, with the full pages of what they bring hashed. `again`: as of `bring`."""
     prompt_ids = np.frombuffer(message.prompt_ids, np.int32)
     root = b"" if hasher is None else hasher.root(message.cache_salt, message.sampling.adapter_load)
     hashes = extended_hashes([root], hasher, prompt_ids)
@@ -173,7 +183,8 @@ def make_requests(
             family=family,
             is_sibling=bool(requests),
         )
-        request.bring(token_ids, again=deterministic)
+        request.keeps_tokens = bool(generated_ids) and not again
+        request.bring(token_ids, again=again)
         requests.append(request)
     return requests
 

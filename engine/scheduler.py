@@ -7,6 +7,7 @@ import os
 import queue
 import time
 from collections import deque
+from dataclasses import replace
 
 import msgspec
 
@@ -48,7 +49,7 @@ def main(link: SupervisorLink) -> None:
     inbox: Inbox[ToScheduler] = Inbox(link.spec.own.scheduler, ToScheduler)
     link.tell(Loaded())
     limits = link.wait_begin()
-    settings = make_settings(config, limits)
+    settings = replace(make_settings(config, limits), had_other_weights=link.spec.paths.weights is not None)
     grammars = GrammarCrew(link.spec, limits.vocab_size, settings.most_followed)
     planner = Planner(settings, os.urandom(32), grammars)
     planner.epoch = link.spec.incarnation

@@ -64,6 +64,8 @@ class Watch:
         self._on_trial: set[Post] = set()
         """Workers that were sent for and have not served since, or that read other weights. If one dies meanwhile, none
         of them is tried again."""
+        self._with_others: set[Post] = set()
+        """Workers that will have other weights than those before them."""
         self.failure: str | None = None
         """Why that was."""
         self._last_turn = 0.0
@@ -122,13 +124,15 @@ class Watch:
             if (scheduler := self._crew.only(Post("scheduler", post.replica))) is not None:
                 scheduler.tell(WorkersAway())
 
-    def send_for(self, *, on_trial: bool) -> None:
-        """Workers are wanted again. `on_trial`: one that dies before it serves is not replaced: `failure` says why."""
+    def send_for(self, *, on_trial: bool, other_weights: bool = False) -> None:
+        """Workers are wanted again. `on_trial`: one that dies before it serves is not replaced: `failure` says why.
+        `other_weights`: than they had, or some of them may have had meanwhile."""
         self._away, self.failure = False, None
         now = time.monotonic()
         for post in self._workers:
             self._due[post], self._blame[post.replica] = now, None
         self._on_trial = set(self._workers) if on_trial else set()
+        self._with_others |= set(self._workers) if other_weights else set()
 
     def put_on_trial(self) -> None:
         """Those that serve, too: one that dies before `begin_anew` is not replaced."""
@@ -140,7 +144,7 @@ class Watch:
         for replica, limits in enumerate(self._limits):
             if (scheduler := self._crew.only(Post("scheduler", replica))) is not None:
                 self._incarnation += 1
-                scheduler.tell(WorkersRestarted(self._incarnation, limits, None))
+                scheduler.tell(WorkersRestarted(self._incarnation, limits, None, other_weights=True))
 
     @property
     def _workers(self) -> list[Post]:
@@ -236,7 +240,8 @@ class Watch:
         if post.role == "worker" and scheduler is not None:
             self._incarnation += 1
             blame = self._blame[post.replica]
-            scheduler.tell(WorkersRestarted(self._incarnation, self._limits[post.replica], blame))
+            others, self._with_others = post in self._with_others, self._with_others - {post}
+            scheduler.tell(WorkersRestarted(self._incarnation, self._limits[post.replica], blame, others))
             log_line(f"tercet: {children[0].name} is back; it took {in_words(children[0].phases)}")
         elif post == HTTP:
             self._impaired = ()  # the new one knows nothing

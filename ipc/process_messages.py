@@ -67,6 +67,8 @@ class WorkersRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fie
     limits: Limits
     blame: str | None
     """How the old ones died, if what they computed may be to blame; None: somebody killed them."""
+    other_weights: bool = False
+    """What ran would not be generated again as it was."""
 
 
 class SchedulerRestarted(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -61,7 +61,7 @@ class Played:
         self.noted.append("away")
         self.lacks_workers = True
 
-    def send_for(self, *, on_trial: bool) -> None:
+    def send_for(self, *, on_trial: bool, other_weights: bool) -> None:
         self.noted.append("on trial" if on_trial else "back")
         self.failure = None
 

@@ -69,6 +69,7 @@ def test_tokens_are_those_of_the_weights_there_are(llm: LLM, other: Path) -> Non
     assert says(llm, first)
 
 
+@pytest.mark.long
 async def test_what_is_kept_goes_on_with_the_new_ones_behind_what_it_has_said(llm: LLM, other: Path) -> None:
     await anyio.to_thread.run_sync(weights_of, llm, checkpoint(FAMILY))
     workers = children(llm._engine.process.pid, "worker")

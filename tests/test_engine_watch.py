@@ -171,6 +171,31 @@ def test_workers_that_come_back_with_fewer_pages_are_told_of(crew: Crew, watch: 
     }
 
 
+def test_workers_that_read_other_weights_are_on_trial() -> None:
+    """Schedulers hear when they have them; if one dies before, those that have them later are others."""
+    two = Two()
+    two.watch.put_on_trial()
+    two.watch.begin_anew()
+    for replica in range(2):
+        restarted = WorkersRestarted(1 + replica, LIMITS, None, other_weights=True)
+        assert two.told[Post("scheduler", replica)] == [restarted]
+    two.dies(Post("worker", 0))
+    two.is_back(Post("worker", 0))
+    assert two.told[Post("scheduler", 0)][1:] == [WorkersRestarted(4, LIMITS, None)]
+    two.spawned.clear()
+    two.watch.put_on_trial()
+    two.dies(Post("worker", 1))
+    assert not two.spawned
+    assert two.watch.failure == "it died"
+    two.watch.send_away()
+    two.watch.send_for(on_trial=True, other_weights=True)
+    two.watch.turn(0.0)
+    assert two.spawned == both("worker")
+    for post in both("worker"):
+        two.is_back(post)
+    assert two.told[Post("scheduler", 1)][1:] == [WorkersAway(), WorkersRestarted(8, LIMITS, None, other_weights=True)]
+
+
 def test_nobody_misses_workers_that_were_sent_away() -> None:
     two = Two()
     two.watch.send_away()
