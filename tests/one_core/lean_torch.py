@@ -1,6 +1,6 @@
 """`import torch` without what only its tracers and exporters need, two fifths of its time, where processes start often.
 
-What stands in for such a module becomes it when something of it is asked for. Of the module that tells how tensors
+What stands in for such a module becomes it when something of it is asked for. Of the one that tells how tensors
 without data are computed nobody asks: what it would tell is missing, and PyTorch says so.
 """
 
@@ -8,11 +8,12 @@ import sys
 from importlib.machinery import PathFinder
 from types import ModuleType
 
-_LATER = ("torch._meta_registrations", "torch.export")
+_UNASKED = "torch._meta_registrations"
+_LATER = (_UNASKED, "torch.export")
 
 
 def import_lean() -> None:
-    """When this process imports torch. Without `importlib.abc`, which is a start of its own."""
+    """When this process imports torch. Without `importlib.abc`, which takes a while itself."""
     sys.meta_path.insert(0, _Finder())
 
 
@@ -32,7 +33,12 @@ class _LateLoader:
         return _Late(spec.name)
 
     def exec_module(self, module):
-        pass
+        import torch
+
+        if module.__name__ == _UNASKED and hasattr(torch._C, "_set_generator_metaclass"):
+            from torch._opaque_base import OpaqueBaseMeta
+
+            torch._C._set_generator_metaclass(OpaqueBaseMeta)  # or no generator can be made
 
 
 class _Late(ModuleType):
