@@ -4,6 +4,7 @@ Knows how tensors lie in the file. What they are called there and in which order
 what the metadata means in `gguf_config.py`.
 """
 
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -114,13 +115,13 @@ def read_tokens(path: Path) -> list[str]:
 
 def _open(path: Path) -> Any:
     try:
-        from gguf import GGUFReader
+        from gguf import GGUFReader, GGUFValueType
     except ImportError:
         raise ValueError(f"{path}: reading GGUF needs the package gguf: pip install 'tercet[demo]'") from None
 
     class PlainReader(GGUFReader):  # type: ignore[misc]
         """Reads through a plain array: slicing a np.memmap, once for every string of the vocabulary, takes 3 times as
-        long as all the rest."""
+        long as all the rest. Numbers of a list are one array, and its strings two slices each: theirs were a second."""
 
         @property
         def data(self) -> Any:
@@ -130,9 +131,30 @@ def _open(path: Path) -> Any:
         def data(self, mapped: Any) -> None:
             self._data = np.asarray(mapped)
 
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            parts, at, element = [kind, count], orig_offs + 12, GGUFValueType(kind[0])
+            if number := self.gguf_scalar_to_np.get(element):
+                parts.append(self._get(at, number, count[0]))
+                at += np.dtype(number).itemsize * int(count[0])
+            elif element == GGUFValueType.STRING:
+                length_at = struct.Struct(np.dtype(np.uint64).newbyteorder(self.byte_order).str[0] + "Q").unpack_from
+                data: Any = self._data
+                for _ in range(count[0]):
+                    begin = at + 8
+                    end = begin + length_at(data, at)[0]
+                    parts += data[at:begin], data[begin:end]
+                    at = end
+            else:
+                return super()._get_field_parts(orig_offs, raw_type)
+            values = range(2 if number else 3, len(parts), 1 if number else 2)
+            return at - orig_offs, parts, list(values), [GGUFValueType.ARRAY, element]
+
     try:
         return PlainReader(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
+    except (ValueError, IndexError, KeyError, OSError, OverflowError, struct.error) as error:
         raise ValueError(f"{path} is truncated or not a readable GGUF file: {error}") from None
 
 

@@ -1,9 +1,11 @@
 """What many tests share: models made on the spot, sockets, no threads fighting over two cores, memory under watch."""
 
+import functools
 import hashlib
 import json
 import os
 import signal
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     check_bounds()
     convert_rightly()
     quicken()
+
+
+# httpx reads all certificates for each client, of HTTP too, and tests make hundreds: 50 ms each.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

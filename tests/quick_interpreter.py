@@ -19,6 +19,8 @@ from triton.language import core
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from quick_operators import quick_versions
+
 _ADDRESS = np.dtype(np.uint64)
 _MOST_IN_KNOWN = 4096
 """Numbers in a tensor of one number that is kept."""
@@ -62,7 +64,7 @@ def _replace_builtin(owner: Any, name: str, member: Any, builder: Any, scope: An
         kwargs["_semantic"] = semantics
         return function(*args, **kwargs)
 
-    scope.set_attr(owner, name, called)
+    scope.set_attr(owner, name, quick_versions(name, called) if owner in (language, core, core.tensor) else called)
 
 
 def _share_types() -> None:

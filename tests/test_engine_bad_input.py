@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("nan_memory")
 FAMILY = "llama3"
 NUM_PAGES = 31
 """Of 16 tokens, one of them padding: 480 tokens, less than the context of 512."""
-LONG = 400
+LONG = 200
 (QUIET_PROMPT,) = random_prompts(1, 9, 9, seed=21)
 
 

@@ -41,22 +41,25 @@ def bias(word: str) -> dict[str, Any]:
 
 
 ENDS = {**EOS, **bias("<|im_end|>")}
+LETTERS = ["a", "e", "i", "o", "t"]
+AGAIN = {"logit_bias": {str(token_id): 9 for token_id in range(50, 60)}}
+"""A few tokens come more than once."""
 SAMPLING = {
     "max_tokens": Case(5),
-    "min_tokens": Case(20, ENDS),
+    "min_tokens": Case(9, ENDS),
     "temperature": Case(0.2),
     "top_p": Case(0.1),
     "top_k": Case(1),
     "min_p": Case(0.9),
     "seed": Case(8),
-    "stop": Case(["e"]),
+    "stop": Case(LETTERS),
     "stop_token_ids": Case([264], bias(tokenizer().convert_ids_to_tokens(264))),
-    "include_stop_str_in_output": Case(True, {"stop": ["e"]}),
+    "include_stop_str_in_output": Case(True, {"stop": LETTERS}),
     "ignore_eos": Case(True, ENDS),
     "skip_special_tokens": Case(False, bias("<|endoftext|>")),
     "repetition_penalty": Case(0.3),
-    "presence_penalty": Case(-2.0),
-    "frequency_penalty": Case(-2.0),
+    "presence_penalty": Case(-2.0, AGAIN),
+    "frequency_penalty": Case(-2.0, AGAIN),
     "logit_bias": Case({"50": 20}),
     "logprobs": Case(1),
     "prompt_logprobs": Case(1),
@@ -94,7 +97,7 @@ COMPLETION = {
 }
 CHAT = {
     "messages": Case([{"role": "user", "content": "x"}]),
-    "max_completion_tokens": Case(5, {"max_tokens": None, "max_completion_tokens": 20}),
+    "max_completion_tokens": Case(5, {"max_tokens": None, "max_completion_tokens": 9}),
     "tools": refused([{"type": "function", "function": {"name": "f"}}]),
     "tool_choice": refused("auto"),
     "parallel_tool_calls": refused(False),
@@ -147,7 +150,7 @@ def test_the_tables_are_complete() -> None:
 
 
 def ask(daemon: Daemon, path: str, body: dict[str, Any]) -> httpx.Response:
-    base = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True}
+    base = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True}
     return httpx.post(daemon.http + path, json={**base, **BODIES[path][1], **body}, timeout=30)
 
 
@@ -207,7 +210,7 @@ def test_what_is_not_known(daemon: Daemon, path: str, name: str) -> None:
 @pytest.mark.parametrize("name", [*SAMPLING, *ENGINE_ONLY])
 async def test_of_the_engine(daemon: Daemon, name: str) -> None:
     case = {**SAMPLING, **ENGINE_ONLY}[name]
-    base = {"temperature": 1.0, "seed": 7, "max_tokens": 24, "ignore_eos": True, **case.beside}
+    base = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True, **case.beside}
     async with Client(daemon.address) as client:
 
         async def answer(given: dict[str, Any]) -> Any:

@@ -9,6 +9,10 @@ import sys
 from pathlib import Path
 
 if "tercet.engine.worker" in sys.orig_argv:
+    sys.path.append(str(Path(__file__).parents[1] / "one_core"))
+    from lean_torch import import_lean
+
+    import_lean()
     gc.disable()  # as the worker does, before it imports torch
     import torch
     import torch.nn.functional as F

@@ -5,8 +5,13 @@ They also compute in one thread, since threads of tiny products only wait for ea
 
 import gc
 import sys
+from pathlib import Path
 
 if "tercet.engine.worker" in sys.orig_argv:
+    sys.path.append(str(Path(__file__).parents[1] / "one_core"))
+    from lean_torch import import_lean
+
+    import_lean()
     gc.disable()  # as the worker does, before it imports torch
     import torch
 
