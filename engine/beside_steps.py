@@ -114,7 +114,7 @@ class BesideSteps:
         if self._gpu is not None:
             device = torch.device("cuda", self._gpu)
             torch.cuda.set_device(device)  # of this thread: whatever names none would else open the first one
-        paths = msgspec.structs.replace(self._link.spec.paths, weights=path)
+        paths = msgspec.structs.replace(self._link.spec.paths, weights=path, adapters=())  # those stay as they are
         return open_configured(self._link.spec.config, paths, device)
 
     def _fetch(self, order: PlaceAdapter) -> bool:

@@ -22,6 +22,7 @@ import anyio
 import psutil
 
 from adapter_folders import make_adapter
+from chaos_changes import GUEST, change_on
 from chaos_traffic import ADAPTERS, Record, Traffic, Wanted, cases
 from checkpoints import checkpoint
 from daemon import free_port
@@ -48,21 +49,37 @@ HELPERS = {"grammar_process": "scheduler", "grammar_trial": "tokenizer"}
 ROLES = ("tokenizer", "scheduler", "worker", "http")
 
 
+def model_of(tries: bool) -> Path:
+    return repetitive() if tries else checkpoint(FAMILY)
+
+
 @functools.cache
 def adapters(model: Path) -> list[Path]:
+    """And one more, for who is loaded meanwhile."""
     scratch = Path(tempfile.mkdtemp(prefix="tercet-adapters-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)
-    return [make_adapter(scratch / name, model, seed) for seed, name in enumerate(ADAPTERS)]
+    return [make_adapter(scratch / name, model, seed) for seed, name in enumerate((*ADAPTERS, GUEST))]
+
+
+@functools.cache
+def folders(model: Path) -> list[Path]:
+    """It, and another with the same weights."""
+    scratch = Path(tempfile.mkdtemp(prefix="tercet-weights-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    return [model, Path(shutil.copytree(model, scratch / "same"))]
 
 
 @contextmanager
 def engine(num_ranks: int, num_replicas: int, http: str, *, tries: bool, offloads: bool) -> Iterator[EngineProcess]:
     """Small enough a cache that requests are preempted, too. `tries`: tokens ahead, of a model that repeats itself;
     `offloads`: pages have copies in the host's memory."""
-    model = repetitive() if tries else checkpoint(FAMILY)
+    model = model_of(tries)
     config = EngineConfig(
         model=str(model),
-        adapter=tuple(f"{name}={folder}" for name, folder in zip(ADAPTERS, adapters(model), strict=True)),
+        adapter=tuple(f"{name}={folder}" for name, folder in zip(ADAPTERS, adapters(model), strict=False)),
+        max_adapters=len(ADAPTERS) + 1,
+        max_adapter_rank=20,
+        allow_changes=True,
         speculative_config=SpeculativeConfig(num_speculative_tokens=3) if tries else None,
         device="cpu",
         tensor_parallel_size=num_ranks,
@@ -120,7 +137,8 @@ async def strike(
 async def episode(
     process: EngineProcess, http: str, num_ranks: int, num_replicas: int, num_faults: int, record: Record, seed: int
 ) -> None:
-    """Traffic, faults, and rest."""
+    """Traffic, changes, faults, and rest."""
+    model = model_of(tries=seed % 2 == 1)
     draw = random.Random(seed)
     async with Client(process.address) as client:
         wanted = []
@@ -135,6 +153,7 @@ async def episode(
         # Ranks that wait for each other are slow; and everybody has two cores.
         fewer = num_ranks * num_replicas
         tasks.start_soon(traffic.run, 2, 3 - fewer, 4 - fewer)
+        tasks.start_soon(change_on, process.address, folders(model), adapters(model)[-1], traffic, record, seed)
         for _ in range(num_faults):
             await anyio.sleep(draw.uniform(0.0, 0.7))
             began = time.monotonic()

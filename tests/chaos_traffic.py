@@ -35,6 +35,8 @@ class Record:
     embedded: int = 0
     """Of those that finished by the socket."""
     cancelled: int = 0
+    changes: Counter[str] = field(default_factory=Counter)
+    """Of the engine, by what they are, and of those that failed."""
     cut: int = 0
     """Streams over HTTP whose door died."""
     tokens: int = 0
@@ -46,8 +48,10 @@ class Record:
         times = sorted(self.recoveries) or [0.0]
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         ways = ", ".join(f"{count} by {way}" for way, count in sorted(self.finished.items()))
+        changes = ", ".join(f"{count} {kind}" for kind, count in sorted(self.changes.items()))
         return (
-            f"{self.faults.total()} faults ({kinds}); {self.finished.total()} requests finished ({ways}), "
+            f"{self.faults.total()} faults ({kinds}); {self.changes.total()} changes ({changes}); "
+            f"{self.finished.total()} requests finished ({ways}), "
             f"{self.embedded} with an embedding, the others with {self.tokens} tokens; {self.cancelled} cancelled, "
             f"{self.cut} cut off with their door; lost or different: {len(self.wrong)}; seconds "
             f"until requests asked after the fault had ended: median "

@@ -1,6 +1,7 @@
 """Engines whose workers read other weights where they are: what each layout says then, how ranks and replicas stop at
 one place, and that no step is computed with some of these weights and some of those."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,10 @@ def test_adapters_stay(tmp_path: Path) -> None:
                 model = merged_model(path, folders.get(name or ""))
                 answers = generate(llm, PROMPTS, replace(GREEDY, max_tokens=12, adapter=name))
                 assert all(says(model, *pair) for pair in zip(PROMPTS, answers, strict=True)), (path, name)
+        for name, folder in folders.items():  # none is looked for again
+            llm.unload_adapter(name)
+            shutil.rmtree(folder)
+        llm.update_weights(first)
         assert children(llm._engine.process.pid, "worker") == workers
 
 
