@@ -4,6 +4,7 @@
 that turning ids into text costs what it costs.
 """
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,7 @@ def write_shape(name: str, folder: Path) -> Path:
     return folder
 
 
+@functools.cache
 def _made_up_tokenizer(vocab_size: int) -> str:
     """A byte-level tokenizer with a word for each id: a letter for the first ones, then a space and a number."""
     letters = pre_tokenizers.ByteLevel.alphabet()

@@ -22,7 +22,7 @@ PARAMS = [
     SamplingParams(
         temperature=(0.0, 1.2)[i % 2],
         seed=i,
-        max_tokens=120,
+        max_tokens=80,
         structured=_FORMS[i // 2] if i < 4 else None,
         ignore_eos=i >= 4,
     )

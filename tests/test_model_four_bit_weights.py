@@ -111,9 +111,10 @@ def test_they_stand_for_the_numbers_of_plain_ones(name: str, tmp_path: Path, mon
     model = make_checkpoint(case.family, tmp_path / "model", seed=random.randrange(2**32), **sizes)
     stored, meant = quantized(model, case.way, tmp_path)
     ranks = [(0, 1), (0, 2), (1, 2), (3, 4)]
+    least = 1 if [*CASES].index(name) % 4 == 0 else 700  # of one row or of a few
     for number, (rank, size) in enumerate(ranks if any(case.kept) else ranks[1:2]):
         dtype, fused = case.dtype, number % 3 == 1
-        monkeypatch.setattr(quantized_matrices, "_PIECE_NUMBERS", (2**22, 3000, 40000, 1)[number])
+        monkeypatch.setattr(quantized_matrices, "_PIECE_NUMBERS", (2**22, 3000, 40000, least)[number])
         kept = load(stored, rank, size, dtype=dtype, fused=fused, kept=True)
         check_same(kept, load(meant, rank, size, dtype=dtype, fused=fused))
         check_same(kept, load(stored, rank, size, dtype=dtype, fused=fused))
