@@ -150,7 +150,9 @@ def test_terminal(terminal: Terminal) -> None:
     terminal.type("/reset\n")
     terminal.wait_for("> ")
     terminal.type(f"{AND_THEN}\n")  # of what, it cannot know now
-    assert GERMANY not in terminal.wait_for("\n> ")
+    assert GERMANY not in terminal.wait_for(r"\?\r?\n.{60}")
+    terminal.type("\x03")
+    terminal.wait_for(r" \[stopped\]\r?\n> ", seconds=10)
 
     children = psutil.Process(terminal.pid).children(recursive=True)
     assert len(children) == 4
