@@ -35,9 +35,9 @@ class _Made:
         self.swap, self.behind = swap, behind
         self._done = torch.cuda.Event(blocking=True)
         self._begun = threading.Event()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
 
-    def begun(self, error: BaseException | None = None) -> None:
+    def begun(self, error: Exception | None = None) -> None:
         """By the thread: all of them are on the current stream, or will never be."""
         if error is None:
             self._done.record()
@@ -129,9 +129,8 @@ class Swaps:
                         arrivals[copied % _ON_THEIR_WAY].record()
                         arrivals[(copied + 1) % _ON_THEIR_WAY].synchronize()
                     made.begun()
-                except BaseException as error:  # raised by who waits for it
+                except Exception as error:  # noqa: BLE001  raised by who waits for it
                     made.begun(error)
-                    raise
 
     def _copy(self, swap: Swap) -> Iterator[int]:
         """A number after each few pages."""

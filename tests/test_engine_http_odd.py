@@ -22,6 +22,7 @@ from daemon import free_port
 from http_process import http_process
 from tercet.engine.http_app import make_app
 from tercet.engine.http_door import Door
+from tercet.engine.http_origins import Origins
 from tercet.engine.http_server import bind
 from tercet.engine.part_count import MAX_PARTS
 from tercet.engine.request_log import RequestLog
@@ -210,6 +211,7 @@ def test_more_turns_than_a_conversation_has(url: str, path: str) -> None:
 async def test_what_nobody_has_thought_of(path: str) -> None:
     """By both ways: those that the router finds, and those that it need not look for."""
     door = SimpleNamespace(info=SimpleNamespace(version="1"), is_guarded=True, admits=lambda *keys: True)
+    door.origins = Origins([])
     door.log, door.metrics, door.unanswered = RequestLog(False), SimpleNamespace(answers=Counter()), set()
     app = make_app(cast("Door", door))  # which lacks what it takes to answer
 

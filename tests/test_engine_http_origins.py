@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from browser import CHROMIUM, Browser
+from covering import long
 from daemon import Daemon, free_port
 from tercet.engine.config import EngineConfig
 
@@ -45,7 +46,7 @@ def page() -> Iterator[str]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize("allowed", ["none", "others", "this", "all"])
+@pytest.mark.parametrize("allowed", [long("none"), "others", "this", long("all")])
 def test_in_a_browser(allowed: str, page: str, ids_only_model: Path, tmp_path: Path) -> None:
     origins = {"none": [], "others": ["https://chat.example.com"], "this": ["https://a.b", page], "all": ["*"]}[allowed]
     flags = ["--load-format", "null", "--http", f"127.0.0.1:{free_port()}", "--api-key", KEY]
