@@ -11,7 +11,8 @@ from covering import long
 @pytest.mark.parametrize(
     ("num_ranks", "num_replicas", "num_faults", "seed"),
     [
-        (1, 1, 4, 12),
+        (1, 1, 3, 12),
+        long(1, 1, 4, 12),
         long(1, 1, 6, 12),
         long(1, 1, len(DECK), 12),
         long(1, 1, len(DECK), 11),
