@@ -25,7 +25,8 @@ from tercet.ipc.client import Client
 from tercet.ipc.messages import EmbeddingParams, SamplingParams, Structured
 from whole_engine import PAGE_SIZE, generate, info, tiny_engine, wait_until_empty
 
-NUM_TOKENS = 200
+NUM_TOKENS = 80
+"""Said sooner than what has died is there again."""
 PROMPTS = random_prompts(8, 70, 200, seed=3)
 PARAMS = [
     SamplingParams(temperature=0.0 if i % 2 else 1.0, seed=i, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -137,7 +138,7 @@ async def test_what_dies_in_one_replica_is_not_the_other_ones_matter(
                 if number == signal.SIGKILL:
                     few = msgspec.structs.replace(PARAMS[standing[0]], max_tokens=9)
                     late = await client.generate(PROMPTS[standing[0]], few)
-                    assert [len(got[index]) for index in standing] == [then[index] for index in standing]
+                    assert not any(is_whole(got[index]) for index in standing)
                     assert late.token_ids == undisturbed[standing[0]][:9]
     assert got == undisturbed
     assert not victim.is_running()
