@@ -108,6 +108,7 @@ def test_a_call_comes(served: Served, choice: Any) -> None:
         assert chunks[-1].finish_reason == "tool_calls"
 
 
+@pytest.mark.long  # as those of Hermes in test_engine_http_tool_choice.py
 def test_strict_tools_are_called_right_or_not_at_all(served: Served) -> None:
     ask: dict[str, Any] = {**served.ask, "tools": tools(strict=True), "max_tokens": 400}
     message = (

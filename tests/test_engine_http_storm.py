@@ -5,6 +5,7 @@ import json
 import random
 
 import psutil
+import pytest
 
 from checkpoints import checkpoint
 from daemon import Daemon, free_port
@@ -56,6 +57,7 @@ async def settled(daemon: Daemon, num_free_pages: int, door: psutil.Process, num
     raise AssertionError(f"something is left: {info}, {door.num_fds()} files, at first {num_free_pages} and {num_fds}")
 
 
+@pytest.mark.long  # a few such are in test_chaos.py
 async def test_streams_cut_off_at_random_leave_nothing() -> None:
     rng = random.Random()
     flags = ["--device", "cpu", "--kv-cache-memory", "16MiB", "--no-log-requests", "--max-num-seqs", "64"]
