@@ -1,5 +1,5 @@
-"""Where the HTTP door may be, by what name it may be asked, and with what keys, for pages of
-which origins. It opens no socket."""
+"""Where the HTTP door may be, by what name it may be asked, with what keys, and for pages of which origins. It opens no
+socket."""
 
 import ipaddress
 import re

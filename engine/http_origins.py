@@ -26,7 +26,7 @@ class Origins:
             return []
         origin = b"*" if self._any else asked.get(b"origin", b"")
         varies = [] if self._any else [(b"vary", b"Origin")]  # or a cache gives one origin what another was told
-        if not (self._any or origin in self._allowed):
+        if origin not in self._allowed:
             return varies
         return [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", _TOLD), *varies]
 

@@ -37,16 +37,16 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ValueError(f"{folder} has no config.json; want a model folder") from None
     if "quantization_config" not in raw and (file := folder / "hf_quant_config.json").exists():
-        raw["quantization_config"] = {"quant_method": "modelopt", **part_of(read_object(file), "quantization", file)}
+        raw["quantization_config"] = _of_modelopt(file)
     return raw
 
 
-def part_of(raw: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
-    """An object in a file's object."""
-    part = raw.get(name)
-    if not isinstance(part, dict):
-        raise ValueError(f"{file}: {name} is {part!r}; want an object")
-    return part
+def _of_modelopt(file: Path) -> dict[str, Any]:
+    """As config.json would say it."""
+    settings = read_object(file).get("quantization")
+    if not isinstance(settings, dict):
+        raise ValueError(f"{file}: quantization is {settings!r}; want an object")
+    return {"quant_method": "modelopt", **settings}
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -32,37 +32,40 @@ class PageCopies:
 
     def store(self, pairs: Sequence[Sequence[int]]) -> None:
         """Of each pair, copy the page over the place; no place stands in two pairs."""
-        if not self._kv_cache.is_cuda:
+        if self._kv_cache.is_cuda:
+            self._begin(pairs, device="src", host="dst")
+        else:
             pages_P, places_P = torch.tensor(pairs).unbind(1)
             self._host_pages[places_P] = self._kv_cache[:, :, pages_P].movedim(2, 0)
-            return
-        stream = torch.cuda.current_stream().cuda_stream
-        copy = _Copy(srcMemoryType=_ON_DEVICE, dstMemoryType=_ON_HOST, **self._lines("src", "dst"))
-        for page, place in pairs:
-            for copy.srcDevice, copy.dstHost, copy.WidthInBytes, copy.Depth in self._parts(page, place):
-                self._begin(copy, stream)
 
     def load(self, pairs: Sequence[Sequence[int]]) -> None:
         """Of each pair, copy the place over the page; no page stands in two pairs."""
-        if not self._kv_cache.is_cuda:
+        if self._kv_cache.is_cuda:
+            self._begin([(page, place) for place, page in pairs], device="dst", host="src")
+        else:
             places_P, pages_P = torch.tensor(pairs).unbind(1)
             self._kv_cache[:, :, pages_P] = self._host_pages[places_P].movedim(0, 2)
-            return
-        stream = torch.cuda.current_stream().cuda_stream
-        copy = _Copy(srcMemoryType=_ON_HOST, dstMemoryType=_ON_DEVICE, **self._lines("dst", "src"))
-        for place, page in pairs:
-            for copy.dstDevice, copy.srcHost, copy.WidthInBytes, copy.Depth in self._parts(page, place):
-                self._begin(copy, stream)
 
-    def _lines(self, on_device: str, on_host: str) -> dict[str, int]:
-        """Each line is a plane of one line: planes may be as far apart as they want, lines of a plane may not."""
-        return {
-            f"{on_device}Pitch": self._width,
-            f"{on_device}Height": self._kv_cache.shape[2],
-            f"{on_host}Pitch": self._width,
-            f"{on_host}Height": 1,
-            "Height": 1,
-        }
+    def _begin(self, pairs: Sequence[Sequence[int]], device: str, host: str) -> None:
+        """Of each page and place. `device` and `host` say which of them is the source, and which the destination.
+
+        Each line is a plane of one line: planes may be as far apart as they want, lines of a plane may not.
+        """
+        stream = torch.cuda.current_stream().cuda_stream
+        copy = _Copy(Height=1)
+        for side, kind, height in ((device, _ON_DEVICE, self._kv_cache.shape[2]), (host, _ON_HOST, 1)):
+            setattr(copy, f"{side}MemoryType", kind)
+            setattr(copy, f"{side}Pitch", self._width)
+            setattr(copy, f"{side}Height", height)
+        of_device, of_host = f"{device}Device", f"{host}Host"
+        for page, place in pairs:
+            for on_device, on_host, copy.WidthInBytes, copy.Depth in self._parts(page, place):
+                setattr(copy, of_device, on_device)
+                setattr(copy, of_host, on_host)
+                if error := self._copy(copy, stream):
+                    raise RuntimeError(
+                        f"a copy of a page between device and host could not be begun: CUDA error {error}"
+                    )
 
     def _parts(self, page: int, place: int) -> Iterator[tuple[int, int, int, int]]:
         """Of each copy the addresses on the device and on the host, how long its lines are and how many."""
@@ -72,10 +75,6 @@ class PageCopies:
         host = self._host_pages.data_ptr() + start
         for line, first, width, num_lines in parts_in_pieces(start, self._num_lines, self._width, self._piece):
             yield device + line * apart + first, host + line * self._width + first, width, num_lines
-
-    def _begin(self, copy: "_Copy", stream: int) -> None:
-        if error := self._copy(copy, stream):
-            raise RuntimeError(f"a copy of a page between device and host could not be begun: CUDA error {error}")
 
 
 class Part(NamedTuple):

@@ -1,4 +1,4 @@
-"""What a config.json says of quantized weights: which of six ways, and what the tensors alone do not tell.
+"""What a config.json says of quantized weights: which of five ways, and what the tensors alone do not tell.
 
 Knows settings; reads no tensor (`quantized_matrices.py`). What is not supported is refused by name.
 """
@@ -12,6 +12,7 @@ log = logging.getLogger(__name__)
 
 _FIELDS = ("quantization_config", "compression_config")
 """The second is the old name of the first."""
+_NVFP4 = "nvfp4-pack-quantized"
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Quantization:
     `ordered`: columns are of groups here and there, and a tensor must say of which.
     """
 
-    way: Literal["scaled", "compressed", "gptq", "awq", "mxfp4", "modelopt"]
+    way: Literal["scaled", "compressed", "gptq", "awq", "mxfp4"]
     bits: int = 8
     group_size: int = 0
     zero_offset: int = 0
@@ -136,11 +137,8 @@ def _fbgemm_fp8(take: _Settings) -> Quantization:
 
 def _compressed(take: _Settings) -> Quantization:
     take.one_of("quantization_status", None, "compressed")
-    formats = (
-        *("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "nvfp4-pack-quantized"),
-        "dense",
-    )
-    take.one_of("format", *formats, "mixed-precision")
+    formats = "float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense", _NVFP4
+    form = take.one_of("format", *formats, "mixed-precision")
     if (sparse := take.part("sparsity_config")) is not None:
         sparse.one_of("format", None, "dense")
     take.empty("transform_config")
@@ -148,12 +146,13 @@ def _compressed(take: _Settings) -> Quantization:
     kinds, blocks, orders, sizes = set(), set(), set(), set()
     groups = take.part("config_groups")
     for group in groups.parts() if groups is not None else ():
-        group.one_of("format", None, *formats)
+        own_form = group.one_of("format", None, *formats) or form
         if (weights := group.part("weights")) is None:
             continue
         kind = weights.one_of("type", "int", "float")
         # Tensors tell these, too: packed ones their bits by words, others by their type.
-        kinds.add((kind, weights.one_of("num_bits", 4, 8)))
+        bits_of_float = 4 if own_form == _NVFP4 else 8
+        kinds.add((kind, weights.one_of("num_bits", *((4, 8) if kind == "int" else (bits_of_float,)))))
         sizes.add(weights.size("group_size"))
         order = weights.one_of("actorder", None, False, True, "weight", "static", "group", "dynamic")
         orders.add(order in (True, "group", "dynamic"))
@@ -176,8 +175,8 @@ def _modelopt(take: _Settings) -> Quantization:
     take.one_of("group_size", None, 16, 128)
     take.drop("ignore", "exclude_modules", "kv_cache_scheme", "kv_cache_quant_algo", "producer", "config_groups")
     take.drop("quantized_layers")
-    block = (128, 128) if algorithm.upper() == "FP8_PB_WO" else None
-    return Quantization("modelopt", block=block, is_fp8=algorithm.upper().startswith("FP8"))
+    block = (128, 128) if algorithm in ("FP8_PB_WO", "fp8_pb_wo") else None
+    return Quantization("scaled", block=block, is_fp8=block is not None or algorithm.startswith("FP8"))
 
 
 def _gptq(take: _Settings) -> Quantization:

@@ -145,9 +145,11 @@ class FourBitFloats(QuantizedMatrix):
     def __init__(self, stored: Stored) -> None:
         shapes = stored.shapes()
         self._stored = stored
-        self._numbers = "weight_packed" if "weight_global_scale" in shapes else "weight"
+        self._divides = "weight_global_scale" in shapes
+        self._numbers, self._of_all = "weight", "weight_scale_2"
+        if self._divides:
+            self._numbers, self._of_all = "weight_packed", "weight_global_scale"
         self._scale, self._index, self._kept_bits = "weight_scale", None, None
-        self._of_all = "weight_global_scale" if "weight_global_scale" in shapes else "weight_scale_2"
         self.parts = frozenset({self._numbers, self._scale, self._of_all})
         if lacking := self.parts - shapes.keys():
             raise stored.wrong(self._of_all, f"{', '.join(sorted(lacking))} beside it")
@@ -170,7 +172,7 @@ class FourBitFloats(QuantizedMatrix):
             bytes_RJ = self._stored.slice(self._numbers, 0, first, last)
             codes_RI = torch.stack((bytes_RJ & 15, bytes_RJ >> 4), 2).flatten(1)
             scales_RG = self._stored.slice(self._scale, 0, first, last).float()
-            scales_RG = scales_RG / of_all if self._of_all == "weight_global_scale" else scales_RG * of_all
+            scales_RG = scales_RG / of_all if self._divides else scales_RG * of_all
             yield ScaledRows(meant[codes_RI.int()], scales_RG, None)
 
 

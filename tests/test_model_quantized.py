@@ -145,6 +145,8 @@ def test_an_engine_says_what_transformers_says(tmp_path: Path) -> None:
         ({**GPTQ, "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: none, 'gemm', 'GEMM'"),
         ({**AWQ, "zero_point": False}, "zero_point is False; supported: True"),
+        (compressed("float-quantized", num_bits=4), r"group_0.weights.num_bits is 4; supported: 8"),
+        (compressed("nvfp4-pack-quantized", num_bits=8), r"group_0.weights.num_bits is 8; supported: 4"),
         (compressed("mxfp8-quantized", num_bits=8), "format is 'mxfp8-quantized'; supported: "),
         ({**MODELOPT, "quant_algo": "W4A8_AWQ"}, "quant_algo is 'W4A8_AWQ'; supported: 'FP8', "),
         (compressed("pack-quantized", num_bits=3), r"group_0.weights.num_bits is 3; supported: 4, 8"),

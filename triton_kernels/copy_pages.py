@@ -18,13 +18,8 @@ def copy_pages(kv_cache: Tensor, pairs_P2: Tensor) -> None:
     A pair that points outside the cache, such as (-1, -1), does nothing. A page that is copied over stands in no other
     pair: the order of copies is open.
     """
-    check_cache(kv_cache)
-    copy_places(kv_cache.flatten(0, 1), pairs_P2)
-
-
-def check_cache(kv_cache: Tensor) -> None:
-    """Of whole pages: of two parts, or of one."""
     parts = 1 if kv_cache.ndim == 6 and kv_cache.shape[1] == 1 else 2
     check_shape("kv_cache", kv_cache, None, parts, None, None, None, None)
     check_dtype("kv_cache", kv_cache, *FLOATS, FP8)
     check_contiguous("kv_cache", kv_cache)
+    copy_places(kv_cache.flatten(0, 1), pairs_P2)

@@ -133,7 +133,7 @@ def matmul_experts(x_PK: Tensor, w_ENK: Weight, work: ExpertWork, *, squared_eac
     each = squared_each or 1
     out_PN = x_PK.new_empty(x_PK.shape[0] * each, N)
     if use_kernels(x_PK):
-        ends_squared = squared_each and isinstance(w_ENK, Tensor)
+        ends_squared = squared_each and isinstance(w_ENK, Tensor)  # only products of plain numbers can
         _launch(x_PK, w_ENK, work, out_PN, each, SQUARED if ends_squared else STORE, None)
         if squared_each and not ends_squared:
             out_PN = relu_squared(out_PN)
