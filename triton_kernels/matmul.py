@@ -7,7 +7,6 @@ Shape suffixes: M rows (tokens), K reduced size, N output size, F intermediate s
 """
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -181,8 +180,6 @@ def _run(
         config = heuristic(op, row_bucket(len(x_MK)), len(w_NK), w_NK.shape[1], x_MK.dtype, deterministic)
     elif config.kernel in NEED_TMA and not can_use_tma(x_MK, w_NK, out):
         config = MatmulConfig("tile", 128, 128, 32 if x_MK.dtype == torch.float32 else 64, num_warps=8)
-    elif config.kernel == "hopper" and bias_N is not None:
-        config = replace(config, kernel="persistent", num_warps=8, num_stages=3)
     launch_matmul(config, x_MK, w_NK, out, epilogue, bias_N, rows=rows)
 
 

@@ -94,15 +94,12 @@ def multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH: gl.constexp
 
 
 @gluon.jit
-def _scaled(acc, x_scales_ptr, w_scales_ptr, bias_ptr, row, column, M, N: gl.constexpr, HAS_BIAS: gl.constexpr):
-    """Sums times the scales of their rows and columns, and a bias."""
+def _scaled(acc, x_scales_ptr, w_scales_ptr, row, column, M, N: gl.constexpr):
+    """Sums times the scales of their rows and columns."""
     rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
     columns = column + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     acc = acc * gl.load(x_scales_ptr + gl.minimum(rows, M - 1))[:, None]
-    acc = acc * gl.load(w_scales_ptr + gl.minimum(columns, N - 1))[None, :]
-    if HAS_BIAS:
-        acc += gl.load(bias_ptr + columns, mask=columns < N, other=0.0).to(gl.float32)[None, :]
-    return acc
+    return acc * gl.load(w_scales_ptr + gl.minimum(columns, N - 1))[None, :]
 
 
 @gluon.jit
@@ -141,7 +138,10 @@ def _multiply(
             residual = gl.load(out_ptr + rows.to(gl.int64)[:, None] * N + columns[None, :], mask=inside, other=0.0)
         acc, count = multiply_stages(x_ring, w_ring, free, full, count, num_k, WHICH)
         if SCALED:
-            acc = _scaled(acc, x_scales_ptr, w_scales_ptr, bias_ptr, row, column, M, N, HAS_BIAS)
+            acc = _scaled(acc, x_scales_ptr, w_scales_ptr, row, column, M, N)
+        if HAS_BIAS:
+            biased = column + gl.arange(0, BLOCK_N, gl.SliceLayout(0, acc.type.layout))
+            acc += gl.load(bias_ptr + biased, mask=biased < N, other=0.0).to(gl.float32)[None, :]
         if EPILOGUE == GATE:
             y = gate_pairs(acc, ROWS, BLOCK_N)
             tma.store_wait(0)
@@ -169,9 +169,9 @@ def hopper_kernel(
     K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr, NUM_PROGRAMS: gl.constexpr, EPILOGUE: gl.constexpr,
     SCALED: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_ROWS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside.
+    """Grid (NUM_PROGRAMS,), or fewer if there are fewer tiles: programs walk over them; TMA clips what lies outside.
 
-    SCALED: x and weights are in FP8, a scale beside each row of either; then there may be a bias.
+    SCALED: x and weights are in FP8, a scale beside each row of either.
     """
     if HAS_ROWS:  # how many there are in truth
         M = gl.minimum(M, gl.load(rows_ptr))

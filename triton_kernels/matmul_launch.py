@@ -177,26 +177,25 @@ def launch_matmul(
             assert draw is None
             rounds = tile_scales is not None
             assert rounds == (config.kernel == "fp8_rows")
-            assert bias_N is None or rounds
             numbers_MK, scales_M = round_whole_rows(x_MK, rows) if rounds else (x_MK, out)
-            num_programs = min(multiprocessors(x_MK.device), tiles)
-            hopper_kernel[(num_programs,)](
+            most = multiprocessors(x_MK.device)
+            hopper_kernel[(min(most, tiles),)](
                 hopper_descriptor(numbers_MK, config.block_m, config.block_k),
                 hopper_descriptor(w_NK, config.block_n, config.block_k), scales_M, tile_scales if rounds else out, bias,
                 hopper_descriptor(out, config.block_m // 2, config.block_n // 2),
-                out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs,
+                out, M=M, N=N, K=K, STAGES=config.num_stages, GROUP_M=config.group_m, NUM_PROGRAMS=most,
                 EPILOGUE=fixed["EPILOGUE"], SCALED=rounds, HAS_BIAS=fixed["HAS_BIAS"], num_warps=4,
                 **overlap, **counted,
             )  # fmt: skip
         case "persistent":
             assert norm_K is None
-            num_programs = min(multiprocessors(x_MK.device), tiles)
-            persistent_kernel[(num_programs,)](
+            most = multiprocessors(x_MK.device)
+            persistent_kernel[(min(most, tiles),)](
                 TensorDescriptor.from_tensor(x_MK, [config.block_m, config.block_k]),
                 TensorDescriptor.from_tensor(w_NK, [config.block_n, config.block_k]),
                 bias,
                 None if draw else TensorDescriptor.from_tensor(out, [config.block_m, config.block_n // 2]),
-                M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=num_programs, **counted, **drawing,
+                M=M, BLOCK_M=config.block_m, GROUP_M=config.group_m, NUM_PROGRAMS=most, **counted, **drawing,
             )  # fmt: skip
         case _:
             raise ValueError(f"matmul kernel: got {config.kernel!r}, wanted one of {KERNELS}")

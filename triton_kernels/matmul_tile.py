@@ -149,7 +149,7 @@ def persistent_kernel(
     NUM_PROGRAMS: tl.constexpr, EPILOGUE: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ROWS: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (NUM_PROGRAMS,): one program a multiprocessor walks over output tiles; TMA clips what lies outside."""
+    """Grid (NUM_PROGRAMS,), or fewer if there are fewer tiles: programs walk over them; TMA clips what lies outside."""
     if HAS_ROWS:
         M = tl.minimum(M, tl.load(rows_ptr))
     num_m = tl.cdiv(M, BLOCK_M)
