@@ -24,8 +24,9 @@ Rows = tuple[str, int, int, int]
 class Move:
     """Copy slice `start:stop` of dimension `dim` of tensor `name` (whole shape `shape`) into `into`.
 
-    `shift` is added to the numbers first, and then they are multiplied by `factor`. `rest`: what the type of `into`
-    leaves of the numbers when they are rounded to it.
+    `into` may have other dimensions behind the first, of as many numbers. `shift` is added to the numbers first, and
+    then they are multiplied by `factor`. `rest`: what the type of `into` leaves of the numbers when they are rounded to
+    it.
     """
 
     name: str

@@ -175,8 +175,9 @@ def fill(move: Move, checkpoint: Checkpoint) -> None:
             row += len(numbers_RI)
     else:
         for piece in checkpoint.read(*what):
+            into = move.into[row : row + len(piece)]
             # To the device first, then to the type: the device converts faster.
-            move.into[row : row + len(piece)].copy_(move.changed(piece.to(move.into.device)))
+            into.copy_(move.changed(piece.to(into.device)).view(into.shape))
             row += len(piece)
     assert row == len(move.into)
 

@@ -1,0 +1,94 @@
+"""The vision encoder inside a checkpoint that can also see, and how it wants pixels.
+
+What sets the families apart are fields here; but for what tensors are called nothing behind asks for a family's name.
+Knows sizes and settings; knows neither a file nor a tensor.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class VisionConfig:
+    """An encoder of patches, whose squares of `merge` x `merge` become tokens of the language model."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    inner_size: int
+    """Of its MLPs."""
+    out_size: int
+    """The language model's hidden size."""
+    patch: int
+    """Pixels of a patch's side."""
+    frames: int
+    """How often a still picture is there in each of its patches, which were made for films."""
+    merge: int
+    """Patches of a token's side."""
+    activation: str
+    """Of MLPs, one of `gelu`'s kinds; "silu": they have gates."""
+    eps: float
+    """Of its layers' norms."""
+    out_eps: float
+    """Of the norm behind them."""
+    rms_norms: bool
+    patch_bias: bool
+    out_bias: bool
+    """Of the products behind the layers."""
+    names: Literal["qwen2", "qwen3", "pixtral"]
+    """Whose names its tensors have."""
+    theta: float
+    """Base of the angles by which queries and keys turn."""
+    shared_angles: bool
+    """A patch's row and its column turn by the same frequencies; else they have every other one each."""
+    positions: int
+    """Side of the square of learned positions, stretched over each image; 0: there are none."""
+    window: int
+    """Side of the squares of tokens within which layers attend; 0: all layers attend to the whole image."""
+    whole_layers: frozenset[int]
+    """Those that do, if others have windows."""
+    deep_layers: tuple[int, ...]
+    """Behind which layers what they see is also made into rows for the language model, in its layers' order."""
+    sections: tuple[int, int, int] | None
+    """How many frequencies of the language model turn by a token's time, by its row, by its column. None: tokens of
+    images are turned as words are."""
+    interleaved: bool
+    """They take turns, instead of each having its part."""
+    breaks: bool
+    """Behind each row of an image's tokens a prompt has a word."""
+    mean: tuple[float, ...]
+    """Of red, green and blue from 0 to 1, which pixels are shifted by."""
+    deviation: tuple[float, ...]
+    """And then divided by."""
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def gated(self) -> bool:
+        return self.activation == "silu"
+
+    @property
+    def patch_size(self) -> int:
+        """Numbers of a patch."""
+        return 3 * self.frames * self.patch**2
+
+    @property
+    def side(self) -> int:
+        """Pixels of a token's side, of which an image's sides are multiples."""
+        return self.patch * self.merge
+
+    def has_windows(self, layer: int) -> bool:
+        return self.window > 0 and layer not in self.whole_layers
+
+
+def axes(sections: Sequence[int], interleaved: bool, num_frequencies: int) -> list[int]:
+    """By which of a token's three positions each frequency turns."""
+    if interleaved:  # what exceeds the frequencies, or is left of them, is time's
+        turns = [frequency % 3 for frequency in range(num_frequencies)]
+        return [axis if frequency < 3 * sections[axis] else 0 for frequency, axis in enumerate(turns)]
+    if sum(sections) != num_frequencies:
+        raise ValueError(f"config.json: mrope_section is {list(sections)}; want a sum of {num_frequencies}")
+    return [axis for axis, count in enumerate(sections) for _ in range(count)]

@@ -1,0 +1,45 @@
+"""What fields of a vision_config mean in all families, and how one that is wrong is refused."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tercet.model.config_fields import number, positive
+
+_MOST_OF_HEAD = 128
+
+
+def vision_fields(raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """What the whole config.json says of its encoder; where it is silent, `defaults`."""
+    given = raw.get("vision_config") or {}
+    if not isinstance(given, Mapping):
+        raise ValueError(f"config.json: vision_config is {given!r}; want an object")
+    return {**defaults, **{name: value for name, value in given.items() if value is not None}}
+
+
+def check_only(config: Mapping[str, Any], only: Mapping[str, tuple[Any, ...] | None], where: str) -> None:
+    """Refuse what would change the result and is not supported: fields with none of their values. None: any will do."""
+    for name, allowed in only.items():
+        if allowed is not None and name in config and config[name] not in allowed:
+            wanted = ", ".join(map(repr, allowed)) or "none"
+            raise ValueError(
+                f"config.json: {where}{name} is {config[name]!r}, which would change the result; supported: {wanted}"
+            )
+
+
+def heads_of(config: Mapping[str, Any], name: str, hidden: int) -> int:
+    """How many heads share so many numbers."""
+    heads = positive(config, name)
+    if hidden % heads or hidden // heads % 4 or hidden // heads > _MOST_OF_HEAD:
+        raise ValueError(
+            f"config.json: vision_config has {heads} heads of {hidden} numbers together; want of each a multiple of 4 "
+            f"up to {_MOST_OF_HEAD}"
+        )
+    return heads
+
+
+def theta_of(config: Mapping[str, Any]) -> float:
+    """Base of the angles by which patches turn."""
+    rope = config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") not in ("axial", "default"):
+        raise ValueError(f"config.json: vision_config.rope_parameters is {rope!r}; supported: of rope_type 'axial'")
+    return number({"rope_theta": config.get("rope_theta", 10_000.0), **rope}, "rope_theta", 10_000.0)

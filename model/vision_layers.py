@@ -1,0 +1,108 @@
+"""What the layers of a vision encoder do, in all families.
+
+Knows weights and kernels; knows no pixels, nor how an image's patches lie.
+
+Shape suffixes: P patches, N tokens of an image, D the encoder's hidden size, E numbers of a token's patches, O the
+language model's hidden size, F inner size, R rotary dimension.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from tercet.model.image_grid import ImageGrid
+from tercet.model.linear import linear
+from tercet.model.vision_config import VisionConfig
+from tercet.model.vision_weights import Linear, Merger, Norm, VisionLayer, VisionWeights
+from tercet.triton_kernels.add_rms_norm import add_rms_norm, rms_norm
+from tercet.triton_kernels.full_attention import full_attention
+from tercet.triton_kernels.gelu import gelu
+from tercet.triton_kernels.layer_norm import add_layer_norm, layer_norm
+from tercet.triton_kernels.residual_add import residual_add
+from tercet.triton_kernels.silu_and_mul import silu_and_mul
+from tercet.triton_kernels.turn_rows import turn_rows
+
+
+class Segments(NamedTuple):
+    """Who attends to whom, and where everybody is."""
+
+    grid: ImageGrid
+    turns_PR: Tensor
+
+
+class Stream:
+    """Hidden states of patches; what a block adds to them waits for the next norm, which adds it on its way."""
+
+    def __init__(self, stream_PD: Tensor) -> None:
+        self._stream_PD = stream_PD
+        self._update_PD: Tensor | None = None
+
+    def add(self, update_PD: Tensor) -> None:
+        """A norm is read before there is another one."""
+        assert self._update_PD is None
+        self._update_PD = update_PD
+
+    def normed(self, norm: Norm) -> Tensor:
+        update_PD, self._update_PD = self._update_PD, None
+        if update_PD is None:
+            return normed(self._stream_PD, norm)
+        if norm.bias_D is None:
+            return add_rms_norm(update_PD, self._stream_PD, norm.weight_D, norm.eps, deterministic=True)
+        return add_layer_norm(update_PD, self._stream_PD, norm.weight_D, norm.bias_D, norm.eps)
+
+    def whole(self) -> Tensor:
+        if self._update_PD is not None:
+            residual_add(self._update_PD, self._stream_PD)
+            self._update_PD = None
+        return self._stream_PD
+
+
+class VisionLayers:
+    """All layers, and what makes rows for the language model of what they see."""
+
+    def __init__(self, config: VisionConfig, weights: VisionWeights, *, deterministic: bool) -> None:
+        self._config, self._weights = config, weights
+        self._deterministic = deterministic
+        self._deep = dict(zip(config.deep_layers, weights.deep, strict=True))
+
+    def run(self, stream: Stream, segments: Segments) -> tuple[Tensor, ...]:
+        """All layers on the stream; rows of what some have seen."""
+        deep = []
+        for index, layer in enumerate(self._weights.layers):
+            stream.add(self._attended(stream.normed(layer.norm1), layer, segments, index))
+            inner_PF = self._activated(self.linear(stream.normed(layer.norm2), layer.up))
+            stream.add(self.linear(inner_PF, layer.down))
+            if (merger := self._deep.get(index)) is not None:
+                joined_NE = stream.whole().view(-1, len(merger.norm.weight_D))
+                deep.append(self.merged(normed(joined_NE, merger.norm), merger))
+        return tuple(deep)
+
+    def merged(self, normed_PD: Tensor, merger: Merger) -> Tensor:
+        """Of normed patches, or tokens: [N, O]."""
+        joined_NE = normed_PD.view(-1, self._config.hidden_size * self._config.merge**2)
+        if merger.join is not None:
+            joined_NE = self.linear(joined_NE, merger.join)
+        return self.linear(gelu(self.linear(joined_NE, merger.first), "exact"), merger.second)
+
+    def linear(self, x_MK: Tensor, by: Linear) -> Tensor:
+        return linear(x_MK, by.weight_NK, by.bias_N, deterministic=self._deterministic)
+
+    def _attended(self, normed_PD: Tensor, layer: VisionLayer, segments: Segments, index: int) -> Tensor:
+        heads, grid = self._config.num_heads, segments.grid
+        qkv_PN = self.linear(normed_PD, layer.qkv)
+        turn_rows(qkv_PN, segments.turns_PR, heads)
+        ends_S, longest = grid.ends_1, len(qkv_PN)
+        if self._config.has_windows(index):
+            ends_S, longest = grid.ends_S, grid.longest
+        attended_PD = full_attention(qkv_PN, ends_S, longest, heads, self._config.head_dim**-0.5)
+        return self.linear(attended_PD, layer.o)
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        return silu_and_mul(inner) if self._config.gated else gelu(inner, self._config.activation)
+
+
+def normed(x_TD: Tensor, norm: Norm) -> Tensor:
+    """As a norm makes it of rows to which nothing is to be added."""
+    if norm.bias_D is None:
+        return rms_norm(x_TD, norm.weight_D, norm.eps, deterministic=True)
+    return layer_norm(x_TD, norm.weight_D, norm.bias_D, norm.eps)

@@ -1,0 +1,95 @@
+"""Places for the weights of a vision encoder, and how each is filled. Knows no family.
+
+Where a product would not like an MLP's inner size it is filled up with zeros, of which activations make zeros.
+
+Shape suffixes as in `vision_weights.py`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tercet.model.places import Move
+from tercet.model.vision_config import VisionConfig
+from tercet.model.vision_weights import Linear, Norm
+
+_MULTIPLE = 64
+"""Of filled up inner sizes: whole rows of tiles, and of 16 bytes."""
+
+
+class VisionPlaces:
+    """Allocates tensors and writes down in `moves` how each is filled."""
+
+    def __init__(self, config: VisionConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.moves: list[Move] = []
+        self.config = config
+        self._dtype, self._device = dtype, device
+
+    def patches(self, name: str, shape: Sequence[int], *, bias: bool) -> Linear:
+        """A convolution over pixels that do not overlap, of this shape in files."""
+        weight_NK = self._empty(self.config.hidden_size, self.config.patch_size)
+        self.fill(f"{name}.weight", weight_NK.view(tuple(shape)))
+        return Linear(weight_NK, self.vector(f"{name}.bias", len(weight_NK)) if bias else None)
+
+    def norm(self, name: str, size: int, eps: float) -> Norm:
+        bias_D = None if self.config.rms_norms else self.vector(f"{name}.bias", size)
+        return Norm(self.vector(f"{name}.weight", size), bias_D, eps)
+
+    def linear(self, name: str, rows: int, columns: int, *, bias: bool = True) -> Linear:
+        return Linear(self.matrix(f"{name}.weight", rows, columns), self.vector(f"{name}.bias", rows) if bias else None)
+
+    def stacked(self, names: Sequence[str], rows: int, columns: int) -> Linear:
+        """Several without biases, of as many rows each, on top of each other."""
+        weight_NK = self._empty(len(names) * rows, columns)
+        for name, part_NK in zip(names, weight_NK.split(rows), strict=True):
+            self.fill(f"{name}.weight", part_NK)
+        return Linear(weight_NK, None)
+
+    def up(self, names: Sequence[str], *, bias: bool) -> Linear:
+        """What an MLP begins with, of one tensor or of several: rows for gates, then the others."""
+        hidden, inner = self.config.hidden_size, self.config.inner_size
+        count, filled = len(names), self._filled
+        weight_FD, bias_F = self._zeros(count * filled, hidden), self._zeros(count * filled) if bias else None
+        for index, name in enumerate(names):
+            rows = slice(index * filled, index * filled + inner)
+            self.fill(f"{name}.weight", weight_FD[rows])
+            if bias_F is not None:
+                self.fill(f"{name}.bias", bias_F[rows])
+        return Linear(weight_FD, bias_F)
+
+    def down(self, name: str, *, bias: bool) -> Linear:
+        """What it ends with."""
+        hidden = self.config.hidden_size
+        weight_DF = self._zeros(hidden, self._filled)
+        self.fill(f"{name}.weight", weight_DF[:, : self.config.inner_size])
+        return Linear(weight_DF, self.vector(f"{name}.bias", hidden) if bias else None)
+
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        return self.fill(name, self._empty(rows, columns))
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self.fill(name, self._empty(size))
+
+    def channels_first(self, name: str, rows: int, channels: int) -> Linear:
+        """Of all patches of a token, of which files have all patches' first numbers first; we have patches one after
+        the other."""
+        patches = self.config.merge**2
+        weight_NE = self._empty(rows, patches * channels)
+        into = weight_NE.view(rows, patches, channels).transpose(1, 2)
+        self.moves.append(Move(f"{name}.weight", tuple(weight_NE.shape), 0, 0, rows, into))
+        return Linear(weight_NE, None)
+
+    def fill(self, name: str, into: Tensor) -> Tensor:
+        self.moves.append(Move(name, tuple(into.shape), 0, 0, len(into), into))
+        return into
+
+    @property
+    def _filled(self) -> int:
+        return -(-self.config.inner_size // _MULTIPLE) * _MULTIPLE
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)

@@ -1,0 +1,22 @@
+"""From a checkpoint's json files to its vision encoder's settings, if it has one that is known."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tercet.model.pixtral_vision import pixtral_vision
+from tercet.model.qwen_vision import qwen_vision
+from tercet.model.vision_config import VisionConfig
+from tercet.model.vision_kinds import KINDS
+from tercet.model.vision_pixels import image_settings
+
+
+def read_vision_config(folder: Path, raw: Mapping[str, Any]) -> VisionConfig | None:
+    """The encoder of a checkpoint with this config.json; None if it has none that is known. ValueError names the field
+    that is missing, wrong or not supported."""
+    model_type = str(raw.get("model_type"))
+    if model_type == "mistral3":
+        return pixtral_vision(raw, image_settings(folder))
+    if (kind := KINDS.get(model_type)) is not None:
+        return qwen_vision(raw, kind, image_settings(folder))
+    return None

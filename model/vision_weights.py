@@ -1,0 +1,90 @@
+"""The weights of a vision encoder, and how they are read from a checkpoint. Every rank has all of them.
+
+Which tensors fill which places is in `qwen_tower.py` and `pixtral_tower.py`.
+
+Shape suffixes: N output columns of a product, D the encoder's hidden size, F inner size (filled up), K numbers of a
+patch, E numbers of a token's patches, G positions, O the language model's hidden size.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tercet.model.places import Move
+from tercet.model.renamed import Renamed
+from tercet.model.safetensors_files import PLAIN
+from tercet.model.weights import Files, carry_out, check_names, misfit
+
+_BASE = "model."
+_PREFIXES = "visual.", "vision_tower.", "multi_modal_projector."
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight_D: Tensor
+    bias_D: Tensor | None
+    """None: it divides by the root of the mean square, and no more."""
+    eps: float
+
+
+@dataclass(frozen=True)
+class Linear:
+    weight_NK: Tensor
+    bias_N: Tensor | None
+
+
+@dataclass(frozen=True)
+class VisionLayer:
+    norm1: Norm
+    qkv: Linear
+    o: Linear
+    norm2: Norm
+    up: Linear
+    """[F, D], or [2 F, D]: rows for gates, then the others."""
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Merger:
+    """Of a token's patches makes a row for the language model."""
+
+    norm: Norm
+    """Of patches, or of tokens."""
+    join: Linear | None
+    """Of a token's patches makes one; None: what comes next reads all of them."""
+    first: Linear
+    second: Linear
+
+
+@dataclass(frozen=True)
+class VisionWeights:
+    patches: Linear
+    positions_GD: Tensor | None
+    first_norm: Norm | None
+    """Of what layers begin with."""
+    layers: tuple[VisionLayer, ...]
+    merger: Merger
+    deep: tuple[Merger, ...]
+
+
+def shapes_of(moves: Sequence[Move]) -> Mapping[str, tuple[int, ...]]:
+    """The tensors that are read, by their names here."""
+    return {move.name: move.shape for move in moves}
+
+
+def vision_tensors(whole: Files) -> Files:
+    """Those of what looks at images, by the names that they have where nothing is ahead of these."""
+    names = {name.removeprefix(_BASE): name for name in whole.shapes()}
+    return Renamed(whole, {here: name for here, name in names.items() if here.startswith(_PREFIXES)})
+
+
+def fill_vision(moves: Sequence[Move], files: Files) -> None:
+    """Read what fills these places. ValueError names tensors that are missing, surplus, misshapen or no plain numbers;
+    then nothing has been read."""
+    eye = vision_tensors(files)
+    check_names(files.source, shapes_of(moves), eye.shapes())
+    for move in moves:
+        if eye.dtype_of(move.name) not in PLAIN:
+            raise misfit(eye, move.name, "plain numbers")
+    carry_out(moves, eye)

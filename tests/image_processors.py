@@ -1,0 +1,30 @@
+"""What transformers makes of a picture, as far as the tokenizer process does it: its size and its pixels."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tercet.engine.image_rules import ImageRules
+from tercet.engine.image_sizes import SideBounds
+
+
+def as_transformers(image: Image.Image, rules: ImageRules) -> np.ndarray[Any, Any]:
+    """Height x width x 3, before the numbers are scaled."""
+    plain: Any = {"do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+    if isinstance(rules.sizes, SideBounds):
+        bounds: Any = {"height": rules.sizes.height, "width": rules.sizes.width}
+        side: Any = {"height": rules.factor, "width": rules.factor}  # as its processor asks for
+        made = PixtralImageProcessorPil(size=bounds, patch_size=side).preprocess(image, **plain)
+        pixels: np.ndarray[Any, Any] = made["pixel_values"][0].transpose(1, 2, 0).astype(np.uint8)
+        return pixels
+    size = {"shortest_edge": rules.sizes.least, "longest_edge": rules.sizes.most}
+    sizes: Any = {"patch_size": rules.patch_size, "merge_size": rules.merge_size}
+    made = Qwen2VLImageProcessorPil(size=size, **sizes).preprocess(image, **plain)
+    (_, rows, columns) = made["image_grid_thw"][0].tolist()
+    patch, merge = rules.patch_size, rules.merge_size
+    shape = rows // merge, columns // merge, merge, merge, 3, 2, patch, patch
+    grid = made["pixel_values"].reshape(shape)[:, :, :, :, :, 0]
+    return grid.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * patch, columns * patch, 3).astype(np.uint8)

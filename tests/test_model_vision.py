@@ -1,0 +1,163 @@
+"""Vision encoders say what transformers' say of the same picture; what does not fit is refused."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from interpreted import rerun_interpreted
+from tercet.model.safetensors_files import SafetensorsCheckpoint
+from tercet.model.vision import Seen, Vision, load_vision
+from tercet.model.vision_config import VisionConfig
+from tercet.model.vision_reader import read_vision_config
+from tercet.triton_kernels.dispatch import INTERPRETED
+from vision_towers import KINDS, OUT, Tower, make_tower, picture, save_tensors
+
+CPU = torch.device("cpu")
+SIZES = [(6, 4)] if INTERPRETED else [(6, 4), (10, 14), (2, 2)]
+"""In patches."""
+TRIED = ["qwen2_5_vl", "qwen3_vl", "mistral3"] if INTERPRETED else list(KINDS)
+
+
+def config_of(folder: Path, raw: dict[str, Any]) -> VisionConfig:
+    config = read_vision_config(folder, raw)
+    assert config is not None
+    return config
+
+
+def load(tower: Tower, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Vision:
+    config: Any = SimpleNamespace(hidden_size=OUT)
+    files = SafetensorsCheckpoint(tower.folder)
+    return load_vision(files, config, config_of(tower.folder, tower.raw), dtype, device)
+
+
+def without_breaks(seen: Seen, size: tuple[int, int], config: VisionConfig) -> Seen:
+    """Rows of tokens alone, of an image of so many patches."""
+    if not config.breaks:
+        return seen
+    rows_NO = seen.rows_NO.view(size[0] // config.merge, size[1] // config.merge + 1, -1)
+    assert not rows_NO[:, -1].any()
+    return seen._replace(rows_NO=rows_NO[:, :-1].flatten(0, 1))
+
+
+def check_seen(got: Seen, wanted: list[Tensor]) -> None:
+    assert len(wanted) == 1 + len(got.deep)
+    for ours, theirs in zip((got.rows_NO, *got.deep), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5 * float(theirs.abs().max()))
+
+
+@pytest.fixture(scope="module", params=TRIED)
+def tower(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tower:
+    return make_tower(tmp_path_factory.mktemp(request.param), request.param)
+
+
+def test_rows_are_those_of_transformers(tower: Tower) -> None:
+    vision = load(tower)
+    config = vision.config
+    for size in SIZES:
+        pixels = picture(*size, config.patch)
+        seen = without_breaks(vision.encode(pixels), size, config)
+        check_seen(seen, tower.seen(pixels, config.mean, config.deviation))
+        assert len(seen.rows_NO) == size[0] * size[1] // config.merge**2
+
+
+def test_the_other_names(tmp_path: Path) -> None:
+    """And settings for pixels, and heads whose numbers are no power of two."""
+    tower = make_tower(tmp_path, "qwen2_5_vl", base="", hidden_size=72)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 1, 2.0]}')
+    pixels = picture(4, 8, 6)
+    check_seen(load(tower).encode(pixels), tower.seen(pixels, (0.1, 0.2, 0.3), (0.5, 1.0, 2.0)))
+
+
+def test_a_projector_with_biases_and_larger_tokens(tmp_path: Path) -> None:
+    tower = make_tower(
+        tmp_path, "mistral3", base="", hidden_size=24, spatial_merge_size=3, multimodal_projector_bias=True
+    )
+    vision, pixels = load(tower), picture(6, 9, 6)
+    config = vision.config
+    seen = without_breaks(vision.encode(pixels), (6, 9), config)
+    check_seen(seen, tower.seen(pixels, config.mean, config.deviation))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="reads files")
+class TestFiles:
+    """What is in them, and what is not."""
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"blocks.2.norm2.bias": None}, r"missing: visual\.blocks\.2\.norm2\.bias$"),
+            ({"blocks.4.norm2.bias": torch.zeros(48)}, r"not part of this model: visual\.blocks\.4\.norm2\.bias$"),
+            ({"pos_embed.weight": torch.zeros(25, 40)}, r"pos_embed\.weight \[25, 40\] \(want \[25, 48\]\)"),
+            ({"pos_embed.weight": torch.zeros(25, 48).char()}, r"pos_embed\.weight is int8 .*; want plain numbers"),
+        ],
+        ids=["missing", "surplus", "misshapen", "no numbers"],
+    )
+    def test_tensors_that_do_not_fit(self, tmp_path: Path, change: dict[str, Tensor | None], message: str) -> None:
+        tower = make_tower(tmp_path, "qwen3_5", base="")
+        tensors: dict[str, Any] = {**load_file(tmp_path / "model.safetensors")}
+        tensors.update({f"visual.{name}": tensor for name, tensor in change.items()})
+        save_tensors(tmp_path, {name: tensor for name, tensor in tensors.items() if tensor is not None})
+        with pytest.raises(ValueError, match=message):
+            load(tower)
+
+    def test_other_weights_are_read_into_the_same_places(self, tmp_path: Path) -> None:
+        first, second = (make_tower(tmp_path / str(seed), "qwen3_vl", seed=seed) for seed in (1, 2))
+        vision, pixels = load(first), picture(6, 4, 4)
+        addresses = [move.into.data_ptr() for move in vision._moves]
+        vision.encode(pixels)
+        vision.read(SafetensorsCheckpoint(second.folder))
+        assert addresses == [move.into.data_ptr() for move in vision._moves]
+        for ours, wanted in zip(vision.encode(pixels), load(second).encode(pixels), strict=True):
+            torch.testing.assert_close(ours, wanted, rtol=0, atol=0)
+
+    def test_random_weights(self, tower: Tower) -> None:
+        config: Any = SimpleNamespace(hidden_size=OUT)
+        parts = [
+            load_vision(None, config, config_of(tower.folder, tower.raw), torch.float32, CPU, seed).encode(
+                picture(2, 4, load(tower).config.patch)
+            )
+            for seed in (3, 3, 4)
+        ]
+        assert torch.equal(parts[0].rows_NO, parts[1].rows_NO)
+        assert not torch.equal(parts[0].rows_NO, parts[2].rows_NO)
+
+    def test_warm_up(self, tower: Tower) -> None:
+        load(tower).warm_up(40)
+
+    def test_another_hidden_size(self, tower: Tower) -> None:
+        config: Any = SimpleNamespace(hidden_size=64)
+        with pytest.raises(ValueError, match="rows of 40 numbers; want the language model's hidden_size, 64"):
+            load_vision(None, config, config_of(tower.folder, tower.raw), torch.float32, CPU, 1)
+
+    def test_sides_that_are_no_tokens(self, tower: Tower) -> None:
+        vision = load(tower)
+        with pytest.raises(ValueError, match=f"wanted sides that are multiples of {vision.config.side}"):
+            vision.encode(torch.zeros(vision.config.side, vision.config.patch, 3, dtype=torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("kind", "hidden"), [("qwen2_5_vl", 16 * 80), ("qwen3_vl", 16 * 72), ("mistral3", 16 * 64)])
+def test_on_a_gpu(kind: str, hidden: int, tmp_path: Path) -> None:
+    """In bf16, with real heads and windows: as near to fp32 as rounding allows, and the same bits each time."""
+    own = {"num_attention_heads": 16} if kind == "mistral3" else {"num_heads": 16, "window_size": 112}
+    tower = make_tower(tmp_path, kind, hidden_size=hidden, intermediate_size=3420, patch_size=14, **own)
+    exact, rounded = load(tower), load(tower, torch.device("cuda"), torch.bfloat16)
+    rounded.warm_up(64)
+    for size in ((40, 26), (2, 2), (6, 34)):
+        pixels = picture(*size, 14)
+        wanted, got = exact.encode(pixels), rounded.encode(pixels.cuda())
+        again = rounded.encode(pixels.cuda())
+        for ours, theirs, same in zip(
+            (got.rows_NO, *got.deep), (wanted.rows_NO, *wanted.deep), (again.rows_NO, *again.deep), strict=True
+        ):
+            assert torch.equal(ours, same)
+            assert float((ours.cpu().float() - theirs).norm() / theirs.norm()) < 0.03
+
+
+def test_interpreted() -> None:
+    rerun_interpreted(__file__)

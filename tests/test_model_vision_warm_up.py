@@ -1,0 +1,58 @@
+"""Once an eye has been warmed up no image needs a kernel that is not compiled: what launches ask for is written down,
+and nothing is compiled."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from covering import long
+from tercet.model.vision import empty_vision
+from tercet.model.vision_reader import read_vision_config
+from tercet.triton_kernels.compile_only import compiling_for
+from tercet.triton_kernels.dispatch import INTERPRETED, Gpu
+
+pytestmark = pytest.mark.skipif(INTERPRETED, reason="asks what would be compiled")
+META = torch.device("meta")
+TOKENS = 3000
+
+
+_WINDOWS = {"hidden_size": 1280, "depth": 2, "fullatt_block_indexes": [1]}
+_TOWER = {"num_hidden_layers": 2, "hidden_act": "silu", "patch_size": 14}
+_DEEP = {"depth": 2, "deepstack_visual_indexes": [0]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "deterministic"),
+    [
+        ("qwen2_5_vl", _WINDOWS, False),
+        ("qwen3_vl", _DEEP, True),
+        ("mistral3", _TOWER, False),
+        long("qwen2_5_vl", _WINDOWS, True),
+        long("qwen3_vl", _DEEP, False),
+        long("qwen2_vl", {"depth": 2}, False),
+        long("mistral3", _TOWER, True),
+    ],
+)
+def test_no_image_needs_another_kernel(
+    kind: str, settings: dict[str, Any], deterministic: bool, tmp_path: Path
+) -> None:
+    config = read_vision_config(tmp_path, {"model_type": kind, "vision_config": settings})
+    assert config is not None
+    asked: set[str] = set()
+
+    def claim(what: str) -> bool:
+        asked.add(what)
+        return False
+
+    with compiling_for(Gpu("NVIDIA H200", 90, 132), claim):
+        vision = empty_vision(config, torch.bfloat16, META, deterministic=deterministic)
+        vision.warm_up(TOKENS)
+        warm = set(asked)
+        for rows, columns in ((1, 1), (3, 5), (7, 9), (13, 11), (17, 16), (20, 40), (32, 32), (50, 60)):
+            assert rows * columns <= TOKENS
+            size = rows * config.side, columns * config.side, 3
+            vision.encode(torch.empty(size, dtype=torch.uint8, device=META))
+    assert len(warm) > 50
+    assert asked == warm

@@ -1,0 +1,133 @@
+"""Tiny vision encoders of each kind as transformers makes them, with odd sizes, in folders as checkpoints have them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor
+from transformers import Mistral3Config, Mistral3Model
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
+    Qwen2_5_VisionTransformerPretrainedModel,
+    Qwen2_5_VLVisionConfig,
+)
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel, Qwen2VLVisionConfig
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionConfig, Qwen3_5VisionModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+OUT = 40
+"""The language model's hidden size."""
+_SHARED = {"depth": 4, "num_heads": 3}
+_LATER = {
+    **_SHARED,
+    "hidden_size": 48,
+    "intermediate_size": 52,
+    "out_hidden_size": OUT,
+    "num_position_embeddings": 25,
+    "patch_size": 4,
+}
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "qwen2_vl": (
+        Qwen2VLVisionConfig,
+        Qwen2VisionTransformerPretrainedModel,
+        {**_SHARED, "embed_dim": 48, "hidden_size": OUT, "mlp_ratio": 3, "patch_size": 6},
+    ),
+    "qwen2_5_vl": (
+        Qwen2_5_VLVisionConfig,
+        Qwen2_5_VisionTransformerPretrainedModel,
+        {
+            **_SHARED,
+            "hidden_size": 60,
+            "intermediate_size": 52,
+            "out_hidden_size": OUT,
+            "patch_size": 6,
+            "window_size": 36,  # 3 tokens
+            "fullatt_block_indexes": [1, 3],
+        },
+    ),
+    "qwen3_vl": (Qwen3VLVisionConfig, Qwen3VLVisionModel, {**_LATER, "deepstack_visual_indexes": [0, 2, 3]}),
+    "qwen3_5": (Qwen3_5VisionConfig, Qwen3_5VisionModel, _LATER),
+    "mistral3": (
+        Mistral3Config,
+        Mistral3Model,
+        {
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "hidden_size": 48,
+            "intermediate_size": 52,
+            "patch_size": 6,
+            "hidden_act": "silu",
+        },
+    ),
+}
+_TEXT = {"model_type": "mistral", "hidden_size": OUT, "rms_norm_eps": 1e-3}
+
+
+class Tower(NamedTuple):
+    """A folder, and what transformers makes of it."""
+
+    folder: Path
+    raw: dict[str, Any]
+    model: Any
+
+    def seen(self, pixels: Tensor, mean: tuple[float, ...], deviation: tuple[float, ...]) -> list[Tensor]:
+        """Rows of an image, then those of deeper looks."""
+        if isinstance(self.model, Mistral3Model):
+            normal = (pixels.cpu() / 255 - torch.tensor(mean)) / torch.tensor(deviation)
+            sizes = [normal.shape[:2]]
+            with torch.inference_mode():
+                patches = self.model.vision_tower(normal.permute(2, 0, 1)[None], sizes).last_hidden_state
+                return [self.model.multi_modal_projector(patches[0], sizes)]
+        image = Image.fromarray(pixels.cpu().numpy())
+        prepare = Qwen2VLImageProcessorPil(
+            patch_size=self.model.config.patch_size, min_pixels=1, max_pixels=10**8,
+            image_mean=list(mean), image_std=list(deviation),
+        )  # fmt: skip
+        inputs = prepare(image, return_tensors="pt")
+        with torch.inference_mode():
+            out = self.model(inputs["pixel_values"], grid_thw=inputs["image_grid_thw"])
+        return [out.pooler_output, *getattr(out, "deepstack_features", [])]
+
+
+def make_tower(folder: Path, kind: str, *, seed: int = 0, base: str = "model.", **sizes: Any) -> Tower:
+    """`base`: what all names begin with; `sizes`: other ones than the usual."""
+    config_class, model_class, usual = KINDS[kind]
+    own = {**usual, **sizes}
+    if kind == "mistral3":  # the tower alone would lack what makes rows
+        text = {**_TEXT, "vocab_size": 3, "num_hidden_layers": 1, "intermediate_size": 8, "num_attention_heads": 2}
+        shared = {name: own.pop(name) for name in ("multimodal_projector_bias", "spatial_merge_size") if name in own}
+        config = config_class(vision_config={"model_type": "pixtral", **own}, text_config=text, **shared)
+    else:
+        config = config_class(**own)
+    model = model_class._from_config(config, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        spread = torch.randn(parameter.shape, generator=generator)
+        parameter.data = spread / spread[0].numel() ** 0.5 if spread.ndim > 1 else parameter.data + spread * 0.1
+    raw, prefix, tensors = {"model_type": kind, "vision_config": config.to_dict()}, f"{base}visual.", model.state_dict()
+    if kind == "mistral3":
+        raw, prefix = config.to_dict(), base
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("language_model.")}
+    else:
+        raw["text_config"] = {"hidden_size": OUT}
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(raw))
+    save_tensors(folder, {f"{prefix}{name}": tensor for name, tensor in tensors.items()})
+    return Tower(folder, raw, model)
+
+
+def save_tensors(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """And one of the language model's."""
+    own = {"model.embed_tokens.weight": torch.zeros(3, OUT)}
+    save_file({name: tensor.contiguous() for name, tensor in {**tensors, **own}.items()}, folder / "model.safetensors")
+
+
+def picture(rows: int, columns: int, patch: int, seed: int = 7) -> Tensor:
+    """Of so many patches."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (rows * patch, columns * patch, 3), dtype=np.uint8)
+    return torch.from_numpy(pixels)
