@@ -8,8 +8,10 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from tercet.engine.anthropic_requests import (
+    Base64Source,
     Block,
     CountRequest,
+    ImageBlock,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
@@ -18,12 +20,15 @@ from tercet.engine.anthropic_requests import (
     ToolResultBlock,
     ToolUseBlock,
     TurnIn,
+    UrlSource,
 )
 from tercet.engine.http_errors import ApiError
+from tercet.engine.http_images import named_image
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
 from tercet.engine.openai_messages import NamedFunction, NamedTool, Tool
 from tercet.engine.openai_structured import JsonSchemaFormat, ResponseFormat
 from tercet.engine.prepared_chat import PreparedChat, function_tool
+from tercet.ipc.content import Part, TextPart, as_content
 from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, FunctionCall, ToolCall
 
 _AS_THEY_ARE = (
@@ -32,7 +37,7 @@ _AS_THEY_ARE = (
     *("cache_salt", "priority", "queue_timeout", "timeout"),
 )
 _KINDS: dict[str, tuple[type[Block], ...]] = {
-    "user": (TextBlock, ToolResultBlock),
+    "user": (TextBlock, ImageBlock, ToolResultBlock),
     "assistant": (TextBlock, ThinkingBlock, ToolUseBlock),
     "system": (TextBlock,),
 }
@@ -128,14 +133,17 @@ def _turns(body: CountRequest) -> list[ChatMessage]:
     system = _text(_shown(body.system or ""))
     turns = [ChatMessage("system", system)] if system else []
     for role, several in groupby(enumerate(body.messages), lambda numbered: numbered[1].role):
-        blocks = [_blocks(turn, f"messages[{index}]") for index, turn in several]
+        places, blocks = [], []
+        for index, turn in several:
+            blocks.append(_blocks(turn, f"messages[{index}]"))
+            places += [f"messages[{index}].content[{place}]" for place in range(len(blocks[-1]))]
         match role:
             case "assistant":
                 turns.append(_assistant_turn(blocks))
             case "system":
                 turns.append(ChatMessage("system", _text(_shown(_joined(blocks)))))
             case "user":
-                turns += _user_turns(_joined(blocks))
+                turns += _user_turns(list(zip(places, _joined(blocks), strict=True)))
     return turns
 
 
@@ -158,20 +166,45 @@ def _joined(turns: Iterable[Sequence[Block]]) -> list[Block]:
     return [block for blocks in turns for block in blocks]
 
 
-def _user_turns(blocks: Sequence[Block]) -> list[ChatMessage]:
+def _user_turns(blocks: Sequence[tuple[str, Block]]) -> list[ChatMessage]:
     """What calls have given comes first, whatever stands before it: templates want it behind the calls."""
     results = [
-        ChatMessage("tool", _result(block), tool_call_id=block.tool_use_id)
-        for block in blocks
+        ChatMessage("tool", _result(block, where), tool_call_id=block.tool_use_id)
+        for where, block in blocks
         if isinstance(block, ToolResultBlock)
     ]
-    texts = [block for block in blocks if isinstance(block, TextBlock)]
-    return [*results, ChatMessage("user", _text(texts))] if texts or not results else results
+    said = [one for one in blocks if not isinstance(one[1], ToolResultBlock)]
+    return [*results, ChatMessage("user", _content(said))] if said or not results else results
 
 
-def _result(block: ToolResultBlock) -> str:
+def _result(block: ToolResultBlock, where: str) -> str | tuple[Part, ...]:
     """Templates know no field for what failed."""
-    return ("Error: " if block.is_error else "") + _text(block.content or "")
+    failed = "Error: " if block.is_error else ""
+    if block.content is None or isinstance(block.content, str):
+        return failed + (block.content or "")
+    content = _content([(f"{where}.content[{place}]", one) for place, one in enumerate(block.content)])
+    if isinstance(content, str):
+        return failed + content
+    return (TextPart(failed), *content) if failed else content
+
+
+def _content(blocks: Sequence[tuple[str, Block]]) -> str | tuple[Part, ...]:
+    """Texts stand apart, as in `_text`; images are between them."""
+    parts: list[Part] = []
+    for _, alike in groupby(blocks, lambda placed: isinstance(placed[1], TextBlock)):
+        some = list(alike)
+        if texts := [block.text for _, block in some if isinstance(block, TextBlock)]:
+            parts.append(TextPart("\n".join(texts)))
+        for where, block in some:
+            if isinstance(block, ImageBlock):
+                parts.append(_image(block.source, f"{where}.source"))
+    return as_content(parts)
+
+
+def _image(source: Base64Source | UrlSource, where: str) -> Part:
+    if isinstance(source, UrlSource):
+        return named_image(source.url, f"{where}.url")
+    return named_image(f"data:{source.media_type};base64,{source.data}", f"{where}.data")
 
 
 def _assistant_turn(turns: Sequence[Sequence[Block]]) -> ChatMessage:

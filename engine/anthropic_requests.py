@@ -27,10 +27,29 @@ class _Block(_Shape, frozen=True, kw_only=True, tag_field="type"):
 
 
 class TextBlock(_Block, frozen=True, kw_only=True, tag="text"):
-    """The engine takes text only."""
+    """What is said."""
 
     text: str
     citations: _Nothing | None = None
+
+
+class Base64Source(_Shape, frozen=True, kw_only=True, tag_field="type", tag="base64"):
+    """The file itself."""
+
+    media_type: Annotated[str, msgspec.Meta(pattern="^image/[a-zA-Z0-9.+-]{1,64}$")]
+    data: str
+
+
+class UrlSource(_Shape, frozen=True, kw_only=True, tag_field="type", tag="url"):
+    """Where the file is."""
+
+    url: str
+
+
+class ImageBlock(_Block, frozen=True, kw_only=True, tag="image"):
+    """A picture."""
+
+    source: Base64Source | UrlSource
 
 
 class ThinkingBlock(_Block, frozen=True, kw_only=True, tag="thinking"):
@@ -60,12 +79,12 @@ class ToolResultBlock(_Block, frozen=True, kw_only=True, tag="tool_result"):
     """What a call has given."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[TextBlock | ImageBlock] | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
 
-Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
 
 
 class TurnIn(_Shape, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 It knows no message; each thing is so many bytes.
 """
 
+import os
 from collections.abc import Callable
 from typing import TypeVar, TypeVarTuple
 
@@ -13,6 +14,8 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.refusal import RETRY_AFTER_S, Refusal
 
 _THREADS = 2
+_IMAGE_THREADS = 4
+"""Decoders take one core each, and texts are not to wait for them."""
 _TOKEN_BYTES = 4
 
 _T = TypeVar("_T")
@@ -30,6 +33,7 @@ class Aside:
         size = config.data_parallel_size
         self._for_each = f", for each of {size} replicas" if size > 1 else ""
         self._threads = anyio.CapacityLimiter(_THREADS)
+        self._image_threads = anyio.CapacityLimiter(min(_IMAGE_THREADS, len(os.sched_getaffinity(0))))
         self._num_requests = self._num_bytes = 0
 
     def enter(self, num_bytes: int, *, is_known: bool = False) -> None:
@@ -50,10 +54,11 @@ class Aside:
         self._num_requests += 1
         self._num_bytes += num_bytes
 
-    async def run(self, num_bytes: int, work: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
+    async def run(self, num_bytes: int, has_images: bool, work: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
         """Do the work of one that has entered, when its turn comes."""
         try:
-            return await anyio.to_thread.run_sync(work, *args, limiter=self._threads)
+            threads = self._image_threads if has_images else self._threads
+            return await anyio.to_thread.run_sync(work, *args, limiter=threads)
         finally:
             self._num_requests -= 1
             self._num_bytes -= num_bytes

@@ -22,6 +22,7 @@ from tercet.engine.harmony import CHANNEL, MESSAGE
 from tercet.engine.harmony_turns import EFFORTS, described, harmony_turns
 from tercet.engine.refusal import short
 from tercet.engine.section_calls import DEEPSEEK, KIMI
+from tercet.engine.template_content import shown, with_mark
 from tercet.ipc.answers import ReasoningFormat, ToolFormat
 from tercet.ipc.messages import ChatMessage, ChatOptions, FunctionCall, ToolCall
 
@@ -228,7 +229,7 @@ def _check_shown(turns: Sequence[dict[str, Any]], prompt: str) -> None:
 
 def _as_dict(message: ChatMessage, wish: _CallWish) -> dict[str, Any]:
     """As templates know messages: what is not there has no key."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    turn: dict[str, Any] = {"role": message.role, "content": shown(message.content)}
     if message.tool_calls:
         if message.content is None:
             turn["content"] = wish.content
@@ -258,7 +259,9 @@ def _mark_end(turns: Sequence[dict[str, Any]]) -> str:
     mark = _MARK
     while any(mark in str(turn) for turn in turns):
         mark += _MARK
-    last["content"] += mark
+    if (content := with_mark(last["content"], mark)) is None:
+        raise TemplateRefused("messages ends with an image; want the assistant's text, which is to go on")
+    last["content"] = content
     return mark
 
 

@@ -10,6 +10,7 @@ import msgspec
 from tercet.engine.adapter_names import read_adapters
 from tercet.engine.generation_defaults import GenerationDefaults, own_defaults
 from tercet.engine.http_address import check_http, check_origins
+from tercet.engine.image_settings import ImageLimits, ProcessorSettings, check_media, image_limits, processor_settings
 from tercet.engine.speculation import SpeculativeConfig, speculative_config
 from tercet.ipc.addresses import check_listen_address
 from tercet.ipc.answers import ToolFormat
@@ -109,6 +110,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     speculative_config: SpeculativeConfig | None = None
     """Try tokens that may come next, several in a step; a map of its fields will do. The tokens are the same."""
 
+    limit_mm_per_prompt: ImageLimits | None = None
+    """Images that a request may bring, 16 where nothing is said; a map of its fields will do."""
+    mm_processor_kwargs: ProcessorSettings | None = None
+    """Pixels that images have when the model sees them; None: as the checkpoint has it. A map will do."""
+    allowed_media_domains: tuple[str, ...] = ()
+    """Hosts from which the HTTP door fetches images that a request names; empty: from none."""
+    allowed_local_media_path: str | None = None
+    """Folder of which requests to the HTTP door may name images, as file://…; None: of none."""
+
     keep_cores_awake: bool | None = None
     """While a first token is awaited; None: where a GPU computes and no container's quota of processor time counts it.
     """
@@ -152,6 +162,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         msgspec.structs.force_setattr(self, "speculative_config", speculative_config(self.speculative_config))
         own = own_defaults(self.override_generation_config)
         msgspec.structs.force_setattr(self, "override_generation_config", own)
+        msgspec.structs.force_setattr(self, "limit_mm_per_prompt", image_limits(self.limit_mm_per_prompt))
+        settings = processor_settings(self.mm_processor_kwargs)
+        msgspec.structs.force_setattr(self, "mm_processor_kwargs", settings)
         for name in ("model", "served_model_name"):
             if getattr(self, name) == "":
                 raise ValueError(f"{_flag(name)} is empty; want a name")
@@ -216,6 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             check_key(self.listen_key)
         check_http(self.http, self.api_key)
         check_origins(self.allowed_origins, self.http)
+        check_media(self.allowed_media_domains, self.allowed_local_media_path, self.http)
         if f"tcp://{self.http}" in self.listen:
             raise ValueError(f"--http got {self.http!r}, where --listen is; want another port for one of them")
         if len(self.classifier_tokens) > 2 or not all(self.classifier_tokens):
@@ -231,6 +245,17 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         served = self.served_model_name or self.model
         if served in read_adapters(self.adapter):
             raise ValueError(f"--adapter got the name {served!r}, which is the model's; want another")
+
+    @property
+    def num_images_per_prompt(self) -> int:
+        """0: no request may bring any, and what looks at images is not loaded."""
+        return (self.limit_mm_per_prompt or ImageLimits()).image
+
+    @property
+    def sees(self) -> bool:
+        """Whether requests may bring images, if the model can see. Where tokens are tried ahead nothing knows how far
+        those behind images are turned."""
+        return self.num_images_per_prompt > 0 and self.speculative_config is None
 
     def _check_types(self) -> None:
         """Of values that no parser of flags made."""

@@ -197,10 +197,9 @@ class FrontDesk:
         for started in tokens.started:
             if (live := by_number.get(started.number)) is not None:
                 live.started = started
-                if live.asked.tells_prompt:
-                    live.asked.tells_prompt = False
-                    assert live.submit is not None
-                    told = PromptIds(live.request_id, live.submit.prompt_ids)
+                if (told_ids := live.asked.untold_prompt) is not None:
+                    live.asked.untold_prompt = None
+                    told = PromptIds(live.request_id, told_ids)
                     items.setdefault(live.client, []).append(told)
         for logs in tokens.prompt_logs:
             if (live := by_number.get(logs.row)) is not None:

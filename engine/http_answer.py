@@ -19,8 +19,9 @@ from tercet.engine.metrics import measured
 from tercet.engine.openai_answers import PromptTokensDetails, Usage
 from tercet.engine.openai_requests import Sampled
 from tercet.engine.request_log import Record
-from tercet.ipc.client import ClientError, Generation, Piece, Prompt
+from tercet.ipc.client import ClientError, Generation, Piece
 from tercet.ipc.messages import ChatMessage, ChatOptions, SamplingParams
+from tercet.ipc.prompt import PlainPrompt
 
 Indexed = tuple[int, Piece]
 _MOST_CHOICES = 256
@@ -34,7 +35,7 @@ class Answer:
         request: Request,
         door: Door,
         prefix: str,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[PlainPrompt],
         params: SamplingParams,
         body: Sampled,
         options: ChatOptions | None = None,
@@ -97,20 +98,20 @@ class Answer:
         """For the log: it failed after its status was sent."""
         self._record.error = code
 
-    async def _count_tokens(self, prompt: Prompt) -> int:
+    async def _count_tokens(self, prompt: PlainPrompt) -> int:
         if not isinstance(prompt, str) and isinstance(prompt[0], int):
             return len(prompt)
         text_or_turns = cast("str | Sequence[ChatMessage]", prompt)
         return len(await self._door.client.tokenize(text_or_turns, options=self._handling["options"]))
 
-    async def _generate(self, prompt: Prompt) -> list[Generation]:
+    async def _generate(self, prompt: PlainPrompt) -> list[Generation]:
         with measured(self._door.metrics, self._num_each) as timers:
             generations = await self._door.client.generate_several(prompt, self._params, **self._handling)
             for index, generation in enumerate(generations):
                 timers.pop(index).end_whole(generation)
         return generations
 
-    async def _stream(self, first: int, prompt: Prompt) -> AsyncGenerator[Indexed, None]:
+    async def _stream(self, first: int, prompt: PlainPrompt) -> AsyncGenerator[Indexed, None]:
         """Of one prompt, whose answers are those from the `first` on."""
         with measured(self._door.metrics, self._num_each) as timers:
             stream = _generator(self._door.client, prompt, self._params, self._handling)

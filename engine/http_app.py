@@ -224,6 +224,8 @@ async def _tokenize(request: Request, door: Door) -> Response | Stream:
     body = await read_body(request, TokenizeRequest)
     door.check_model(body.model)
     prompt = body.to_prompt()
+    if not isinstance(prompt, str):
+        prompt = await door.images.got(prompt)
     try:
         tokens = await unless_gone(request.receive, door.client.tokenize(prompt, options=body.to_options()))
     except ClientError as error:

@@ -9,9 +9,10 @@ from starlette.requests import Request
 
 from tercet.engine.http_errors import ApiError, from_decoding
 from tercet.engine.http_presence import ClientGone
-from tercet.engine.part_count import MAX_PARTS, has_too_many_parts_of_json
+from tercet.engine.part_count import MAX_PARTS, MAX_VALUES, has_too_many_parts_of_json
 
-MAX_BODY_BYTES = 16 * 2**20
+MAX_BODY_BYTES = 64 * 2**20
+"""Images included, which are a third larger there."""
 _BODY_SECONDS = 60.0
 _T = TypeVar("_T")
 
@@ -47,7 +48,9 @@ async def _read(request: Request) -> bytes:
 
 def _decoded(body: bytes, kind: type[_T]) -> _T:
     if has_too_many_parts_of_json(body):
-        raise ApiError(400, f"the body has more than {MAX_PARTS} lists and objects", code="invalid_request")
+        raise ApiError(
+            400, f"the body has more than {MAX_PARTS} lists and objects, or {MAX_VALUES} values", code="invalid_request"
+        )
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError as error:

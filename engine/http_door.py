@@ -14,6 +14,7 @@ import msgspec
 from tercet.engine.config import EngineConfig
 from tercet.engine.grammar_trial import GrammarTrial
 from tercet.engine.http_errors import ApiError
+from tercet.engine.http_images import Images
 from tercet.engine.http_origins import Origins
 from tercet.engine.lark import Marks
 from tercet.engine.metrics import Metrics
@@ -68,6 +69,7 @@ class Door:
         self.unanswered: set[asyncio.Task[Any]] = set()
         """At work for requests whose answers have not begun."""
         self.origins = Origins(config.allowed_origins)
+        self.images = Images(config)
         self._keys = [_digest(key) for key in config.api_key]
 
     @property

@@ -130,13 +130,13 @@ def from_decoding(error: msgspec.DecodeError, kind: type, within: str = "") -> A
     if within:
         message = message.replace("`$", f"`$.{within}") if path else f"{message} - at `$.{within}`"
     if isinstance(error, msgspec.ValidationError):
-        if _PART_OF_CONTENT.search(f".{where}") and not getattr(kind, "has_blocks", False):
-            text = "input_text" if within else "text"
-            message += f'; want {{"type": "{text}", "text": …}}: images and sounds are not served'
-        elif message.startswith("Invalid enum value"):
+        if message.startswith("Invalid enum value"):
             message += f"; want {', '.join(map(repr, choices(kind, where)))}"
+        elif _PART_OF_CONTENT.search(f".{where}") and not getattr(kind, "has_blocks", False):
+            text, image = ("input_text", "input_image") if within else ("text", "image_url")
+            message += f'; want {{"type": "{text}", "text": …}}, or an {image}: sounds and videos are not served'
         elif message.startswith("Invalid value"):  # of the field that tells structures apart
-            message += f"; want {', '.join(map(repr, choices(kind, where)))}: images and documents are not served"
+            message += f"; want {', '.join(map(repr, choices(kind, where)))}: documents are not served"
         return ApiError(400, f"the request cannot be read: {message}", param=param, code="invalid_request")
     return ApiError(400, f"the body is not JSON: {message}", code="invalid_json")
 

@@ -63,8 +63,9 @@ async def count_tokens(request: Request, door: Door) -> Any:
     body = await read_body(request, CountRequest)
     door.check_model(body.model)
     asked = to_chat(body)
+    turns = await door.images.got(asked.to_prompt())
     with as_http(asked.names):
-        counting = door.client.tokenize(asked.to_prompt(), options=asked.to_options())
+        counting = door.client.tokenize(turns, options=asked.to_options())
         tokens = await unless_gone(request.receive, counting)
     return json_answer(_encode(TokenCount(len(tokens))))
 

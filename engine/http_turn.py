@@ -48,10 +48,10 @@ class Turn(NamedTuple):
 
 async def turn_of(body: ChatCompletionRequest, door: Door) -> Turn:
     """Raises `ApiError` for what makes no sense."""
-    options, messages = body.to_options(), body.to_prompt()
+    options, messages = body.to_options(), await door.images.got(body.to_prompt())
     goes_on = options.ending == "continued"
     if goes_on:
-        reasoning = _goes_on(messages[-1].content or "", door)
+        reasoning = _goes_on(messages[-1].text, door)
     else:
         reasoning = answer_format(door.info.reasoning_format, _thinks(body))
         if reasoning == "think_opened" and _goes_on_from_results(messages, door):

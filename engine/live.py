@@ -23,10 +23,11 @@ class Asked:
         "answers",
         "client",
         "has_begun",
+        "image_bytes",
         "num_unbegun",
         "replica",
         "request_id",
-        "tells_prompt",
+        "untold_prompt",
         "waits_since",
     )
 
@@ -37,8 +38,8 @@ class Asked:
         """Those that have not ended. The request is over when there are none."""
         self.has_begun = False
         """Whether any answer has a token."""
-        self.tells_prompt = False
-        """Its client is yet to hear the prompt's token ids."""
+        self.untold_prompt: bytes | None = None
+        """The prompt's token ids, as long as its client is yet to hear them."""
         self.waits_since: float | None = None
         """When a scheduler was asked for it first."""
         self.replica: int | None = None
@@ -47,6 +48,8 @@ class Asked:
         """Of the adapter that answers, once it has one's."""
         self.num_unbegun = 0
         """Tokens of its prompt, until an answer has a token."""
+        self.image_bytes = 0
+        """Pixels of its images, a byte each for red, green and blue."""
 
     @property
     def numbers(self) -> list[int]:

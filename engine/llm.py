@@ -23,14 +23,16 @@ from tercet.engine.config import EngineConfig
 from tercet.engine.each import Params, Result, each_of, for_each
 from tercet.engine.engine_process import EngineProcess
 from tercet.engine.llm_outputs import CompletionOutput, RequestOutput, is_ids, output_of
+from tercet.engine.llm_pictures import ANSWERS_OF_PICTURES, as_turn, brings_pictures, patiently
 from tercet.engine.llm_rates import Rates
-from tercet.engine.prompt_list import Prompt, as_prompts
+from tercet.engine.prompt_list import Prompt, as_prompts, without_pictures
 from tercet.engine.start_clock import StartClock
 from tercet.ipc.answers import Classifier
 from tercet.ipc.beam_search import Beam, BeamSearchParams, beam_search
 from tercet.ipc.change_messages import WhatRuns
 from tercet.ipc.client import Classification, Client, Embedding
 from tercet.ipc.messages import ChatMessage, ChatOptions, ClassificationParams, EmbeddingParams, SamplingParams
+from tercet.ipc.prompt import PlainPrompt
 
 __all__ = ["LLM", "CompletionOutput", "RequestOutput"]
 
@@ -99,31 +101,34 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many, texts or token ids, with one `params` for all or one for each; in order."""
+        """Continue one prompt or many, texts or token ids, with one `params` for all or one for each; in order.
+
+        Or texts that keep places for images: {"prompt": …, "multi_modal_data": {"image": one or a list}}.
+        """
         return self._run(as_prompts(prompts), params, use_tqdm)
 
     def chat(
         self,
-        messages: Sequence[dict[str, str] | ChatMessage] | Sequence[Sequence[dict[str, str] | ChatMessage]],
+        messages: Sequence[dict[str, Any] | ChatMessage] | Sequence[Sequence[dict[str, Any] | ChatMessage]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         options: ChatOptions | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer one conversation or many, each a list of {"role": …, "content": …} or of `ChatMessage`. `options` are
-        for all."""
+        """Answer one conversation or many, each a list of {"role": …, "content": …} or of `ChatMessage`; content is a
+        text, or a list with images in it, as OpenAI has them. `options` are for all."""
         if not messages:
             return []
         if isinstance(messages, str | dict) or any(isinstance(one, str) for one in messages):
             raise TypeError(f"messages are {messages!r:.80}; want a list of {{'role': …, 'content': …}}, or of such")
         many: Sequence[Any] = [messages] if isinstance(messages[0], dict | ChatMessage) else messages
-        conversations = [[msgspec.convert(turn, ChatMessage) for turn in conversation] for conversation in many]
+        conversations = [[as_turn(turn) for turn in conversation] for conversation in many]
         return self._run(conversations, params, use_tqdm, options)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
         """For one prompt or many, texts or token ids, in order: the likeliest answers as wholes, best first."""
         self._check_open()
-        return self._loop.run(lambda: self._search_all(as_prompts(prompts), params))
+        return self._loop.run(lambda: self._search_all(without_pictures(prompts), params))
 
     def embed(
         self,
@@ -250,15 +255,16 @@ class LLM:
     ) -> list[RequestOutput]:
         async def one(index: int) -> RequestOutput:
             prompt = prompts[index]
-            generations = await self._client.generate_several(
-                prompt, params[index], options=options, return_prompt_ids=not is_ids(prompt)
-            )
+            ask = functools.partial(self._client.generate_several, prompt, params[index], options=options)
+            ask = functools.partial(ask, return_prompt_ids=not is_ids(prompt))
+            generations = await (patiently(ask) if brings_pictures(prompt) else ask())
             output = output_of(prompt, generations)
             if rates is not None:
                 rates.count(output.usage)
             return output
 
-        return await each_of(one, len(prompts), max((1, *(one.n for one in params))))
+        weight = ANSWERS_OF_PICTURES if any(map(brings_pictures, prompts)) else 1
+        return await each_of(one, len(prompts), max((weight, *(one.n for one in params))))
 
     def _make_all(
         self, prompts: Prompt | Sequence[Prompt], params: Any, kind: type[Params],
@@ -266,11 +272,11 @@ class LLM:
     ) -> list[Result]:  # fmt: skip
         """What a model makes of prompts at once, without a text."""
         self._check_open()
-        many = as_prompts(prompts)
+        many = without_pictures(prompts)
         each = for_each(params, kind, len(many))
         return self._loop.run(lambda: each_of(lambda index: make(many[index], each[index]), len(many)))
 
-    async def _search_all(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[list[Beam]]:
+    async def _search_all(self, prompts: Sequence[PlainPrompt], params: BeamSearchParams) -> list[list[Beam]]:
         return await each_of(
             lambda index: beam_search(self._client, prompts[index], params), len(prompts), max(1, params.beam_width)
         )

@@ -1,6 +1,6 @@
 """What `LLM.generate` gives: the answers of a client, put together for a program that has waited for all."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ def output_of(prompt: Any, generations: list[Generation]) -> RequestOutput:
     """All answers to one prompt."""
     of_prompt = generations[0].prompt_logprobs
     return RequestOutput(
-        prompt if isinstance(prompt, str) else None,
+        prompt["prompt"] if isinstance(prompt, Mapping) else prompt if isinstance(prompt, str) else None,
         list(prompt) if is_ids(prompt) else generations[0].prompt_token_ids or [],
         [_completion(index, generation) for index, generation in enumerate(generations)],
         usage_of_all(generations),
@@ -48,7 +48,7 @@ def output_of(prompt: Any, generations: list[Generation]) -> RequestOutput:
 
 def is_ids(prompt: Any) -> bool:
     """Else it is a text, or a conversation."""
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], int)
+    return not isinstance(prompt, str | Mapping) and bool(prompt) and isinstance(prompt[0], int)
 
 
 def _completion(index: int, generation: Generation) -> CompletionOutput:

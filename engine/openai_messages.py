@@ -7,11 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tercet.engine.http_errors import ApiError
+from tercet.engine.http_images import named_image
 from tercet.engine.nesting import MAX_LEVELS, is_nested_deeper
+from tercet.ipc.content import Part, TextPart, as_content
 from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, ChatOptions, Ending, FunctionCall, ToolCall
 
 Int = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+Detail = Literal["auto", "low", "high", "original"]
 FunctionName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -25,12 +28,29 @@ class CacheControl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ttl: Literal["5m", "1h"] | None = None
 
 
-class TextPart(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A piece of a message. The engine takes text only."""
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    """A piece of a message."""
 
-    type: Literal["text"]
-    text: str
     cache_control: CacheControl | None = None
+
+
+class TextPartIn(_Part, frozen=True, kw_only=True, tag="text"):
+    """Of text."""
+
+    text: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where an image is."""
+
+    url: str
+    detail: Detail | None = None
+
+
+class ImagePartIn(_Part, frozen=True, kw_only=True, tag="image_url"):
+    """A picture."""
+
+    image_url: ImageUrl
 
 
 class CalledFunction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,7 +76,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One turn of a conversation. An assistant's may be what an earlier answer said, just as it came."""
 
     role: Role
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPartIn | ImagePartIn] | None = None
     name: str | None = None
     tool_calls: list[AssistantCall] | None = None
     tool_call_id: str | None = None
@@ -156,7 +176,9 @@ def _turn(message: Message, where: str) -> ChatMessage:
     return ChatMessage(
         # To a chat template, instructions of the developer are those of the system.
         "system" if message.role == "developer" else message.role,
-        "".join(part.text for part in content) if isinstance(content, list) else content,
+        as_content([_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)])
+        if isinstance(content, list)
+        else content,
         message.name,
         tuple(
             to_call(call.id, call.function, f"{where}.tool_calls[{index}].function")
@@ -165,6 +187,24 @@ def _turn(message: Message, where: str) -> ChatMessage:
         message.tool_call_id,
         message.reasoning_content,
     )
+
+
+def _part(part: TextPartIn | ImagePartIn, where: str) -> Part:
+    if isinstance(part, TextPartIn):
+        return TextPart(part.text)
+    check_detail(part.image_url.detail, f"{where}.image_url.detail")
+    return named_image(part.image_url.url, f"{where}.image_url.url")
+
+
+def check_detail(detail: Detail | None, where: str) -> None:
+    """Raises `ApiError`."""
+    if detail not in (None, "auto"):
+        raise ApiError(
+            400,
+            f"{where} is {detail}; want auto, or nothing: how large an image becomes is the model's matter "
+            "(--mm-processor-kwargs)",
+            param=where,
+        )
 
 
 def to_call(call_id: str, function: CalledFunction, where: str) -> ToolCall:

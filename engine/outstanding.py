@@ -3,7 +3,11 @@
 from collections import Counter
 
 from tercet.engine.live import Asked
+from tercet.engine.refusal import RETRY_AFTER_S, Refusal
 from tercet.engine.routing import ANSWER_TOKENS
+
+_MOST_IMAGE_BYTES = 4 << 30
+"""Of pixels, for each replica: who runs and who waits."""
 
 
 class Outstanding:
@@ -14,6 +18,18 @@ class Outstanding:
         """Of each replica, an answer for so many."""
         self.adapters: Counter[int] = Counter()
         """Answers by the load of their adapter."""
+        self._image_bytes = 0
+        self._most_image_bytes = num_replicas * _MOST_IMAGE_BYTES
+
+    def hold(self, asked: Asked, image_bytes: int, *, is_known: bool) -> None:
+        """Its images are kept until it ends. Raises `Refusal` where there are too many bytes of others' by then; never
+        for what the engine took once before. One alone may be of any size."""
+        too_many = bool(self._image_bytes) and self._image_bytes + image_bytes > self._most_image_bytes
+        if image_bytes and too_many and not is_known:
+            text = f"images of {self._image_bytes} bytes, decoded, wait or are looked at already; ask again later"
+            raise Refusal("overloaded", text, RETRY_AFTER_S)
+        self._image_bytes += image_bytes
+        asked.image_bytes += image_bytes
 
     def place(self, asked: Asked, replica: int) -> None:
         """A request is this replica's, with all its answers."""
@@ -31,6 +47,9 @@ class Outstanding:
 
     def end_one(self, asked: Asked) -> None:
         """An answer has ended, and is none of the request's any more."""
+        if not asked.answers:
+            self._image_bytes -= asked.image_bytes
+            asked.image_bytes = 0
         if asked.replica is not None:
             self.tokens[asked.replica] -= ANSWER_TOKENS
             self.adapters[asked.adapter_load] -= 1

@@ -11,6 +11,7 @@ from msgspec import structs
 
 from tercet.engine.detokenizer import Detokenizer
 from tercet.engine.embedding import resolve_made
+from tercet.engine.image_desk import Placed
 from tercet.engine.pieces import Pieces
 from tercet.engine.refusal import Refusal
 from tercet.engine.request_check import (
@@ -23,6 +24,7 @@ from tercet.engine.request_check import (
     stop_strings,
     unpack_ids,
 )
+from tercet.ipc.images import PlacedImage
 from tercet.ipc.messages import (
     ClassifyRequest,
     EmbedRequest,
@@ -43,10 +45,18 @@ class Prepared:
     """By index of each answer that has not ended."""
     detokenizers: dict[int, Detokenizer]
     """By index too. They have made the text of what was received."""
+    told_ids: bytes
+    """The prompt as its client knows it."""
+    images: tuple[PlacedImage, ...]
 
 
-def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pieces | None, rules: Rules) -> Prepared:
-    """For a request of this number whose parameters are checked. Raises `Refusal`."""
+def prepare(
+    request: Request, prompt: Placed | Sequence[int], number: int, pieces: Pieces | None, rules: Rules
+) -> Prepared:
+    """For a request of this number whose parameters are checked; a prompt without images may be its token ids. Raises
+    `Refusal`."""
+    prompt = prompt if isinstance(prompt, Placed) else Placed(prompt, prompt, ())
+    prompt_ids = prompt.told_ids
     check_prompt_ids(prompt_ids, rules)
     sampling = resolve(request.params, len(prompt_ids), number, rules)
     if isinstance(request, EmbedRequest | ClassifyRequest):
@@ -63,8 +73,9 @@ def prepare(request: Request, prompt_ids: Sequence[int], number: int, pieces: Pi
         detokenizers[index] = make_detokenizer(pieces, generating, token_ids, prompt_ids)
         if detokenizers[index].stop_hit is not None:
             raise Refusal("invalid_request", "received_ids holds a stop string; want ids of an answer in the making")
-    packed = array("i", prompt_ids).tobytes()
-    return Prepared(packed, sampling, received, detokenizers)
+    told_ids = array("i", prompt_ids).tobytes()
+    packed = array("i", prompt.prompt_ids).tobytes() if prompt.images else told_ids
+    return Prepared(packed, sampling, received, detokenizers, told_ids, prompt.images)
 
 
 def make_detokenizer(

@@ -37,7 +37,7 @@ def _check_conversation(request: Chat, rules: Rules, *, has_template: bool) -> N
         if message.content is None and not message.tool_calls:  # some templates would write "None"
             text = f"messages has one of {short(message.role)} without content; want text, or tool_calls"
             raise Refusal("invalid_request", text)
-        check_text_length(message.content or "", rules)
+        check_text_length(message.text, rules)
 
 
 def check_depth(chat: Chat) -> None:

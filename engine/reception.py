@@ -20,16 +20,20 @@ from tercet.engine.first_standing import first_standing
 from tercet.engine.front_desk import FrontDesk
 from tercet.engine.given_up import KILLS_WORKERS
 from tercet.engine.grammar_trial import GrammarTrial
+from tercet.engine.image_desk import ImageDesk
+from tercet.engine.image_rules import ImageRules
 from tercet.engine.live import Client, Live
 from tercet.engine.loads import all_together, gauges
-from tercet.engine.part_count import MAX_PARTS, has_too_many_parts
+from tercet.engine.part_count import MAX_PARTS, has_too_many_bytes, has_too_many_parts
 from tercet.engine.preparation import Prepared, prepare
 from tercet.engine.prompt_check import check_depth, check_prompt
+from tercet.engine.quick_requests import is_quick
 from tercet.engine.refusal import RETRY_AFTER_S, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import (
     MAX_NAME_LENGTH,
     Rules,
     check_handling,
+    check_length,
     check_params,
     check_prompt_ids,
     check_text_length,
@@ -42,6 +46,7 @@ from tercet.engine.text_codec import TextCodec, TextRefused
 from tercet.engine.truncation import check_truncation, cut_ids, keeps_end, most_tokens, readable, shortened
 from tercet.ipc.answers import Detokenized, EngineInfo, Failed, Rejected, Tokenized
 from tercet.ipc.change_messages import Change
+from tercet.ipc.images_in import images_in
 from tercet.ipc.messages import (
     Chat,
     Classify,
@@ -57,21 +62,25 @@ from tercet.ipc.messages import (
     Tokenize,
 )
 from tercet.ipc.process_messages import Limits, LoadedAdapter
+from tercet.ipc.sockets import MAX_PLAIN_BYTES
 from tercet.ipc.step_messages import Submit
 
 MAX_LIVE_REQUESTS = 65_536
 """More than these are refused: each keeps its prompt in memory while it waits."""
-_QUICK_CHARACTERS = 2000
-"""Texts up to here are encoded in about a millisecond: less than handing them to a thread is worth.
-
-Ids that a client has received count as characters: they become text again, in which stop strings are looked for.
-"""
 
 
 class Reception:
     """Admits requests to the desk."""
 
-    def __init__(self, desk: FrontDesk, codec: TextCodec, rules: Rules, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        desk: FrontDesk,
+        codec: TextCodec,
+        rules: Rules,
+        config: EngineConfig,
+        image_rules: ImageRules | None = None,
+    ) -> None:
+        """`image_rules`: None where the model sees nothing."""
         self._desk = desk
         self._codec = codec
         self._rules = rules
@@ -79,6 +88,7 @@ class Reception:
         self._name, self._version = config.served_model_name or config.model, version("tercet")
         self._formats = answer_formats(codec.template, config)
         self._trial = GrammarTrial()
+        self._images = ImageDesk(image_rules, config)
         self.standing = first_standing(config)
         self.draining = False
 
@@ -132,6 +142,9 @@ class Reception:
         if has_too_many_parts(frames[0]):
             text = f"tools, calls and params have more than {MAX_PARTS} lists and maps; want at most those"
             return Rejected(_request_id_in(frames[0]), "bad_message", text)
+        if has_too_many_bytes(frames[0]):
+            text = f"the message has more than {MAX_PLAIN_BYTES} bytes besides images; want at most those"
+            return Rejected(_request_id_in(frames[0]), "bad_message", text)
         gc.disable()  # of millions of parts it would look through those made so far again and again, and find nothing
         try:
             message = self._decoder.decode(frames[0])
@@ -165,6 +178,7 @@ class Reception:
             check_made(request, self._rules)
             check_truncation(request, self._rules)
             check_prompt(request, self._rules, has_template=self._codec.template is not None)
+            self._images.check(request)
             received = received_of(request)
             if asleep is not None and not goes_on(received, request.params.n):
                 raise Refusal("asleep", asleep)
@@ -175,21 +189,15 @@ class Reception:
 
     def is_quick(self, request: Request | Question) -> bool:
         """Whether `prepare` or `answer` may be called in the event loop."""
-        num_received = 0
-        if isinstance(request, Request):
-            if request.params.structured is not None:
-                return False
-            num_received = sum(map(len, received_of(request).values())) // 4
-        try:
-            return _num_characters(request) + num_received <= _QUICK_CHARACTERS
-        except RecursionError:  # nested too deep, which `prepare` says
-            return False
+        return is_quick(request)
 
     def prepare(self, live: Live, request: Request) -> Prepared:
         """What has to be known to submit it; its grammar is compiled for a try. Thread-safe. Raises `Refusal`."""
         if request.params.structured is not None:
             self._trial.check(request.params.structured)
-        return prepare(request, self._prompt_ids(request), live.number, self._codec.pieces, self._rules)
+        prompt_ids, check = self._prompt_ids(request), partial(check_length, rules=self._rules)
+        placed = self._images.place(prompt_ids, images_in(request), request.cache_salt, check)
+        return prepare(request, placed, live.number, self._codec.pieces, self._rules)
 
     def _prompt_ids(self, request: Request) -> Sequence[int]:
         """Cut, if that is asked for."""
@@ -229,7 +237,10 @@ class Reception:
             match question:
                 case Tokenize(request=request):
                     check_prompt(request, self._rules, has_template=self._codec.template is not None)
-                    return Tokenized(request_id, array("i", self._prompt_ids(request)).tobytes())
+                    self._images.check(request)
+                    prompt_ids, check = self._prompt_ids(request), partial(check_length, rules=self._rules)
+                    told_ids = self._images.tell(prompt_ids, images_in(request), request.cache_salt, check)
+                    return Tokenized(request_id, array("i", told_ids).tobytes())
                 case Detokenize(token_ids=packed):
                     token_ids = unpack_ids(packed, "tokens")
                     check_prompt_ids(token_ids, self._rules, "tokens")
@@ -253,31 +264,15 @@ class Reception:
                 again=again,
                 priority=handling.priority,
                 queue_timeout=None if again else handling.queue_timeout,
+                images=prepared.images,
             )
             self._desk.submit(answer, submit, request.params, prepared.detokenizers[answer.index])
-        live.asked.tells_prompt = handling.return_prompt_ids
+        live.asked.untold_prompt = prepared.told_ids if handling.return_prompt_ids else None
+        self._desk.outstanding.hold(live.asked, sum(len(one.pixels) for one in prepared.images), is_known=again)
         whole = live.asked.submit(now)
         if (given_up := self._desk.given_up.refusal(whole, now)) is not None:
             raise Refusal(KILLS_WORKERS, given_up)
         return whole
-
-
-def _num_characters(request: Request | Question) -> int:
-    match request:
-        case Tokenize(request=inner):
-            return _num_characters(inner)
-        case Detokenize(token_ids=token_ids):
-            return len(token_ids)
-        case Generate(prompt=prompt) | Embed(prompt=prompt):
-            return len(prompt)
-        case Chat(messages=messages, options=options):
-            if options.tools or any(message.tool_calls for message in messages):
-                return len(msgspec.msgpack.encode(request))
-            return sum(len(message.content or "") for message in messages) + 20 * len(messages)
-        case Classify(prompt=prompt, pair=pair):
-            return len(prompt) + len(pair or "")
-        case GenerateIds() | EmbedIds() | ClassifyIds():
-            return 0
 
 
 def _bad_name(request_id: str) -> Rejected:

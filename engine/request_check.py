@@ -116,16 +116,22 @@ def check_text_length(text: str, rules: Rules) -> None:
         return
     at_least = len(text.encode()) // rules.longest_token
     if at_least >= rules.limits.max_model_len:
-        raise _too_long(f"at least {at_least}", rules)
+        raise _too_long(f"at least {at_least} tokens", rules)
 
 
 def check_prompt_ids(prompt_ids: Sequence[int], rules: Rules, field: str = "prompt") -> None:
     """Refuse a prompt that is empty, too long, or names tokens that the model does not have."""
     if not prompt_ids:
         raise invalid(field, "no tokens", "at least 1 token")
-    if len(prompt_ids) >= rules.limits.max_model_len:
-        raise _too_long(str(len(prompt_ids)), rules)
+    check_length(len(prompt_ids), 0, rules)
     _check_ids(prompt_ids, rules, field)
+
+
+def check_length(num_tokens: int, num_of_images: int, rules: Rules) -> None:
+    """Refuse a prompt that the context has no room for."""
+    if num_tokens >= rules.limits.max_model_len:
+        of_images = f", {num_of_images} of them of images" if num_of_images else ""
+        raise _too_long(f"{num_tokens} tokens{of_images}", rules)
 
 
 def _check_ids(token_ids: Sequence[int], rules: Rules, field: str) -> None:
@@ -286,9 +292,9 @@ def _first(value: _T | None, default: _T | None, neutral: _T) -> _T:
     return neutral if default is None else default
 
 
-def _too_long(num_tokens: str, rules: Rules) -> Refusal:
+def _too_long(length_told: str, rules: Rules) -> Refusal:
     length = rules.limits.max_model_len
     return Refusal(
         "prompt_too_long",
-        f"the prompt has {num_tokens} tokens, and {context_length(length)}, answer included; want at most {length - 1}",
+        f"the prompt has {length_told}, and {context_length(length)}, answer included; want at most {length - 1}",
     )

@@ -10,7 +10,9 @@ from typing import Any, Literal, assert_never
 import msgspec
 
 from tercet.engine.http_errors import ApiError, from_decoding
-from tercet.engine.openai_messages import CalledFunction, to_call
+from tercet.engine.http_images import named_image
+from tercet.engine.openai_messages import CalledFunction, Detail, check_detail, to_call
+from tercet.ipc.content import Content, Part, TextPart, as_content
 from tercet.ipc.messages import MAX_CHAT_MESSAGES, ChatMessage, ToolCall
 
 
@@ -26,6 +28,14 @@ class _InputText(_Tagged, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """What somebody says."""
 
     text: str
+
+
+class _InputImage(_Tagged, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="input_image"):
+    """A picture."""
+
+    image_url: str
+    detail: Detail | None = None
+    file_id: None = None
 
 
 class _OutputText(_Tagged, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="output_text"):
@@ -46,7 +56,7 @@ class _Message(_Shape, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One turn of anybody; what a tool says is an item of its own."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[_InputText | _OutputText | _Refusal]
+    content: str | list[_InputText | _InputImage | _OutputText | _Refusal]
     type: Literal["message"] = "message"
     id: str | None = None
     status: str | None = None
@@ -70,7 +80,7 @@ class _FunctionOutput(_Shape, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[_InputText]
+    output: str | list[_InputText | _InputImage]
     id: str | None = None
     status: str | None = None
 
@@ -139,15 +149,20 @@ class _Turns:
             case _Message(role="assistant"):
                 if self._said or self._calls:
                     self._end_answer()
-                self._said = _text(item.content)
+                self._said = _text(item.content, f"{where}.content", item.role)
             case _Message():
                 # To a chat template, instructions of the developer are those of the system.
-                self.add(ChatMessage("system" if item.role == "developer" else item.role, _text(item.content)))
+                content = f"{where}.content"
+                if item.role == "user":
+                    self.add(ChatMessage("user", _content(item.content, content)))
+                else:
+                    self.add(ChatMessage("system", _text(item.content, content, item.role)))
             case _FunctionCall():
                 function = CalledFunction(name=item.name, arguments=item.arguments)
                 self._calls.append(to_call(item.call_id, function, where))
             case _FunctionOutput():
-                self.add(ChatMessage("tool", _text(item.output), tool_call_id=item.call_id))
+                said = _content(item.output, f"{where}.output")
+                self.add(ChatMessage("tool", said, tool_call_id=item.call_id))
             case _Reasoning():
                 if self._said or self._calls:
                     self._end_answer()
@@ -185,15 +200,34 @@ def _read(item: dict[str, Any], where: str) -> _Item:
         raise from_decoding(error, shape, where) from None
 
 
-def _text(content: str | Sequence[_InputText | _OutputText | _Refusal]) -> str:
+def _content(content: str | Sequence[_InputText | _InputImage | _OutputText | _Refusal], where: str) -> Content:
     if isinstance(content, str):
         return content
-    return "".join(part.refusal if isinstance(part, _Refusal) else part.text for part in content)
+    return as_content([_part(part, f"{where}[{place}]") for place, part in enumerate(content)])
+
+
+def _text(content: str | Sequence[_InputText | _InputImage | _OutputText | _Refusal], where: str, role: str) -> str:
+    """For turns that are put together with others."""
+    read = _content(content, where)
+    if not isinstance(read, str):
+        raise ApiError(400, f"{where} has an image in a turn of the {role}; want it in one of the user", param=where)
+    return read
+
+
+def _part(part: _InputText | _InputImage | _OutputText | _Refusal, where: str) -> Part:
+    match part:
+        case _InputImage():
+            check_detail(part.detail, f"{where}.detail")
+            return named_image(part.image_url, f"{where}.image_url")
+        case _Refusal():
+            return TextPart(part.refusal)
+        case _:
+            return TextPart(part.text)
 
 
 def _with_instructions(instructions: str | None, turns: list[ChatMessage]) -> list[ChatMessage]:
     """Templates know one turn of the system, at the beginning."""
     first = next((place for place, turn in enumerate(turns) if turn.role != "system"), len(turns))
-    said = [instructions or "", *(turn.content or "" for turn in turns[:first])]
+    said = [instructions or "", *(turn.text for turn in turns[:first])]
     together = "\n\n".join(filter(None, said))
     return [ChatMessage("system", together), *turns[first:]] if together else turns[first:]

@@ -14,6 +14,7 @@ from tercet.engine.aside import Aside
 from tercet.engine.child import SupervisorLink, run
 from tercet.engine.doors import Doors, bind_front_door
 from tercet.engine.front_desk import FrontDesk
+from tercet.engine.image_rules import load_image_rules
 from tercet.engine.live import Client
 from tercet.engine.reception import Reception
 from tercet.engine.rules import make_rules
@@ -53,6 +54,7 @@ def main(link: SupervisorLink) -> None:
     context.set(zmq.MAX_SOCKETS, 65_536)
     doors = Doors(link, partial(bind_front_door, spec.addresses.listen, context, spec.config.listen_key))
     codec = load_codec(Path(spec.paths.model), OwnTemplates(spec.config.chat_template, spec.config.pair_template))
+    image_rules = load_image_rules(Path(spec.paths.model), spec.config)
     link.tell(Loaded())
     limits = link.wait_begin()
     rules = make_rules(codec, limits, spec.config)
@@ -65,7 +67,8 @@ def main(link: SupervisorLink) -> None:
         desk = FrontDesk(codec.pieces, first_number, config.data_parallel_size, config.restart_window)
         schedulers = make_schedulers(spec, context, desk)
         make = Tokenizer if config.trace_dir is None else TracedTokenizer
-        tokenizer = make(door, schedulers, desk, Reception(desk, codec, rules, config), Aside(config), link)
+        reception = Reception(desk, codec, rules, config, image_rules)
+        tokenizer = make(door, schedulers, desk, reception, Aside(config), link)
         try:
             await tokenizer.serve(inbox, limits)
         finally:

@@ -22,6 +22,7 @@ from tercet.engine.front_desk import FrontDesk
 from tercet.engine.last_words import Owed
 from tercet.engine.live import Client, Live
 from tercet.engine.preparation import Prepared
+from tercet.engine.quick_requests import has_images, weight_of
 from tercet.engine.reception import MAX_LIVE_REQUESTS, Reception
 from tercet.engine.refusal import RETRY_AFTER_S, SHUTTING_DOWN, TAKES_NO_MORE, Refusal
 from tercet.engine.request_check import goes_on, received_of
@@ -123,11 +124,11 @@ class Tokenizer:
                     self._post(client, Batch(tuple(ends)))
                     self._note_ends()
             case Tokenize() | Detokenize() as question:
-                self._answer(client, question, len(frames[0]))
+                self._answer(client, question, weight_of(question, len(frames[0])))
             case message if isinstance(message, Change):
                 self._change(client, message)
             case request:
-                self._admit(client, request, len(frames[0]))
+                self._admit(client, request, weight_of(request, len(frames[0])))
 
     def _answer(self, client: Client, question: Question, num_bytes: int) -> None:
         try:
@@ -140,7 +141,7 @@ class Tokenizer:
             self._post(client, Failed(question.request_id, refusal.code, str(refusal), refusal.retry_after))
 
     async def _answer_aside(self, client: Client, question: Question, num_bytes: int) -> None:
-        self._post(client, await self._aside.run(num_bytes, self._reception.answer, question))
+        self._post(client, await self._aside.run(num_bytes, has_images(question), self._reception.answer, question))
 
     def _admit(self, client: Client, request: Request, num_bytes: int) -> None:
         live = self._reception.admit(client, request, self._changes.refusal)
@@ -160,7 +161,7 @@ class Tokenizer:
 
     async def _prepare_aside(self, live: Live, request: Request, num_bytes: int) -> None:
         try:
-            prepared = await self._aside.run(num_bytes, self._prepare_if_wanted, live, request)
+            prepared = await self._aside.run(num_bytes, has_images(request), self._prepare_if_wanted, live, request)
             if prepared is not None and self._desk.is_live(live):
                 self._submit(live, request, prepared)
         except Refusal as refusal:

@@ -14,7 +14,7 @@ import msgspec
 from tercet.ipc.answers import EngineInfo, TokenLogprob
 from tercet.ipc.client import Client, RequestRefused
 from tercet.ipc.messages import MAX_LOGPROBS, ChatMessage, ChatOptions, SamplingParams
-from tercet.ipc.prompt import Prompt
+from tercet.ipc.prompt import PlainPrompt
 from tercet.ipc.room import too_many_tokens
 
 _LARGEST_LENGTH_PENALTY = 10.0
@@ -119,7 +119,7 @@ class BeamSearch:
 
 async def beam_search(
     client: Client,
-    prompt: Prompt,
+    prompt: PlainPrompt,
     params: BeamSearchParams,
     *,
     options: ChatOptions | None = None,
@@ -158,7 +158,7 @@ async def beam_search(
     return [await _beam(client, search, score, one, last_id) for score, one in search.ended]
 
 
-async def _prompt_ids(client: Client, prompt: Prompt, options: ChatOptions | None) -> list[int]:
+async def _prompt_ids(client: Client, prompt: PlainPrompt, options: ChatOptions | None) -> list[int]:
     if isinstance(prompt, str) or (prompt and isinstance(prompt[0], ChatMessage)):
         return await client.tokenize(cast("str | Sequence[ChatMessage]", prompt), options=options)
     if options is not None:

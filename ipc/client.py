@@ -14,6 +14,7 @@ from tercet.ipc.connected import Connected
 from tercet.ipc.embed_call import Classification, ClassifyCall, EmbedCall, Embedding
 from tercet.ipc.errors import ClientError, EngineDied, Overloaded, RequestRefused, RequestTimedOut
 from tercet.ipc.messages import ChatOptions, ClassificationParams, EmbeddingParams, Handling, SamplingParams
+from tercet.ipc.picture_files import with_files
 from tercet.ipc.prompt import Prompt, make_classify, make_embed, make_request
 from tercet.ipc.scores import in_pairs, scores
 
@@ -55,7 +56,7 @@ class Client(Connected):
         `return_prompt_ids` the first piece has the prompt's. Without `keep_logprobs` the whole in the last has none.
         """
         handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
-        request = make_request(prompt, params, cache_salt, handling, options)
+        request = make_request(await with_files(prompt), params, cache_salt, handling, options)
         call = Call(request, True, timeout, keep_logprobs)
         await self._start(call)
         try:
@@ -78,7 +79,7 @@ class Client(Connected):
     ) -> Generation:
         """The whole answer; arguments as of `stream`. Cancelling the task cancels the request."""
         handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
-        request = make_request(prompt, params, cache_salt, handling, options)
+        request = make_request(await with_files(prompt), params, cache_salt, handling, options)
         if (n := request.params.n) > 1:
             raise ValueError(f"n is {n}, and generate gives one answer; want generate_several, or stream")
         return (await self._whole(Call(request, False, timeout)))[0]
@@ -97,7 +98,7 @@ class Client(Connected):
     ) -> list[Generation]:
         """`params.n` answers to one prompt, which is computed once; answer i is what `seed` + i would say alone."""
         handling = Handling(priority=priority, queue_timeout=queue_timeout, return_prompt_ids=return_prompt_ids)
-        request = make_request(prompt, params, cache_salt, handling, options)
+        request = make_request(await with_files(prompt), params, cache_salt, handling, options)
         return await self._whole(Call(request, False, timeout))
 
     async def embed(

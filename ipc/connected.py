@@ -18,7 +18,8 @@ from tercet.ipc.head_start import HeadStart
 from tercet.ipc.lifeline import Lifeline, to_its_end
 from tercet.ipc.messages import ChatMessage, ChatOptions, FromClient, Hello
 from tercet.ipc.pending import Pending, Whole
-from tercet.ipc.prompt import encode, make_request, pack_ids
+from tercet.ipc.picture_files import with_files
+from tercet.ipc.prompt import PicturePrompt, encode, make_request, pack_ids
 from tercet.ipc.questions import Questions
 
 _PING_S = 5.0
@@ -98,9 +99,12 @@ class Connected:
             raise EngineDied("no_answer", f"nothing answers at {self._address} {within}; {self._line.advice}")
         return info
 
-    async def tokenize(self, prompt: str | Sequence[ChatMessage], *, options: ChatOptions | None = None) -> list[int]:
+    async def tokenize(
+        self, prompt: str | Sequence[ChatMessage] | PicturePrompt, *, options: ChatOptions | None = None
+    ) -> list[int]:
         """The token ids that a request with this prompt would begin with."""
-        return await self._questions.tokenize(self._new_name(), make_request(prompt, options=options))
+        request = make_request(await with_files(prompt), options=options)
+        return await self._questions.tokenize(self._new_name(), request)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
         """Their text, special tokens included."""

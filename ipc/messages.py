@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from tercet.ipc.change_messages import Change
+from tercet.ipc.content import Content, images_of, text_of
 
 MAX_LOGPROBS = 20
 """Of the likeliest tokens, so many are told at most."""
@@ -36,13 +37,23 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """One turn of a conversation, as the checkpoint's chat template gets it."""
 
     role: str
-    content: str | None = None
+    content: Content = None
     """None: a turn that only calls tools."""
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     """Which call this turn, of role `tool`, answers."""
     reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str:
+        """Of its content."""
+        return text_of(self.content)
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """The files in its content."""
+        return images_of(self.content)
 
 
 Ending = Literal["reply", "none", "continued"]
@@ -146,6 +157,8 @@ class Generate(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
     cache_salt: str = ""
     """Requests share cached prompt pages only under the same salt."""
     handling: Handling = Handling()
+    images: tuple[bytes, ...] = ()
+    """Files as in `ImagePart`, for the places that the text keeps for them."""
 
 
 class GenerateIds(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):

@@ -1,12 +1,13 @@
 """From what a Python program calls a prompt to the message that asks for its continuation, and to its bytes."""
 
 import struct
-from collections.abc import Sequence
-from typing import TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from tercet.ipc.errors import RequestRefused
+from tercet.ipc.images_in import images_in
 from tercet.ipc.messages import (
     MAX_ANSWERS,
     Chat,
@@ -27,14 +28,18 @@ from tercet.ipc.messages import (
     Handling,
     SamplingParams,
 )
-from tercet.ipc.sockets import MAX_MESSAGE_BYTES
+from tercet.ipc.picture_files import ImagePrompt
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES
 
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
+PlainPrompt = str | Sequence[int] | Sequence[ChatMessage]
+PicturePrompt = Mapping[str, Any]
+"""{"prompt": a text that keeps places for images, "multi_modal_data": {"image": one or a list}}, as in vLLM."""
+Prompt = PlainPrompt | PicturePrompt
 Params = TypeVar("Params", SamplingParams, EmbeddingParams, ClassificationParams)
 
 
 def make_request(
-    prompt: Prompt,
+    prompt: Prompt | ImagePrompt,
     params: SamplingParams | None = None,
     cache_salt: str = "",
     handling: Handling | None = None,
@@ -46,6 +51,8 @@ def make_request(
         raise ValueError(f"n is {params.n}; want 1 to {MAX_ANSWERS}")
     if isinstance(prompt, str) and options is None:
         return Generate("", prompt, params, cache_salt, handling)
+    if isinstance(prompt, ImagePrompt) and options is None:
+        return Generate("", prompt.text, params, cache_salt, handling, prompt.images)
     if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], ChatMessage):
         return Chat(
             "", tuple(cast("Sequence[ChatMessage]", prompt)), params, cache_salt, handling, options or ChatOptions()
@@ -108,10 +115,14 @@ def encode(message: FromClient) -> bytes:
         encoded = msgspec.msgpack.encode(message)
     except (OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise RequestRefused("invalid_request", f"{_complaint(error)}; want what MessagePack can hold") from None
-    if len(encoded) > MAX_MESSAGE_BYTES:
-        raise RequestRefused(
-            "prompt_too_long", f"the request has {len(encoded)} bytes; want at most {MAX_MESSAGE_BYTES}"
-        )
+    if len(encoded) > MAX_PLAIN_BYTES:
+        num_plain = len(encoded) - sum(map(len, images_in(message)))
+        for what, count, most in (
+            ("", len(encoded), MAX_MESSAGE_BYTES),
+            (" besides images", num_plain, MAX_PLAIN_BYTES),
+        ):
+            if count > most:
+                raise RequestRefused("prompt_too_long", f"the request has {count} bytes{what}; want at most {most}")
     return encoded
 
 

@@ -18,8 +18,11 @@ from tercet.ipc.readiness import Readiness
 Message = TypeVar("Message")
 
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)  # as enums they cost a microsecond each
-MAX_MESSAGE_BYTES = 16 * 2**20
+MAX_MESSAGE_BYTES = 64 * 2**20
 """Longest message that a client may send; ZeroMQ closes the connection of one that sends more."""
+MAX_PLAIN_BYTES = 16 * 2**20
+"""Of such a message, its images apart, which stay the bytes they are. All else takes many times as much once it is
+read."""
 _INTERNAL_HWM = 10_000
 """Messages queued between two processes of an engine before the sender has to wait."""
 _OUTBOX_LINGER_MS = 1000

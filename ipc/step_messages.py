@@ -9,6 +9,7 @@ import msgspec
 from tercet.ipc.answers import FinishReason, Usage
 from tercet.ipc.beyond import Logs, PromptLogs, Vector
 from tercet.ipc.grammar_messages import Allowed, Disallowed
+from tercet.ipc.images import PlacedImage
 from tercet.ipc.swap_messages import Swap, Swapped
 
 # -------------------------------------------------------------------------------- tokenizer <-> scheduler
@@ -93,6 +94,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unkn
     """Seconds that it waited for its turn with a scheduler that died."""
     siblings: tuple[Sibling, ...] = ()
     """Requests of their own from here on, but the prompt is computed once. None of them tells its log-probabilities."""
+    images: tuple[PlacedImage, ...] = ()
+    """Of the prompt, in order."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -192,6 +195,8 @@ class Enter(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     num_prompt: int
     sampling: Sampling
     first: int = 0
+    images: tuple[PlacedImage, ...] = ()
+    """Of the prompt, in order."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,8 +1,9 @@
 """Chat with a model in the terminal: `python scripts/chat.py [MODEL]` (default: the demo model).
 
-`/reset` forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves. `--prompt "…"` answers once on standard
-output. When standard input is no terminal, each of its lines is a turn, and its end is the end. What a model thinks is
-dim in a terminal, and stands under headings elsewhere.
+`/reset` forgets the conversation, `/image FILE` shows a picture with the next question, Ctrl-C stops the answer, Ctrl-D
+leaves. `--prompt "…"` answers once on standard output; `--image FILE` is for the first question. When standard input is
+no terminal, each of its lines is a turn, and its end is the end. What a model thinks is dim in a terminal, and stands
+under headings elsewhere.
 """
 
 import io
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import anyio.from_thread
 import msgspec
@@ -30,6 +32,7 @@ from tercet.engine.openai_answers import ChatDelta
 from tercet.engine.reasoning import answer_format
 from tercet.engine.standard_files import leave_standard_output, open_standard_files
 from tercet.ipc.client import Client, ClientError
+from tercet.ipc.content import ImagePart, Part, TextPart, as_content
 from tercet.ipc.messages import ChatMessage, SamplingParams
 
 
@@ -46,16 +49,23 @@ class Conversation:
             self._marks = portal.call(find_marks, client.tokenize, MARKS)
             self._params = msgspec.structs.replace(params, skip_special_tokens=False)
         self._messages: list[ChatMessage] = []
+        self._pictures: list[Part] = []
+        """For the next question."""
 
     def reset(self) -> None:
-        self._messages = []
+        self._messages, self._pictures = [], []
+
+    def show(self, file: str) -> None:
+        """With the next question. Raises `OSError`."""
+        self._pictures.append(ImagePart(Path(file).expanduser().read_bytes()))
 
     def answer(self, turn: str) -> Iterator[ChatDelta]:
         """The parts of the answer as they come. Leaving the loop early cancels the rest; what came stays said.
 
         A turn that was only thought about is forgotten: there are templates that refuse an answer without a text.
         """
-        self._messages.append(ChatMessage("user", turn))
+        self._messages.append(ChatMessage("user", as_content([*self._pictures, TextPart(turn)])))
+        self._pictures = []
         deltas: queue.SimpleQueue[ChatDelta | None] = queue.SimpleQueue()
         future = self._portal.start_task_soon(self._stream, tuple(self._messages), deltas)
         said: list[ChatDelta] = []
@@ -105,13 +115,24 @@ def say(conversation: Conversation, turn: str) -> bool:
     return True
 
 
+def show(conversation: Conversation, file: str) -> bool:
+    """Have a picture ready; False if there is none."""
+    try:
+        conversation.show(file)
+    except OSError as error:
+        print(f"tercet: {error}", file=sys.stderr)
+        return False
+    return True
+
+
 def _has_colours() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def talk(conversation: Conversation) -> None:
     """Questions and answers until Ctrl-D."""
-    print("/reset forgets the conversation, Ctrl-C stops the answer, Ctrl-D leaves", file=sys.stderr)
+    commands = "/reset forgets the conversation, /image FILE shows a picture with the next question"
+    print(f"{commands}, Ctrl-C stops the answer, Ctrl-D leaves", file=sys.stderr)
     while True:
         try:
             turn = input("> ").strip()
@@ -123,6 +144,8 @@ def talk(conversation: Conversation) -> None:
             continue
         if turn == "/reset":
             conversation.reset()
+        elif turn.startswith("/image "):
+            show(conversation, turn.removeprefix("/image ").strip())
         elif turn:
             say(conversation, turn)
 
@@ -145,6 +168,7 @@ def main() -> int:
     parser = ProgramParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="demo", help="folder, .gguf file, hub id, or `demo`")
     parser.add_argument("--prompt", help="answer this once, on standard output, and end")
+    parser.add_argument("--image", metavar="FILE", action="append", default=[], help="with the first question")
     parser.add_argument("--max-tokens", type=int, help="most tokens of an answer")
     parser.add_argument("--ask", metavar="NAME", help="the adapter that answers; default: the model alone")
     parser.add_argument("--temperature", type=float, help="0 takes the likeliest token, as with `demo`")
@@ -177,6 +201,8 @@ def main() -> int:
         client = stack.enter_context(portal.wrap_async_context_manager(Client(engine.address)))
         conversation = Conversation(client, portal, params)
         try:
+            if not all(show(conversation, file) for file in arguments.image):
+                return 2
             return converse(conversation, arguments.prompt)
         except BrokenPipeError:  # who reads the answers has left
             leave_standard_output()

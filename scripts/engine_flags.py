@@ -89,6 +89,31 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="ORIGIN",
     )
+    flag(
+        "limit-mm-per-prompt",
+        'images that a request may bring: JSON such as {"image": 8}; default: 16; 0: none, and what looks at images is '
+        "not loaded",
+        type=json_map,
+        metavar="JSON",
+    )
+    flag(
+        "mm-processor-kwargs",
+        "pixels that images have when the model sees them, whatever the checkpoint wants: JSON such as "
+        '{"min_pixels": 65536, "max_pixels": 1048576}',
+        type=json_map,
+        metavar="JSON",
+    )
+    flag(
+        "allowed-media-domains",
+        "hosts from which the HTTP door fetches images that requests name, as example.org; default: from none",
+        nargs="+",
+        metavar="HOST",
+    )
+    flag(
+        "allowed-local-media-path",
+        "a folder of which requests to the HTTP door may name images, as file://FOLDER/x.png; default: of none",
+        metavar="FOLDER",
+    )
     flag("device", "where to run", choices=get_args(Device))
     flag(
         "dtype",

@@ -12,9 +12,20 @@ import msgspec
 import pytest
 
 from raw_client import RawClient
-from tercet.engine import logits_check, part_count, prompt_check, request_check, structured_check
+from tercet.engine import (
+    image_sizes,
+    images,
+    kept_images,
+    logits_check,
+    outstanding,
+    part_count,
+    prompt_check,
+    request_check,
+    structured_check,
+)
+from tercet.engine.image_settings import ImageLimits
 from tercet.ipc import answers, front_door, messages
-from tercet.ipc.sockets import MAX_MESSAGE_BYTES
+from tercet.ipc.sockets import MAX_MESSAGE_BYTES, MAX_PLAIN_BYTES
 from tercet.ipc.step_messages import Abort, Ended
 from tokenizer_process import EOS, USAGE, TokenizerProcess, byte_checkpoint, tokenizer_process
 
@@ -175,7 +186,7 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
 @pytest.mark.parametrize(
     ("words", "limits"),
     [
-        ("A message may have {} MiB", [MAX_MESSAGE_BYTES // 2**20]),
+        ("A message may have {} MiB, of which at most {} MiB", [MAX_MESSAGE_BYTES // 2**20, MAX_PLAIN_BYTES // 2**20]),
         ("may have {:,} lists and maps together", [part_count.MAX_PARTS]),
         ("A client that leaves {:,} messages unread", [front_door._UNREAD_BATCHES]),
         ("`request_id` is 1 to {} characters", [request_check.MAX_NAME_LENGTH]),
@@ -190,6 +201,12 @@ def test_codes(raw: RawClient, request_: tuple[Any, ...], kind: str, code: str) 
         ("up to {} strings of 1 to {:,} characters", [request_check.MAX_STOP_STRINGS, request_check.MAX_STOP_LENGTH]),
         ("end-of-sequence ids at most {}", [request_check.MAX_STOP_IDS]),
         ("over 0, at most {:,}", [request_check._MAX_SECONDS]),
+        ("of at most {:,} pixels, none of whose sides is more than {} times", [
+            images._MOST_PIXELS, image_sizes._MOST_STRETCHED,
+        ]),
+        ("A request may bring {}", [ImageLimits().image]),
+        ("run have {} GiB of pixels together", [outstanding._MOST_IMAGE_BYTES // 2**30]),
+        ("it has decoded, {} MiB of pixels", [kept_images._MOST_BYTES // 2**20]),
     ],
 )  # fmt: skip
 def test_limits_are_those_of_the_code(words: str, limits: list[float]) -> None:

@@ -124,7 +124,8 @@ REFUSED: list[tuple[tuple[Any, ...], str, str, str]] = [
     (("Generate", "a", "x", {"seed": 2**63}), "Failed", "invalid_request", "seed"),
     (("Generate", "a", "x", {"max_tokens": "many"}), "Rejected", "bad_message", "max_tokens"),
     (("Generate", "a", "x", {}, "", "surplus"), "Rejected", "bad_message", "object"),
-    (("Generate", "a", "x", {}, "", {}, "surplus"), "Rejected", "bad_message", "length"),
+    (("Generate", "a", "x", {}, "", {}, [], "surplus"), "Rejected", "bad_message", "length"),
+    (("Generate", "a", "x", {}, "", {}, [b"GIF"]), "Failed", "not_supported", "brings 1 image; want text alone"),
     (("Generate", "a", "x", {}, "", {"received_ids": b"abc"}), "Failed", "invalid_request", "received_ids is 3 bytes"),
     (("GenerateIds", "a", ids(3), SHORT, "", {"received_ids": ids(2)}), "Failed", "invalid_request", "fewer than"),
     (("GenerateIds", "a", ids(3), {}, "", {"received_ids": b"~~~~"}), "Failed", "invalid_request", "received_ids"),
@@ -260,11 +261,11 @@ def test_no_connection_but_bytes(engine: LLM, undisturbed: Callable[[], bool]) -
 
 
 def test_a_connection_that_asks_for_everything(engine: LLM, undisturbed: Callable[[], bool]) -> None:
-    """A message over 16 MiB: that connection is closed, nobody else's."""
+    """A message over 64 MiB: that connection is closed, nobody else's."""
     undisturbed()
     with rude(engine) as client:
         monitor = client.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        client.ask("Generate", "a", "x" * (17 << 20))
+        client.ask("Generate", "a", "x" * (65 << 20))
         assert monitor.poll(10_000), "it was not shown the door"
         undisturbed()
         client.socket.disable_monitor()

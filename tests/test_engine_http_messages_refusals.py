@@ -28,7 +28,7 @@ def client(url: str) -> Iterator[Anthropic]:
         yield client
 
 
-BLOCK = {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "https://x.example/a.png"}}]}
+BLOCK = {"role": "user", "content": [{"type": "document", "source": {"type": "url", "url": "https://x.example/a.pdf"}}]}
 DEEP: dict[str, Any] = json.loads('{"a":' * 200 + "{}" + "}" * 200)
 TOO_MANY = [TOOL] * 129
 
@@ -38,11 +38,11 @@ TOO_MANY = [TOOL] * 129
     [
         ({"messages": []}, "`$.messages`"),
         ({"messages": TURN * 10_001}, "messages has 10001; want at most 10000"),
-        ({"messages": [BLOCK]}, r"`$.messages[0].content[0].type`; want 'text', 'thinking', 'tool_use', 'tool_result'"),
-        ({"messages": [BLOCK]}, "images and documents are not served"),
+        ({"messages": [BLOCK]}, r"`$.messages[0].content[0].type`; want 'text', 'image', 'thinking', 'tool_use'"),
+        ({"messages": [BLOCK]}, ": documents are not served"),
         (
             {"messages": [{"role": "user", "content": [{**RESULT, "content": BLOCK["content"]}]}]},
-            "`$.messages[0].content[0].content[0].type`; want 'text': images",
+            "`$.messages[0].content[0].content[0].type`; want 'text', 'image': documents",
         ),
         ({"messages": [{"role": "user", "content": [{**RESULT, "x": 1}]}]}, "unknown field `x`"),
         ({"messages": [{"role": "user", "content": CALLED["content"]}]}, "messages[0].content[0] is a tool_use"),
@@ -130,7 +130,7 @@ def test_what_is_no_request(client: Anthropic) -> None:
         client.messages.create(**asked(), extra_headers={"content-encoding": "gzip"})
     assert (refused_coding.value.status_code, refused_coding.value.type) == (415, "invalid_request_error")
     with pytest.raises(anthropic.ContentTooLargeError) as too_large:
-        client.messages.create(**asked(system="x" * (16 * 2**20 + 1)))
+        client.messages.create(**asked(system="x" * (64 * 2**20 + 1)))
     assert too_large.value.type == "request_too_large"
 
 

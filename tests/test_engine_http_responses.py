@@ -255,7 +255,7 @@ MESSAGE = {"role": "user", "content": "hi"}
         ("input[0].role", {"input": [{"role": "tool", "content": "12:00"}]}),  # of which call?
         ("input[0].content", {"input": [{"role": "user"}]}),
         (
-            "input[0].content[0].type",
+            "input[0].content[0].image_url",
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
         ),
         (

@@ -175,15 +175,16 @@ async def test_turns_as_an_evaluation_harness_marks_them(engine: TokenizerProces
 @pytest.mark.parametrize(
     ("part", "param"),
     [
-        ({"type": "image_url", "image_url": {"url": "data:,"}}, "type"),
-        ({"image_url": {"url": "data:,"}, "type": "image_url"}, "image_url"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "type"),
+        ({"type": "text", "image_url": {"url": "data:,"}}, "image_url"),
+        ({"type": "image_url", "image_url": {"uri": "data:,"}}, "image_url.uri"),
         ({"type": "text"}, "text"),
     ],
 )
-async def test_what_is_no_text_is_refused_with_what_is_wanted(
+async def test_what_is_neither_text_nor_image_is_refused_with_what_is_wanted(
     client: AsyncOpenAI, part: dict[str, Any], param: str
 ) -> None:
-    with pytest.raises(openai.BadRequestError, match="images and sounds are not served") as refused:
+    with pytest.raises(openai.BadRequestError, match="sounds and videos are not served") as refused:
         turn: Any = {"role": "user", "content": [{"type": "text", "text": "what is this?"}, part]}
         await client.chat.completions.create(model="tiny", messages=[turn])
     assert refused.value.param == f"messages[0].content[1].{param}"

@@ -78,9 +78,7 @@ def test_arrays_of_token_ids(llm: LLM) -> None:
         assert ids_of(llm.generate(one, SHORT, use_tqdm=False)) == ids_of(wanted[:1])
 
 
-@pytest.mark.parametrize(
-    "prompts", [None, 5, b"text", [None], ["text", 5], [1.5], {"prompt": "text"}, [{"prompt": "x"}]]
-)
+@pytest.mark.parametrize("prompts", [None, 5, b"text", [None], ["text", 5], [1.5], {"text": "text"}, [{"prompt": 5}]])
 def test_what_is_no_prompt(llm: LLM, prompts: Any) -> None:
     with pytest.raises(TypeError, match="want a text, token ids, or a list of either"):
         llm.generate(prompts, SHORT, use_tqdm=False)

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from tercet.engine import part_count
-from tercet.engine.part_count import has_too_many_parts, has_too_many_parts_of_json
+from tercet.engine.part_count import has_too_many_bytes, has_too_many_parts, has_too_many_parts_of_json
 
 LETTERS = "a[{世界Ääß\x90😀"
 
@@ -79,3 +79,37 @@ def test_long_texts_and_many_ids_have_no_parts() -> None:
 def test_what_is_no_message_has_none(message: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(part_count, "MAX_PARTS", 0)
     assert not has_too_many_parts(message)
+
+
+def test_images_are_bytes_and_all_else_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_count, "MAX_PLAIN_BYTES", 1000)
+    image, text = b"\x90" * 5000, "x" * 1100
+    conversation = chat([], [], {}, "x")
+    conversation[2][0]["content"] = [{"type": "text", "text": "x"}, {"type": "image", "data": image}]
+    beside = ["Generate", "a", "x", {}, "", {}, [image, image]]
+    for message, is_too_much in (
+        (conversation, False),
+        (beside, False),
+        (["Tokenize", "a", beside], False),
+        (["GenerateIds", "a", image], True),
+        ([*conversation[:4], text, *conversation[5:]], True),
+        (["Generate", "a", text, {}, "", {}, [image]], True),
+        (["Chat", "a", [{"role": "user", "content": text}]], True),
+        (["Cancel", text], True),
+        ([text], True),
+        (text, True),
+    ):
+        assert has_too_many_bytes(msgpack.packb(message)) == is_too_much, message[:2]
+
+
+def test_lists_without_end_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(part_count, "MAX_PLAIN_BYTES", 1000)
+    monkeypatch.setattr(part_count, "_MOST_LISTED", 99)
+    for head in (b"\xdc\x00\xff", b"\xdd\x7f\xff\xff\xff"):
+        for message in (b"\x93\xa4Chat\xa1a" + head, b"\x93\xa4Chat\xa1a\x91\x81\xa7content" + head):
+            assert has_too_many_bytes(message + b"\x80" * 2000)
+
+
+def test_bodies_of_many_values() -> None:
+    assert has_too_many_parts_of_json(b"[" + b"1," * (part_count.MAX_VALUES + 1) + b"1]")
+    assert not has_too_many_parts_of_json(b"[" + b"1," * (part_count.MAX_VALUES - 1) + b"1]")

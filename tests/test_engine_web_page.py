@@ -84,4 +84,14 @@ def test_a_chat_in_the_browser(daemon: Daemon, tmp_path: Path) -> None:
 
         browser.run("document.getElementById('forget').click()")
         assert browser.run("document.querySelectorAll('article').length") == 0
+        browser.run(
+            "document.getElementById('max-tokens').value = 4; document.getElementById('prompt').value = 'what is it?';"
+            "const clipboardData = new DataTransfer();"
+            "clipboardData.items.add(new File([new Uint8Array([1])], '<a>.png', {type: 'image/png'}));"
+            "document.getElementById('prompt').dispatchEvent(new ClipboardEvent('paste', {clipboardData}));"
+            "document.getElementById('ask').requestSubmit()"
+        )
+        said = browser.wait_for("document.querySelector('article.error footer')?.textContent")
+        assert "the prompt brings 1 image; want text alone" in said  # this model sees nothing
+        assert browser.run("document.querySelector('article.user div').textContent") == "[<a>.png] what is it?"
         assert not [error for error in browser.errors if "400" not in error]

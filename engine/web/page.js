@@ -71,9 +71,23 @@ function request() {
   return { method: "POST", body: JSON.stringify(body), signal: running.signal };
 }
 
-async function answerTurn(text) {
-  turns.push({ role: "user", content: text });
-  show("user", text);
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+async function content(text, files) {
+  if (!files.length) return text;
+  const urls = await Promise.all(files.map(dataUrl));
+  return [...urls.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text }];
+}
+
+async function answerTurn(text, files) {
+  show("user", [...files.map((file) => `[${file.name}]`), text].join(" "));
   const article = show("assistant", "");
   const body = article.lastChild;
   const began = performance.now();
@@ -81,7 +95,10 @@ async function answerTurn(text) {
   let note = "";
   running = new AbortController();
   busy(true);
+  const turn = { role: "user", content: text };
+  turns.push(turn);
   try {
+    turn.content = await content(text, files);
     for await (const chunk of events(await ask("v1/chat/completions", request()))) {
       if (chunk.error) throw new Error(chunk.error.message);
       first ??= performance.now();
@@ -164,8 +181,16 @@ at("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   const text = at("prompt").value.trim();
   if (!text || running) return;
+  const files = [...at("pictures").files];
   at("prompt").value = "";
-  answerTurn(text);
+  at("pictures").value = "";
+  answerTurn(text, files);
+});
+at("prompt").addEventListener("paste", (event) => {
+  const { files } = event.clipboardData;
+  if (!files.length) return;
+  event.preventDefault();
+  at("pictures").files = files;
 });
 at("prompt").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {

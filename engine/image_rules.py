@@ -1,0 +1,203 @@
+"""What a checkpoint wants of images: which token keeps their place in a prompt, and how large they become.
+
+Read from its files, once, at start; what looks at images is the worker's (`model/`), which reads the rest. Pure but for
+that: it opens no image.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from tercet.engine.config import EngineConfig
+from tercet.engine.errors import UnsupportedModel
+from tercet.engine.image_breaks import Breaks, read_breaks
+from tercet.engine.image_settings import TEXT_ALONE, ProcessorSettings
+from tercet.engine.image_sizes import PixelBounds, SideBounds, SizeBounds
+from tercet.engine.json_file import read_object
+
+_PIXTRAL = "Mistral3ForConditionalGeneration"
+_IMAGE_TOKENS = {
+    "Qwen2VLForConditionalGeneration": 151655,
+    "Qwen2_5_VLForConditionalGeneration": 151655,
+    "Qwen3VLForConditionalGeneration": 151655,
+    "Qwen3VLMoeForConditionalGeneration": 151655,
+    "Qwen3_5ForConditionalGeneration": 248056,
+    "Qwen3_5MoeForConditionalGeneration": 248056,
+    _PIXTRAL: 10,
+}
+"""The architectures that see, and the id that stands for an image where config.json is silent, as in transformers."""
+_MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 1280
+"""Where no file says how many."""
+_PIXTRALS_SIDE = 1024
+"""The same of a family that bounds sides."""
+_BICUBIC = 3
+_WAYS = range(6)
+_ONLY = {"do_resize": True, "do_center_crop": False}
+_Side = tuple[object, Path, str]
+"""What is given, where, and by which name."""
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """Of one checkpoint."""
+
+    token_id: int
+    """One of these in a prompt keeps an image's place."""
+    patch_size: int
+    """Pixels of a patch's side."""
+    merge_size: int
+    """So many patches along each side of a square are one token."""
+    sizes: SizeBounds
+    resample: int = _BICUBIC
+    """How Pillow makes another size, by its number."""
+    breaks: Breaks | None = None
+
+    @property
+    def factor(self) -> int:
+        """Pixels along the side of a token."""
+        return self.patch_size * self.merge_size
+
+    def tokens(self, height: int, width: int) -> "array[int]":
+        """What a prompt has of an image of its final size: a token for each place, row by row, and what stands between
+        these."""
+        rows, columns = height // self.factor, width // self.factor
+        if self.breaks is None:
+            return array("i", [self.token_id]) * (rows * columns)
+        told = array("i", [*[self.token_id] * columns, self.breaks.between]) * rows
+        told[-1] = self.breaks.behind
+        return told
+
+    def final_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width that the model gets an image in. Raises `ValueError` for what is stretched too far."""
+        return self.sizes.final_size(height, width, self.factor)
+
+    @property
+    def most_seen(self) -> int:
+        """Tokens of an image, but for words between its rows."""
+        return self.sizes.most_tokens(self.factor)
+
+
+def load_image_rules(model_path: Path, config: EngineConfig) -> ImageRules | None:
+    """None: this checkpoint sees nothing, or is not to. Raises `UnsupportedModel`."""
+    if model_path.is_file() or not config.sees:
+        return None
+    whole = read_object(model_path / "config.json")
+    architectures = whole.get("architectures")
+    name = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
+    if not isinstance(name, str) or name not in _IMAGE_TOKENS:
+        return None
+    file, said = _processor(model_path)
+    for field, only in _ONLY.items():
+        if said.get(field) not in (only, None):
+            raise UnsupportedModel(f"{file}: {field} is {said[field]!r}; want {only}{TEXT_ALONE}")
+    token_id = whole.get("image_token_id", whole.get("image_token_index", _IMAGE_TOKENS[name]))
+    resample = said.get("resample", _BICUBIC)
+    if not _is_whole(token_id) or not _is_whole(resample) or resample not in _WAYS:
+        text = f"image_token_id is {token_id!r} and resample {resample!r}; want whole numbers, this to {_WAYS[-1]}"
+        raise UnsupportedModel(f"{model_path}: {text}{TEXT_ALONE}")
+    sizes: SizeBounds
+    if name == _PIXTRAL:
+        sides, sizes = _pixtrals_sides(model_path, whole), _side_bounds(file, said, config)
+        return ImageRules(token_id, *sides, sizes, resample, read_breaks(model_path))
+    sides, sizes = _qwens_sides(model_path, whole, file, said), _pixel_bounds(file, said, config)
+    return ImageRules(token_id, *sides, sizes, resample)
+
+
+def _qwens_sides(folder: Path, whole: Mapping[str, Any], file: Path, said: Mapping[str, Any]) -> tuple[int, int]:
+    """Of a patch in pixels, of a token in patches."""
+    config = folder / "config.json"
+    eye = _eye(whole)
+    patch = _agreed((eye.get("patch_size"), config, "patch_size"), (said.get("patch_size"), file, "patch_size"), 14)
+    seen = eye.get("spatial_merge_size"), config, "spatial_merge_size"
+    return patch, _agreed(seen, (said.get("merge_size"), file, "merge_size"), 2)
+
+
+def _pixtrals_sides(folder: Path, whole: Mapping[str, Any]) -> tuple[int, int]:
+    """The same: what the processor says, which tells what prepares images how large a token is."""
+    config, file = folder / "config.json", folder / "processor_config.json"
+    said = read_object(file)
+    patch, merge = "patch_size", "spatial_merge_size"
+    return (
+        _agreed((_eye(whole).get(patch), config, patch), (said.get(patch), file, patch), 16),
+        _agreed((whole.get(merge), config, merge), (said.get(merge), file, merge), 2),
+    )
+
+
+def _eye(whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    eye = whole.get("vision_config")
+    return eye if isinstance(eye, Mapping) else {}
+
+
+def _processor(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """What prepares images, and where that is written; as in transformers, the newer file counts."""
+    nested = read_object(folder / "processor_config.json").get("image_processor")
+    if isinstance(nested, dict):
+        return folder / "processor_config.json", nested
+    file = folder / "preprocessor_config.json"
+    return file, read_object(file)
+
+
+def _pixel_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> PixelBounds:
+    """At least and at most: as the operator says, else as the file does under its older names, or its newer."""
+    size = said.get("size")
+    size = {"shortest_edge": _MIN_PIXELS, "longest_edge": _MAX_PIXELS} if size is None else size
+    if not isinstance(size, Mapping):
+        raise UnsupportedModel(f"{file}: size is {size!r}; want shortest_edge and longest_edge{TEXT_ALONE}")
+    found, settings = [], config.mm_processor_kwargs or ProcessorSettings()
+    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        value = getattr(settings, old)
+        for one in (said.get(old), size.get(new), size.get(old)):
+            value = one if value is None else value
+        if not _is_whole(value) or value < 1:
+            raise UnsupportedModel(f"{file}: {new} of size is {value!r}; want a number of pixels{TEXT_ALONE}")
+        found.append(value)
+    least, most = found
+    if least > most:
+        raise UnsupportedModel(
+            f"images are to have at least {least} pixels and at most {most} ({file.name}, --mm-processor-kwargs); want "
+            "no more of the first"
+        )
+    return PixelBounds(least, most)
+
+
+def _side_bounds(file: Path, said: Mapping[str, Any], config: EngineConfig) -> SideBounds:
+    """The longest side, or both."""
+    if config.mm_processor_kwargs is not None:
+        text = "--mm-processor-kwargs bounds pixels, and this model wants bounds of sides"
+        raise UnsupportedModel(f"{text}, as size in {file.name} has them; want no such flag")
+    size = said.get("size", _PIXTRALS_SIDE)
+    if isinstance(size, Mapping):
+        longest = size.get("longest_edge")
+        sides = [longest or size.get("height"), longest or size.get("width")]
+    else:
+        sides = [size, size]
+    height, width = sides
+    if not _is_whole(height) or not _is_whole(width) or min(height, width) < 1:
+        raise UnsupportedModel(f"{file}: size is {size!r}; want a longest_edge of 1 or more{TEXT_ALONE}")
+    return SideBounds(height, width)
+
+
+def _agreed(seen: _Side, prepared: _Side, default: int) -> int:
+    """What two files say of the same, or one of them."""
+    first, second = _side(*seen), _side(*prepared)
+    if first is not None and second is not None and first != second:
+        text = f"{prepared[1]}: {prepared[2]} is {second}, and {seen[2]} of config.json {first}"
+        raise UnsupportedModel(f"{text}; want the same{TEXT_ALONE}")
+    return second or first or default
+
+
+def _side(value: object, file: Path, name: str) -> int | None:
+    """Some files give both of a square."""
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        value = value[0]
+    if value is None:
+        return None
+    if not _is_whole(value) or value < 1:
+        raise UnsupportedModel(f"{file}: {name} is {value!r}; want a number of 1 or more{TEXT_ALONE}")
+    return value
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

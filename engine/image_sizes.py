@@ -1,0 +1,66 @@
+"""How large images become before a model sees them: of whole tokens, near the shape that they have.
+
+Families bound them in two ways. Numbers only; as in transformers, to the pixel.
+"""
+
+import math
+from dataclasses import dataclass
+
+_MOST_STRETCHED = 200
+"""One side may be so many times the other, where pixels are counted; as in transformers."""
+
+
+@dataclass(frozen=True)
+class PixelBounds:
+    """An image has neither too few pixels nor too many: Qwen's families."""
+
+    least: int
+    most: int
+
+    def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
+        """Height and width of an image of this size. `unit`: pixels of a token's side. Raises `ValueError` for what is
+        stretched too far."""
+        if min(height, width) < 1 or max(height, width) / min(height, width) > _MOST_STRETCHED:
+            wanted = f"want sides of which none is more than {_MOST_STRETCHED} times the other"
+            raise ValueError(f"{width} x {height} pixels; {wanted}")
+        whole = round(height / unit) * unit, round(width / unit) * unit
+        if whole[0] * whole[1] > self.most:
+            shrink = math.sqrt((height * width) / self.most)
+            return (
+                max(unit, math.floor(height / shrink / unit) * unit),
+                max(unit, math.floor(width / shrink / unit) * unit),
+            )
+        if whole[0] * whole[1] < self.least:
+            stretch = math.sqrt(self.least / (height * width))
+            return math.ceil(height * stretch / unit) * unit, math.ceil(width * stretch / unit) * unit
+        return whole
+
+    def most_tokens(self, unit: int) -> int:
+        """Of an image, but for words between its rows."""
+        return self.most // unit**2
+
+
+@dataclass(frozen=True)
+class SideBounds:
+    """An image is no higher and no wider than so, and never made larger but for whole tokens: Pixtral."""
+
+    height: int
+    width: int
+
+    def final_size(self, height: int, width: int, unit: int) -> tuple[int, int]:
+        """As above. Raises `ValueError` for what is so stretched that nothing would be left of one side."""
+        sides = height, width
+        shrink, most = max((height / self.height, self.height), (width / self.width, self.width))
+        if shrink > 1:
+            sides = math.floor(height / shrink), math.floor(width / shrink)
+        if min(sides) < 1:
+            wanted = f"want sides of which none is more than {most} times the other"
+            raise ValueError(f"{width} x {height} pixels; {wanted}")
+        return -(-sides[0] // unit) * unit, -(-sides[1] // unit) * unit
+
+    def most_tokens(self, unit: int) -> int:
+        """As above."""
+        return -(-self.height // unit) * -(-self.width // unit)
+
+
+SizeBounds = PixelBounds | SideBounds
